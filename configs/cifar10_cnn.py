@@ -9,7 +9,7 @@ the paper trains longer (.662). Expected: test accuracy .579 (one seed) at a pro
 """
 
 from configs import mnist_cnn
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -9,7 +9,7 @@ Expected: test accuracy .476 at a proved epsilon of 3 (delta 1e-5, Poisson, add/
 example; seed 0). A run this short shows what its parts add, not what the network can do.
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

@@ -20,7 +20,7 @@ privacy.normalization=per_example, 400 averaged steps of 4,096) reach .629.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.runs.central.config import ByStatistics, TrainConfig
+from dpjax.experiments.kinds.central.config import ByStatistics, TrainConfig
 
 
 def get_config() -> TrainConfig:

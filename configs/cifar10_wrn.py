@@ -13,7 +13,7 @@ Expected: the paper has .568 at a proved epsilon of 1 (.649 at 2, .719 at 4, .79
 65,536 images, forwards and backwards.
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

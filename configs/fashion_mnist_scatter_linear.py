@@ -11,7 +11,7 @@ proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 
 from configs import mnist_scatter_linear
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:

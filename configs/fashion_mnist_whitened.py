@@ -11,7 +11,7 @@ learning rates 60 and 140 .904 and .905. Without the map .899 (three seeds).
 """
 
 from configs import mnist_whitened
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -9,7 +9,7 @@ Hardware: 2 CPU cores; 8 minutes, or 17 beside a test run. Expected: perplexity 
 next character .481, on the comedies' last lines.
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

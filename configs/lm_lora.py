@@ -19,7 +19,12 @@ All of them: configs/sweeps/lm_lora.py.
 """
 
 from configs import lm_base
-from dpjax.runs.central.config import LowRank, OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  LowRank,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
 
 
 def get_config() -> TrainConfig:

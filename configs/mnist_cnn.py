@@ -10,7 +10,7 @@ Poisson, add/remove-one, per example). With --config.data.name=fashion_mnist
 --config.privacy.epsilon=2.7: .866 (.864-.867; Papernot et al. .861).
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

@@ -14,7 +14,7 @@ on pixels. With --config.num_steps=400 --config.optimizer.learning_rate=8 --conf
 """
 
 from configs import mnist_scatter_linear
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -23,8 +23,8 @@ Poisson samples that nobody sees.
 """
 
 from configs import mnist_scatter_linear
+from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.noise.correlated import Banded
-from dpjax.runs.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 
 
 def get_config() -> TrainConfig:

@@ -8,7 +8,7 @@ Expected: test accuracy .987 (.987-.988 over three seeds) at a
 proved epsilon of 3 (delta 1e-5, Poisson, add/remove-one, per example).
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

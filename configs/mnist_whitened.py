@@ -13,7 +13,7 @@ it .987 and .986.
 """
 
 from configs import mnist_scatter_linear
-from dpjax.runs.central.config import TrainConfig, Whitened
+from dpjax.experiments.kinds.central.config import TrainConfig, Whitened
 
 
 def get_config() -> TrainConfig:

@@ -6,7 +6,7 @@ Hardware: 2 CPU cores, 4 s of training. Expected: test accuracy .93 to .95 at a 
 epsilon of 3 (delta 1e-5, Poisson sampling, add/remove-one, per example).
 """
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

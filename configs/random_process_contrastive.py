@@ -19,7 +19,11 @@ are far larger.
 """
 
 from configs import cifar10_equivariant
-from dpjax.runs.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
 
 
 def get_config() -> TrainConfig:

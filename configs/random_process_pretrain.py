@@ -15,7 +15,7 @@ of the processes: configs/random_process_contrastive.py.
 """
 
 from configs import cifar10_equivariant
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 
 
 def get_config() -> TrainConfig:

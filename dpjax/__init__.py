@@ -7,9 +7,10 @@ accounts waits for no model, and nobody waits for what he does not use.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from dpjax import _moved
+
 if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
   from dpjax import accounting as accounting
-  from dpjax import allocator as allocator
   from dpjax import attacks as attacks
   from dpjax import auditing as auditing
   from dpjax import data as data
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import models as models
   from dpjax import names as names
   from dpjax import noise as noise
+  from dpjax import parallel as parallel
   from dpjax import passes as passes
   from dpjax import plan as plan
   from dpjax import price as price
@@ -33,7 +35,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax import trees as trees
   from dpjax import types as types
   from dpjax import validate as validate
-  from dpjax.checks.own_loss import check as check
+  from dpjax.experiments.checks.own_loss import check as check
   from dpjax.gradients import Clip as Clip
   from dpjax.gradients import clipped_grad as clipped_grad
   from dpjax.gradients import per_example_grads as per_example_grads
@@ -61,10 +63,11 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax.validate import UserError as UserError
 
 __version__ = "0.1.0"
+_moved.install()
 _ROOMS = (
-  *("accounting", "allocator", "attacks", "auditing", "data", "federated", "gradients"),
-  *("losses", "mechanisms", "metrics", "models", "names", "noise", "passes", "plan"),
-  *("price", "relevance", "sampling", "sealed", "secure"),
+  *("accounting", "attacks", "auditing", "data", "federated", "gradients"),
+  *("losses", "mechanisms", "metrics", "models", "names", "noise", "parallel"),
+  *("passes", "plan", "price", "relevance", "sampling", "sealed", "secure"),
   *("training", "transforms", "trees", "types", "validate"),
 )
 _SAMPLERS = (
@@ -73,7 +76,7 @@ _SAMPLERS = (
   *("TruncatedPoissonSampler", "UserSampler"),
 )
 _HOMES = {  # name -> its room
-  "check": "checks.own_loss",
+  "check": "experiments.checks.own_loss",
   "Clip": "gradients",
   "clipped_grad": "gradients",
   "per_example_grads": "gradients",
@@ -95,7 +98,7 @@ def __getattr__(name: str) -> Any:
     return importlib.import_module(f"dpjax.{name}")
   if name in _HOMES:
     return getattr(importlib.import_module(f"dpjax.{_HOMES[name]}"), name)
-  raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
+  return _moved.attribute("dpjax", name)
 
 
 def __dir__() -> list[str]:

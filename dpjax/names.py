@@ -1,7 +1,7 @@
 """A user's own code by its import path: `package.module:name` where a registered name goes.
 
-What stands at such a path is called as what is registered is (`dpjax.schema.user_code` says
-how for each field), so a model or a loss needs no change of dpjax. Modules are looked for
+What stands at such a path is called as what is registered is (`dpjax.experiments.config.user_code`
+says how for each field), so a model or a loss needs no change of dpjax. Modules are looked for
 where Python looks: with `python -m launch.train` that is the current directory first.
 """
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from dpjax import allocator, names
+from dpjax import names
+from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
@@ -90,10 +91,11 @@ def report_audit(result: Mapping[str, Any]) -> None:
 
 def prepare_memory(configs: Iterable[Any]) -> None:
   """Keeps freed memory where one of these runs is central training on scattering features,
-  whose steps are wide: others may become slower (`dpjax.allocator`). Call it before JAX is used.
+  whose steps are wide: others may become slower (`dpjax.parallel.allocator`). Call it before
+  JAX is used.
   """
   from dpjax import models
-  from dpjax.runs.central.config import TrainConfig
+  from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
   with contextlib.suppress(UserError):  # no model: the run refuses it, by its field
@@ -138,7 +140,7 @@ class _Stopped(KeyboardInterrupt):
 def stoppable(workdir: str) -> Iterator[None]:
   """Where SIGINT, SIGTERM or SIGHUP stops the block, it ends the process in one line, with exit
   code 128 + signal. Within a training the loop hears them, ends its step and saves."""
-  from dpjax.runs import loop
+  from dpjax.experiments.run import loop
 
   def stop(signum: int, frame: Any) -> None:
     raise _Stopped(signum)

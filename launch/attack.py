@@ -4,7 +4,8 @@
   python -m launch.attack --config=configs/attack/quickstart.py --workdir=runs/top_k \\
     --config.federate.compression=top_k
 
-Every field of the config (dpjax/runs/attack/config.py) can be overridden by its dotted name.
+Every field of the config (dpjax/experiments/kinds/attack/config.py) can be overridden by its
+dotted name.
 `train` and `federate` in it are configs of launch.train and launch.federate, so a defence is
 one flag of theirs: --config.train.privacy.epsilon=8, --config.federate.compression=top_k.
 Writes to --workdir: attacks.md and attacks.csv (attack, defence, what is found, what is
@@ -27,10 +28,10 @@ import pathlib
 from absl import flags
 
 from dpjax.attacks import registry
-from dpjax.runs import loop
-from dpjax.runs.attack import build, finished, table
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.sweeps import attack_table
+from dpjax.experiments.kinds.attack import build, finished, table
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import attack_table
 from launch import app, config_flag
 
 config_flag.define(kind=AttackConfig, default="configs/attack/quickstart.py")

@@ -31,7 +31,7 @@ import sys
 
 from absl import flags
 
-from dpjax.checks import broken_twins, long_games, many_models
+from dpjax.experiments.checks import broken_twins, long_games, many_models
 from dpjax.validate import UserError
 from launch import app
 

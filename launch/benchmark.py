@@ -38,7 +38,7 @@ programme, not for its speed), "fedjax" is FedJAX where it is installed. --data_
 rounds of the same 40 clients beside data sets of these sizes, in turns. The workload cifar10_pfl is
 the published CIFAR-10 setup of pfl-research (50 of 1,000 clients a round, 5 local steps): ours
 beside "pfl" and "flower" (its simulation; the same PyTorch client), each in a process of its own,
-by --peer_python, the Python of an environment with them (see dpjax/benchmarks/peer_rounds.py).
+by --peer_python, the Python of an environment with them (see benchmarks/peer_rounds.py).
 
 --suite=training times the steps of whole configs by gradient method, in turns, and says how
 many minutes their runs take by each; it writes training.csv.
@@ -69,7 +69,8 @@ memory and read from files as they are drawn; with the peak memory of a run in a
 which the larger set must fit into memory. It writes data.csv.
 
 --suite=allocator times steps on wide features and of a small CNN in processes that give freed
-memory back to the system, and that keep it (`dpjax.allocator`), in turns; it writes allocator.csv.
+memory back to the system, and that keep it (`dpjax.parallel.allocator`), in turns; it writes
+allocator.csv.
 """
 
 from __future__ import annotations
@@ -80,22 +81,28 @@ import sys
 from absl import flags
 
 from dpjax import gradients, validate
-from dpjax.benchmarks import (
-  allocator_speed,
-  data_speed,
-  device_speed,
-  federated_speed,
-  gradient_speed,
-  noise_error,
-  peer_rounds,
-  population_cost,
-  sum_overhead,
-  sweep_speed,
-  training_speed,
-  workloads,
-)
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 from launch import app, config_flag
+
+try:
+  from benchmarks import (
+    allocator_speed,
+    data_speed,
+    device_speed,
+    federated_speed,
+    gradient_speed,
+    noise_error,
+    peer_rounds,
+    population_cost,
+    sum_overhead,
+    sweep_speed,
+    training_speed,
+    workloads,
+  )
+except ModuleNotFoundError as error:
+  if error.name != "benchmarks":
+    raise
+  sys.exit("launch.benchmark: must run in a checkout of dpjax, where benchmarks/ lies")
 
 SUITES = (
   "gradients",

@@ -21,9 +21,9 @@ import pathlib
 from absl import flags
 
 from dpjax import validate
-from dpjax.checks import table as check
-from dpjax.runs import writers
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import writers
 from launch import app, config_flag
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")

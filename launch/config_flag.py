@@ -17,9 +17,9 @@ from typing import Any
 from absl import flags
 
 from dpjax import names, run_code, validate
-from dpjax.runs import writers
-from dpjax.schema import fields
-from dpjax.sweeps import switched
+from dpjax.experiments.config import fields
+from dpjax.experiments.run import writers
+from dpjax.experiments.sweeps import switched
 from dpjax.validate import UserError
 from launch import app
 
@@ -51,7 +51,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """The config that the parsed flags ask for: the file's, checked, with the overrides.
 
   What an override leaves without a reader goes back to its default, and a line on stderr says
-  so; see `dpjax.sweeps.switched`.
+  so; see `dpjax.experiments.sweeps.switched`.
 
   Args:
     more: fields that flags of their own set, as "audit.enabled".

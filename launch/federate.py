@@ -4,7 +4,7 @@
   python -m launch.federate --config=configs/fed/mnist_iid.py --workdir=runs/mnist_iid \\
     --config.algorithm=fed_prox --config.seed=1
 
-Every field of the config (dpjax/runs/federated/config.py) can be overridden by its
+Every field of the config (dpjax/experiments/kinds/federated/config.py) can be overridden by its
 dotted name. Clients run in a loop on a CPU (convolutions in a thread per core), under vmap on
 one accelerator and under shard_map on several; --config.execution, --config.num_threads and
 --config.num_devices choose. --config.release=true takes every key from the operating system
@@ -36,9 +36,9 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs import promise, writers
-from dpjax.runs.federated import build, secure_sums
-from dpjax.runs.federated.config import FedConfig
+from dpjax.experiments.kinds.federated import build, secure_sums
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import promise, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")

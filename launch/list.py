@@ -15,8 +15,8 @@ import pathlib
 import re
 
 from dpjax import validate
-from dpjax.runs import catalogue
-from dpjax.runs.catalogue import Rows, Section, sentence
+from dpjax.experiments import catalogue
+from dpjax.experiments.catalogue import Rows, Section, sentence
 from launch import app
 
 _COMMAND = re.compile(r"python -m (launch\.\w+)")

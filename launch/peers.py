@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dpjax import processes
-from dpjax.processes import PeerLost, meeting
-from dpjax.runs import checkpoint, dry_run, loop
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.federated.config import FedConfig
+from dpjax import parallel as processes
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import checkpoint, dry_run, loop
+from dpjax.parallel import PeerLost, meeting
 from dpjax.validate import UserError
 from launch import app, native_words
 

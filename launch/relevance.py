@@ -4,7 +4,7 @@
     --config.mode=rigorous
   python -m launch.relevance --config=configs/radp/test1_mnist.py --workdir=runs/test1
 
-Every field of the config (dpjax/runs/relevance/config.py) can be overridden by its
+Every field of the config (dpjax/experiments/kinds/relevance/config.py) can be overridden by its
 dotted name, such as --config.num_seeds=3 --config.num_epochs=5 --config.epsilons=[1,2].
 A single run writes result.json, metrics.jsonl, params.npz, heat_maps.png to --workdir;
 several write them under points/, and sweep.json: all of them, and what they cost together.
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import claims, engine, experiment, noise_histograms, rehearsal
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps import claims, engine, experiment, noise_histograms, rehearsal
 from launch import app, config_flag
 
 config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")

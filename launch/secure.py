@@ -4,7 +4,8 @@
   python -m launch.secure --config=configs/secure/quickstart.py --workdir=runs/three \\
     --config.rows="{'secagg, 3 silent': {'task.silent': 3}}"
 
-Every field of the config (dpjax/runs/secure/config.py) can be overridden by its dotted name.
+Every field of the config (dpjax/experiments/kinds/secure/config.py) can be overridden by its
+dotted name.
 Writes to --workdir: secure.md and secure.csv (task, protocol, sizes, seconds, bytes, error
 against plain, what is hidden from whom), secure.png, sweep.json, points/ (one folder for each
 row). Stop it at any time; the same command goes on where it stopped (a sum or a regression is
@@ -18,8 +19,8 @@ import pathlib
 
 from absl import flags
 
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.sweeps import secure_table
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.sweeps import secure_table
 from launch import app, config_flag
 
 config_flag.define(kind=SecureConfig, default="configs/secure/quickstart.py")

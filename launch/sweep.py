@@ -6,7 +6,7 @@
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best \\
     --config.selection.enabled=True --config.selection.mean_trials=10
 
-Every field of the config (dpjax/sweeps/grid.py) can be overridden by its dotted name,
+Every field of the config (dpjax/experiments/sweeps/grid.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
 runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to --workdir:
 sweep.json, curve.csv, curve.png, table.md, points/. Stop it at any time; the same command goes on
@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs import loop
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig
-from dpjax.sweeps import grid, rehearsal, tuning
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import grid, rehearsal, tuning
 from launch import app, config_flag
 
 config_flag.define(kind=grid.SweepConfig)

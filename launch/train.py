@@ -4,8 +4,8 @@
   python -m launch.train --config=configs/mnist_scatter_linear.py --workdir=runs/mnist \\
     --config.privacy.epsilon=2 --config.seed=1
 
-Every field of the config (dpjax/runs/central/config.py) can be overridden by its dotted
-name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
+Every field of the config (dpjax/experiments/kinds/central/config.py) can be overridden by its
+dotted name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
 report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: secret).
 Stop it at any time; the same command goes on where it stopped.
 
@@ -33,9 +33,9 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.runs import promise, writers
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import promise, writers
 from launch import app, config_flag, peers
 
 config_flag.define(kind=TrainConfig, default="configs/quickstart.py")

@@ -6,7 +6,7 @@ sampler, a client, an aggregator. From the folder of this file:
     --config.loss=mine:focal_loss --config.optimizer.rule=mine:lion \\
     --config.optimizer.learning_rate=0.01
 
-`dpjax/schema/user_code.py` says how each is called and what is promised then.
+`dpjax/experiments/config/user_code.py` says how each is called and what is promised then.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ _OPTIMIZED = ("attacks", "gradients", "models", "noise")
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from dpjax import allocator  # noqa: E402
+from dpjax.parallel import allocator  # noqa: E402
 from tests import pinned, slow_cases  # noqa: E402
 
 pinned.pin()

@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from dpjax.runs import report
+from dpjax.experiments.run import report
 from tests import commands
 
 # Small enough for a hundred runs, long enough to be killed in each of their stages.

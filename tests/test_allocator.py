@@ -11,9 +11,9 @@ import threading
 
 import pytest
 
-from dpjax import allocator
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.federated.config import FedConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.parallel import allocator
 from launch import app
 
 _NAME, _VERSION = platform.libc_ver()
@@ -23,7 +23,7 @@ _PAGES = 5 * 2**27 / os.sysconf("SC_PAGE_SIZE")  # of the blocks that are freed 
 
 _FAULTS = """
 import ctypes, json, resource, sys
-from dpjax import allocator
+from dpjax.parallel import allocator
 
 getattr(ctypes.CDLL(None), "prctl", lambda *a: 0)(41, 1, 0, 0, 0)  # no huge pages: faults count
 
@@ -41,8 +41,8 @@ print(json.dumps([took, faults() - before]))
 _LARGE = """
 import json
 import numpy as np
-from dpjax import allocator
-from dpjax.runs.provenance import process_memory
+from dpjax.parallel import allocator
+from dpjax.experiments.run.provenance import process_memory
 
 took = allocator.keep_freed_memory()
 before = process_memory("VmSize")
@@ -55,8 +55,8 @@ print(json.dumps([took, during - before, process_memory("VmSize") - before]))
 
 _BACK = """
 import json
-from dpjax import allocator
-from dpjax.runs.provenance import process_memory
+from dpjax.parallel import allocator
+from dpjax.experiments.run.provenance import process_memory
 
 took = allocator.keep_freed_memory()
 held = [b"x" * 2**27 for _ in range(4)]
@@ -69,8 +69,8 @@ print(json.dumps([took, before - process_memory("VmRSS")]))
 
 _SIDE_BY_SIDE = """
 import json
-from dpjax import allocator
-from dpjax.sweeps import side_by_side
+from dpjax.parallel import allocator
+from dpjax.experiments.sweeps import side_by_side
 from tests import test_allocator
 
 took = allocator.keep_freed_memory()
@@ -172,7 +172,7 @@ def test_clients_steps_are_small(asked):
 _LAUNCHED = """
 import sys
 import jax
-from dpjax import allocator
+from dpjax.parallel import allocator
 from launch import app, {launcher} as launcher
 
 def asked():

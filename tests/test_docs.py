@@ -21,17 +21,17 @@ import sys
 import textwrap
 
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central import build as central
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.federated import build as federated
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table, experiment, grid, secure_table
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
+from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands

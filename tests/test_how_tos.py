@@ -16,14 +16,14 @@ import pytest
 
 import dpjax.federated
 import dpjax.mechanisms
+from benchmarks import gradient_speed, workloads
 from configs.fed import quickstart
 from dpjax import accounting, data, models
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import play, registry
-from dpjax.benchmarks import gradient_speed, workloads
-from dpjax.runs.federated import build
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import build
 from tests import commands, pitfalls
 from tests.adversary import plants
 

@@ -9,10 +9,10 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"validate"},
   {"sealed"},  # which types hold
-  {"types", "passes", "allocator"},
+  {"types", "passes", "_moved"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files"},
-  {"processes"},  # of one run
+  {"parallel"},  # machines, not privacy
   {
     "gradients",
     "noise",
@@ -27,10 +27,9 @@ _LAYERS = (
   {"plan", "price"},
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
-  {"attacks", "auditing", "schema"},
-  {"runs"},  # ONE run, whatever it trains
-  {"sweeps", "checks"},  # of runs
-  {"benchmarks"},  # of all
+  {"attacks", "auditing", "experiments.config"},
+  {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
+  {"experiments.sweeps", "experiments.checks"},  # of runs
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 
@@ -46,15 +45,22 @@ def _imports(path):
 
 
 def _room(module):
+  """The package that a layer names: `experiments` has four of them."""
   parts = module.split(".")
-  return parts[1] if parts[0] == "dpjax" and len(parts) > 1 else None
+  if parts[0] != "dpjax" or len(parts) < 2:
+    return None
+  return ".".join(parts[1:3]) if parts[1] == "experiments" else parts[1]
 
 
 def _allowed(room, module):
-  if module.split(".")[0] in ("launch", "configs") or module.startswith("absl.flags"):
+  outside = ("launch", "configs", "benchmarks")
+  if module.split(".")[0] in outside or module.startswith("absl.flags"):
     return False
   other = _room(module)
-  return other not in _LEVEL or other == room or _LEVEL[other] < _LEVEL[room]
+  if other not in _LEVEL or other == room:
+    return True
+  together = room.startswith("experiments") and other.startswith("experiments")
+  return _LEVEL[other] < _LEVEL[room] or (together and _LEVEL[other] == _LEVEL[room])
 
 
 def _violations(room, modules):
@@ -63,9 +69,9 @@ def _violations(room, modules):
 
 def _files():
   for path in sorted((_ROOT / "dpjax").rglob("*.py")):
-    parts = path.relative_to(_ROOT / "dpjax").with_suffix("").parts
-    if parts != ("__init__",):
-      yield pytest.param(path, parts[0], id="/".join(parts))
+    parts = path.relative_to(_ROOT).with_suffix("").parts
+    if parts[1:] not in (("__init__",), ("experiments", "__init__")):
+      yield pytest.param(path, _room(".".join(parts)), id="/".join(parts[1:]))
 
 
 @pytest.mark.parametrize(("path", "room"), _files())
@@ -84,6 +90,8 @@ def test_the_check_can_fail():
   assert _violations("noise", ["dpjax.gradients.clipping"])  # sideways
   assert _violations("gradients", ["dpjax.plan.Plan"])  # upward
   assert _violations("plan", ["launch.train"])
+  assert _violations("experiments.run", ["dpjax.experiments.sweeps.engine"])
+  assert _violations("experiments.config", ["dpjax.experiments.run.loop"])
   assert _violations("mechanisms", ["dpjax.transforms.clip_and_noise"])  # sideways
   assert _violations("noise", ["dpjax.mechanisms.Laplace"])  # upward
   assert not (_violations("mechanisms", ["dpjax.noise.source", "dpjax.accounting"]))

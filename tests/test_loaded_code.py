@@ -16,8 +16,8 @@ import pytest
 
 import dpjax
 from dpjax import names, run_code
+from dpjax.experiments.run import streams
 from dpjax.run_code import loaded
-from dpjax.runs import streams
 from dpjax.validate import UserError
 from tests import own_folder
 

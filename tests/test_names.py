@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from dpjax import data, models, names
-from dpjax.runs import streams
-from dpjax.runs.central.config import TrainConfig
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import streams
 from dpjax.validate import UserError
 
 _MODULES = {

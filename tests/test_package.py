@@ -15,7 +15,7 @@ import tarfile
 
 import pytest
 
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.validate import UserError
 from launch import config_flag
 
@@ -40,7 +40,7 @@ def test_a_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
   own = tmp_path / "configs" / "quickstart.py"
   own.parent.mkdir()
   own.write_text(
-    "from dpjax.runs.central.config import TrainConfig\n"
+    "from dpjax.experiments.kinds.central.config import TrainConfig\n"
     "get_config = lambda: TrainConfig(num_steps=7)\n"
   )
   assert config_flag.load("configs/quickstart.py", TrainConfig).num_steps == 7

@@ -12,9 +12,9 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from dpjax import Plan, accounting, gradients, mechanisms, sampling
+from dpjax.experiments.run import promise
 from dpjax.gradients import Clip
 from dpjax.noise import NoiseShape, correlated
-from dpjax.runs import promise
 from dpjax.validate import UserError
 
 _N, _DELTA = 1000, 1e-5

@@ -14,8 +14,8 @@ import pytest
 
 import dpjax
 from dpjax import names, run_code
+from dpjax.experiments.run import streams
 from dpjax.run_code import packages
-from dpjax.runs import streams
 from dpjax.validate import UserError
 from tests import own_folder
 
@@ -394,7 +394,7 @@ def test_any_source_of_dpjax_is_part_of_its_name(tmp_path):
   shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
   whole = packages.sha256_of_sources(str(copy))
   assert whole == packages.sha256_of_sources(str(package))
-  for name in ("losses.py", "noise/gaussian.py", "runs/loop.py"):
+  for name in ("losses.py", "noise/gaussian.py", "experiments/run/loop.py"):
     path = copy / name
     text = path.read_text()
     path.write_text(text + "\n")

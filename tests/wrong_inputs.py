@@ -18,18 +18,19 @@ import random
 import sys
 import time
 
-from dpjax.runs import report
-from dpjax.runs.attack import config as attack
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central import build as central
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.federated import build as federated
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.secure import config as secure
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table, experiment, grid, secure_table, switched
+from dpjax.experiments.kinds.attack.config import AttackConfig
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import config as attack
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure import config as secure
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import report
+from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table, switched
 from dpjax.validate import UserError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"

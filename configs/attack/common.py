@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

@@ -10,8 +10,9 @@ on .93 of other images, one decimal .92, labels alone .90; DP-SGD at epsilon 3 i
 
 from __future__ import annotations
 
-from dpjax.runs.attack.config import AttackConfig, CopyByAnswers
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.attack.config import AttackConfig, CopyByAnswers
+
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

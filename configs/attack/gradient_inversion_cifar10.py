@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpjax.experiments.kinds.attack.config import AttackConfig
+
 from configs.attack import common
-from dpjax.runs.attack.config import AttackConfig
 
 BOUND = 30.0
 

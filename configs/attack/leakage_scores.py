@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpjax.experiments.kinds.attack.config import AttackConfig
+
 from configs.attack import common
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central.config import ModelConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
 
 _DENSE = ModelConfig(name="mlp", options={"features": (256,), "activation": "sigmoid"})
 _NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}

@@ -8,8 +8,9 @@ the prepared CIFAR-10.
 
 from __future__ import annotations
 
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.attack.config import AttackConfig
+
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,

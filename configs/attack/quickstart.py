@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.attack.config import AttackConfig
+
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

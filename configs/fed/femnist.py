@@ -18,8 +18,8 @@ Images take 2.1 GB as float32; --config.partition.max_examples=100 keeps the fir
 each writer. The rate of learning and the clip norm are those of the MNIST configs, not tuned.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

@@ -10,7 +10,7 @@ fed_nova, scaffold}. Needs MNIST prepared by tensorflow-datasets.
 """
 
 from configs.fed import mnist_shards
-from dpjax.runs.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
 
 
 def get_config() -> FedConfig:

@@ -12,8 +12,8 @@ Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data
 rounds with the CNN; table 1: 97 % in 87 rounds with the 2NN at E=1.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

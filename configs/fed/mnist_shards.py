@@ -9,8 +9,8 @@ E=1 (configs/sweeps/fed_mcmahan.py runs that row) and 350 to 99 % with the CNN a
 """
 
 from configs.fed import mnist_iid
-from dpjax.runs.central.config import ModelConfig
-from dpjax.runs.federated.config import FedConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
 
 
 def get_config() -> FedConfig:

@@ -8,8 +8,8 @@ users, add/remove-one, per USER: about 14 images each). Delta is below 1 / 100 u
 few users a much smaller one would leave little to learn.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

@@ -12,8 +12,8 @@ Hardware: 2 busy CPU cores, 9 s. Seen: test accuracy .917 at a proved epsilon of
 zero-out, per user, every round charged, nothing amplified).
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

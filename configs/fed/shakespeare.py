@@ -23,8 +23,8 @@ epsilon of 8 leaves room for a small model and few rounds: compare with the row 
 privacy before believing that a private model of this size has learnt to write.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,

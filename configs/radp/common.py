@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.relevance import Paper, Rigorous
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 
 EPSILONS = {
   "mnist": [0.5, 1.5, 2.0],

@@ -13,7 +13,7 @@ entropy floor .078, relevance floor .1/d .799, positive relevance .905, all reco
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
 
 CURVES = {
   "P3": {},

@@ -12,7 +12,7 @@ for RADP): P3 .838, fresh .833, P4 .823, P5 .742, low floor .711.
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

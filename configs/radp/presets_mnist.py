@@ -13,7 +13,7 @@ Hardware: one of 2 CPU cores, 9 minutes a seed. Seen (three seeds, last epoch, t
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

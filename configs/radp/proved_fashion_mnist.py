@@ -12,7 +12,7 @@ tempered sigmoid .812 / .815 / .813.
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -14,7 +14,7 @@ tempered sigmoid .840 / .940 / .943; seeds differ by .01 to .04.
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -9,8 +9,8 @@ Hardware: 2 CPU cores; 9 s of CPU time. Test accuracy, three seeds, at epsilon 8
 a proved epsilon.
 """
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

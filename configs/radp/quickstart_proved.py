@@ -10,9 +10,9 @@ setting of 1.0 that stood here before was never read, and is gone.
 """
 
 from configs.radp import quickstart
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.relevance import Rigorous
-from dpjax.runs.central.config import ModelConfig
-from dpjax.runs.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -12,9 +12,9 @@ features, U2 subtraction where records share their noise, U3 wrong-label canarie
 membership (one run each).
 """
 
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.relevance import Private, Rigorous
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -15,7 +15,7 @@ epoch): RADP .932, DPDLIGDO .956, AdLM .166, DPSGD .964; losses .218, .154, 4.5,
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -14,7 +14,7 @@ epoch): RADP .811, AdLM .327, DPSGD .865, DPDLIGDO .842; losses .492, 2.39, .552
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

@@ -17,7 +17,7 @@ vector it is the other way round: Gaussian .478 / .590 / .267, Laplace .333 / .5
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

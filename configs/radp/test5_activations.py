@@ -12,7 +12,7 @@ sigmoid .724 / .739 / .304 and still rising: of the paper's verdict, tanh on MNI
 """
 
 from configs.radp import common
-from dpjax.runs.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 
 
 def get_config() -> RelevanceConfig:

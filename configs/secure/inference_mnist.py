@@ -11,14 +11,14 @@ images on. See results/secure/inference_mnist.
 
 from __future__ import annotations
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.secure.config import InferTask, SecureConfig
+from dpjax.experiments.kinds.secure.config import InferTask, SecureConfig
 
 
 def get_config() -> SecureConfig:

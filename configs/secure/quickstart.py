@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 
 def get_config() -> SecureConfig:

@@ -5,7 +5,7 @@ python -m launch.secure --config=configs/secure/regression.py --workdir=runs/reg
 
 from __future__ import annotations
 
-from dpjax.runs.secure.config import RegressTask, SecureConfig
+from dpjax.experiments.kinds.secure.config import RegressTask, SecureConfig
 
 
 def get_config() -> SecureConfig:

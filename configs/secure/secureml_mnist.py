@@ -9,7 +9,7 @@ results/secure/secureml_mnist.
 
 from __future__ import annotations
 
-from dpjax.runs.secure.config import SecureConfig, TrainTask
+from dpjax.experiments.kinds.secure.config import SecureConfig, TrainTask
 
 
 def get_config() -> SecureConfig:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.runs.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 _PROTOCOLS: dict[str, Any] = {
   "plain": "plain",

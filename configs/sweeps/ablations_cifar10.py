@@ -10,7 +10,7 @@ results/ablations_cifar10. Nothing is tuned again for a change, and differences 
 noise: the base with microbatches of 128, which draws other noise, reaches .493.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "C4 network": {},

@@ -15,8 +15,8 @@ goes on where it was stopped. Numbers: results/cifar10_curves.
 """
 
 from configs.sweeps.mnist_curves import curves, paid
-from dpjax.runs.central.config import PrivacyConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def opponent(epsilon: float) -> dict:

@@ -8,7 +8,7 @@ minutes; with GLIBC_TUNABLES= before the command 15 GB, 20 minutes (docs/machine
 Numbers: results/cifar10_scatter_linear.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -6,8 +6,8 @@ Each epsilon has its own number of steps: those with which the paper's noise mul
 and 3) reach epsilons 1, 2 and 4 by RDP; of 8, the most of its table. Not run here.
 """
 
-from dpjax.runs.central.config import TrainConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 STEPS = {1.0: 875, 2.0: 1125, 4.0: 1687, 8.0: 2468}
 

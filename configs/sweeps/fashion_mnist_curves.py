@@ -10,7 +10,7 @@ Numbers: results/fashion_mnist_curves.
 """
 
 from configs.sweeps import mnist_curves
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

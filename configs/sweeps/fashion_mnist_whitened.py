@@ -6,7 +6,7 @@
 Hardware: 2 CPU cores, 86 to 170 s a run. Numbers: results/fashion_mnist_whitened.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

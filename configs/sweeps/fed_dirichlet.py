@@ -15,7 +15,7 @@ Hardware: 2 CPU cores, 30 to 70 s a run. Needs MNIST prepared by tensorflow-data
 
 import math
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "FedAvg": {"algorithm": "fed_avg"},

@@ -21,7 +21,7 @@ two shards (350 rounds in the paper) wants an accelerator:
 Needs MNIST prepared by tensorflow-datasets.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 _2NN = {
   "model.name": "mlp",

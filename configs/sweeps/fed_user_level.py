@@ -15,14 +15,14 @@ not of real heterogeneity. Needs MNIST prepared by tensorflow-datasets.
 """
 
 from configs.sweeps.mnist_curves import over_epsilon
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
 )
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def _server(epsilon: float) -> dict:

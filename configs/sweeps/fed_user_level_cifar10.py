@@ -10,7 +10,7 @@ Numbers: results/fed_user_level_cifar10. Needs CIFAR-10 prepared by tensorflow-d
 
 from configs.sweeps import fed_user_level
 from configs.sweeps.mnist_curves import over_epsilon
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def _opponent(epsilon: float) -> dict:

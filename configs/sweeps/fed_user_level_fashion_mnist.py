@@ -9,7 +9,7 @@ Needs Fashion-MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or
 """
 
 from configs.sweeps import fed_user_level
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -9,7 +9,7 @@ rates 2.31 at delta 2.4e-5 (RDP), where ten charged runs would cost 10 at delta 
 accuracy .91 in one draw; another draw tries other learning rates.
 """
 
-from dpjax.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -12,8 +12,8 @@ Private per role, its 16 first lines:
 Hardware: 2 CPU cores, 18 minutes. Numbers: results/lm_lora.
 """
 
-from dpjax.runs.central.config import PrivacyConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -12,8 +12,8 @@ at epsilon 1 / 2 / 8: DP-SGD .981 / .986 / .988, DP-FTRL .980 / .985 / .988, DP-
 .990, DP-SGLD .980 / .985 / .989.
 """
 
-from dpjax.runs.central.config import FtrlConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import FtrlConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 VARIANTS = {
   "DP-SGD": {},

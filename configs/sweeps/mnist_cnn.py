@@ -8,8 +8,8 @@ Hardware: 2 CPU cores, three to six minutes a run, two at a time 12. Numbers: re
 
 from configs import mnist_cnn
 from configs.sweeps import scatter_cnn
-from dpjax.runs.central.config import DataConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import DataConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -19,8 +19,8 @@ clip norms and sums that cost so little say nothing (accuracy .60 with noise of 
 import math
 from collections.abc import Callable, Mapping
 
-from dpjax.runs.central.config import OptimizerConfig, TrainConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import OptimizerConfig, TrainConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
 

@@ -12,7 +12,7 @@ The features are computed once for all fifteen runs. Beside the curve: Papernot 
 ScatterNet with a linear model), both at delta 1e-5.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -6,7 +6,7 @@
 Hardware: 2 CPU cores, 77 to 131 s a run. Numbers: results/mnist_whitened.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -8,7 +8,7 @@ seeds), each epsilon proved for its own run at delta 1e-5, add/remove-one, per e
 .96 (.96-.98) at 8.
 """
 
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -7,8 +7,8 @@ of the same activation is on pixels.
 Hardware: 2 CPU cores, 233 to 315 s a run beside others. Numbers: results/scatter_cnn.
 """
 
-from dpjax.runs.central.config import DataConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import DataConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 
 def get_config() -> SweepConfig:

@@ -13,7 +13,7 @@ import dataclasses
 from typing import Any
 
 from configs.fed import secure_sum
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 _CENTRAL: dict[str, Any] = {
   "privacy.method": "central",

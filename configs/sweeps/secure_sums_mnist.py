@@ -13,14 +13,14 @@ learning rate of .1 these steps are unstable, and no two runs agree.)
 
 from typing import Any
 
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated.config import (
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
   FedConfig,
   FedOptimizerConfig,
   FedPrivacyConfig,
   LocalConfig,
 )
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 
 _PROTOCOLS = ("additive_sharing", "additive_servers", "secagg", "secagg_plus", "bfv")
 

@@ -2,7 +2,7 @@
 
 The digest is a fixed function of the data, without noise: whoever sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
-secret as the data. `runs.streams` derives keys from it; checkpoints hold it.
+secret as the data. `experiments.run.streams` derives keys from it; checkpoints hold it.
 """
 
 from __future__ import annotations

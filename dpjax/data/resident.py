@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
-from dpjax import processes
+from dpjax import parallel as processes
 from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 

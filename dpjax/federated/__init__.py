@@ -1,6 +1,8 @@
 """Federated training: clients, executions (loop, vmap, devices), aggregators, algorithms."""
 
-from dpjax.federated import vertical as vertical
+import types
+
+from dpjax import _moved
 from dpjax.federated.aggregation import Aggregator as Aggregator
 from dpjax.federated.aggregation import central as central
 from dpjax.federated.aggregation import client_noise as client_noise
@@ -60,7 +62,8 @@ from dpjax.federated.robust import median as median
 from dpjax.federated.robust import trimmed_mean as trimmed_mean
 from dpjax.federated.row_journal import Journal as Journal
 from dpjax.federated.server_optimizers import fed_opt as fed_opt
-from dpjax.federated.vertical import alignment as alignment
-from dpjax.federated.vertical import encrypted_vectors as encrypted_vectors
-from dpjax.federated.vertical import linear_regression as linear_regression
-from dpjax.federated.vertical import transfer as transfer
+
+
+def __getattr__(name: str) -> types.ModuleType:
+  """What was an attribute before it moved to `dpjax.secure.vertical`."""
+  return _moved.attribute("dpjax.federated", name)

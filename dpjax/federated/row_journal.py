@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from dpjax import processes
+from dpjax import parallel as processes
 from dpjax.validate import UserError
 
 SEGMENT_BYTES = 64 * 2**20  # after which rows go to the next file

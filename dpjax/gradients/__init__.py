@@ -21,7 +21,7 @@ from dpjax.gradients.device_mesh import on_all as on_all
 from dpjax.gradients.device_mesh import on_one as on_one
 from dpjax.gradients.device_mesh import split_rows as split_rows
 from dpjax.gradients.device_mesh import whole_rows as whole_rows
-from dpjax.gradients.explain import explain as explain
+from dpjax.gradients.ghost.explain import explain as explain
 from dpjax.gradients.microbatch import filled as filled
 from dpjax.gradients.per_example import METHODS as METHODS
 from dpjax.gradients.per_example import ClippedGrad as ClippedGrad

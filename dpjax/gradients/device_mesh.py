@@ -30,7 +30,8 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dpjax import processes, trees
+from dpjax import parallel as processes
+from dpjax import trees
 from dpjax.gradients.microbatch import filled
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError

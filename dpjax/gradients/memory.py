@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 import jax
 
 from dpjax import trees, validate
-from dpjax.gradients import cost_model, tapped
-from dpjax.gradients.ghost import Recipe
-from dpjax.gradients.units import Rule, Sum, Unit, sum_of
+from dpjax.gradients.ghost import cost_model, tapped
+from dpjax.gradients.ghost.route import Recipe
+from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.types import ArrayTree, LossFn, Params
 
 _FLOAT32_BYTES = 4

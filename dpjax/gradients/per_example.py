@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from dpjax import trees, validate
-from dpjax.gradients import clipping, ghost, memory
+from dpjax.gradients import clipping, memory
 from dpjax.gradients.arguments import (
   check_arrays,
   check_real,
@@ -25,6 +25,7 @@ from dpjax.gradients.arguments import (
 )
 from dpjax.gradients.clip import Clip, sensitivity
 from dpjax.gradients.device_mesh import DATA, checked_mesh, over_devices, whole_rows
+from dpjax.gradients.ghost import route as ghost
 from dpjax.gradients.loss_checks import (
   check_callable,
   check_loss,
@@ -277,7 +278,7 @@ def clipped_grad(
       (see `allocate_clip_norms`); or a `Clip`, which also names the rule. Its schedule is for
       the transform: here the norms are those of the first step.
     method: "vmap" stacks a gradient per example; "ghost" does where it has no rule (see
-      `dpjax.gradients.ghost`, and `explain` for its choices); "auto" is "ghost" wherever
+      `dpjax.gradients.ghost.route`, and `explain` for its choices); "auto" is "ghost" wherever
       that can gain. All are exact: the same sum to rounding.
     microbatch_size: examples held in memory at a time; None for the whole batch. It
       changes memory and speed only, never the result or the sensitivity.

@@ -1,8 +1,8 @@
 """The code that a run is made of, so that edited code never shares its noise with the code before.
 
 Two runs with one noise and two codes give their exact clipped sums away: the difference of what
-they release holds no noise. So `of` names the code, `runs.streams` binds every key to that name,
-and a run that was begun goes on with the same code alone.
+they release holds no noise. So `of` names the code, `experiments.run.streams` binds every key to
+that name, and a run that was begun goes on with the same code alone.
 
 | code                                            | is told by                                 |
 | ----------------------------------------------- | ------------------------------------------ |

@@ -7,6 +7,8 @@
 |               |                                          | a simulation that says so      |
 | `homomorphic` | regression and inference on ciphertexts  | CKKS                           |
 | `mpc`         | products, training, prediction on shares | two parties, neither alone     |
+| `vertical`    | regression, split networks, alignment    | ciphertexts, masks: `vertical.`|
+|               | over parties with other columns          | `disclosure` says what leaks   |
 | `vertical_    | models over two parties' columns         | the same                       |
 | models`       |                                          |                                |
 
@@ -29,9 +31,10 @@ from dpjax.secure.summation import secure_mean as secure_mean
 if TYPE_CHECKING:  # what `__getattr__` below gives: no round needs them
   from dpjax.secure import homomorphic as homomorphic
   from dpjax.secure import mpc as mpc
+  from dpjax.secure import vertical as vertical
   from dpjax.secure import vertical_models as vertical_models
 
-_LATER = ("homomorphic", "mpc", "vertical_models")
+_LATER = ("homomorphic", "mpc", "vertical", "vertical_models")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Models over two parties' columns of the same entities, on shares: nobody sees the other's.
 
 Party 0 has columns, party 1 other columns and the labels; rows are aligned first, by private
-set intersection (`federated.vertical.align`). Columns, labels, weights, activations and
+set intersection (`secure.vertical.alignment`). Columns, labels, weights, activations and
 gradients are shared (`mpc`), so plain data stay where they are and all products are on shares:
 
 >>> from dpjax.secure import mpc
@@ -26,7 +26,7 @@ What each party learns, if it follows the protocol and does not collude with the
 | `shared_rows`, `train_*`          | shapes: no number at all | shapes: no number at all     |
 | `own_weights`                     | its weights at the end   | its weights at the end, bias |
 | `classes(to=1)`                   | nothing                  | the classes of the rows      |
-| `federated.vertical`'s encrypted  | its gradient in the      | the same, for its columns    |
+| `secure.vertical`'s encrypted     | its gradient in the      | the same, for its columns    |
 | `two_party_logistic` (no dealer,  | clear at every step: up  |                              |
 | but a coordinator with the key)   | to a quarter of the bits |                              |
 |                                   | of the labels, then it   |                              |

@@ -68,8 +68,8 @@ def _rounded_to_nearest(source):
 
 # Names of files and folders, not numbers of a guarantee.
 _KEPT = {
-  ("dpjax/runs/relevance/build.py", "config.epsilons[0]"),
-  ("dpjax/sweeps/experiment.py", "epsilon"),
+  ("dpjax/experiments/kinds/relevance/build.py", "config.epsilons[0]"),
+  ("dpjax/experiments/sweeps/experiment.py", "epsilon"),
 }
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import dpjax
 from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
+from dpjax.experiments.config import user_code
+from dpjax.experiments.run import promise
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
-from dpjax.runs import promise
-from dpjax.schema import user_code
 from dpjax.validate import UserError
 
 _POISSON = dpjax.PoissonSampler(prob=0.1, capacity=64)

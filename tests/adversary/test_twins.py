@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.auditing.games import game, registry, twins
-from dpjax.checks import broken_twins
+from dpjax.experiments.checks import broken_twins
 from dpjax.validate import UserError
 from tests import commands, tables
 

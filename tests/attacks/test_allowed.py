@@ -10,9 +10,9 @@ from scipy import stats
 import dpjax
 from dpjax import accounting, attacks, auditing
 from dpjax.attacks import allowed
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.federated.privacy import make_plan
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.privacy import make_plan
 from dpjax.validate import UserError
 
 _FPRS = np.concatenate([[0.0], np.geomspace(1e-6, 0.5, 25), [0.9, 1.0]])

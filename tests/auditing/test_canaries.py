@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, losses
-from dpjax.runs import audits
+from dpjax.experiments.kinds import audits
 from dpjax.validate import UserError
 
 

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, auditing, data, sampling
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import (
+  AuditConfig,
+  FtrlConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.noise.correlated import Banded
 from dpjax.plan import Plan
-from dpjax.runs.central import build
-from dpjax.runs.central.config import AuditConfig, FtrlConfig, PrivacyConfig, TrainConfig
-from dpjax.runs.central.privacy import SAMPLERS
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 

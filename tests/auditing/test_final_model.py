@@ -10,8 +10,8 @@ import pytest
 
 from dpjax import auditing, losses, models
 from dpjax.auditing import final_model
-from dpjax.checks import many_models
 from dpjax.data import from_arrays, load
+from dpjax.experiments.checks import many_models
 from dpjax.plan import Plan
 from dpjax.sampling import FixedSizeSampler, PoissonSampler
 from dpjax.types import Example

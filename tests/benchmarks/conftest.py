@@ -3,7 +3,7 @@
 import pytest
 
 _CONFIG = """
-from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
 
 def get_config():
   privacy = PrivacyConfig(epsilon=None, noise_multiplier=1.0)

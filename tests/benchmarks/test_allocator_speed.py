@@ -2,8 +2,8 @@
 
 import pytest
 
-from dpjax import allocator
-from dpjax.benchmarks import allocator_speed
+from benchmarks import allocator_speed
+from dpjax.parallel import allocator
 from dpjax.validate import UserError
 from tests import commands
 from tests.test_allocator import needs_glibc

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import pytest
 
-from dpjax.benchmarks import alone
+from benchmarks import alone
 
-_PEAK = "from dpjax.runs import provenance; print(provenance.peak_rss())"
+_PEAK = "from dpjax.experiments.run import provenance; print(provenance.peak_rss())"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks /proc")
@@ -22,7 +22,7 @@ def test_a_peak_is_not_that_of_who_started_the_process():
 
 def test_an_order_arrives_and_a_failure_says_why(tmp_path, monkeypatch):
   (tmp_path / "echo.py").write_text(
-    "import sys\nfrom dpjax.benchmarks import alone\nimport json\n"
+    "import sys\nfrom benchmarks import alone\nimport json\n"
     "order = alone.ordered()\n"
     "print('a line before')\n"
     "sys.exit('no such thing') if order[0] == 'fail' else print(json.dumps(order))\n"

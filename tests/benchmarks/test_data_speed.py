@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks import data_speed
 from dpjax import data
-from dpjax.benchmarks import data_speed
-from dpjax.runs.central import build
+from dpjax.experiments.kinds.central import build
 from tests import commands
 
 

@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from dpjax.benchmarks import device_speed
-from dpjax.benchmarks.collectives import collectives
+from benchmarks import device_speed
+from benchmarks.collectives import collectives
 from tests import commands
 
 

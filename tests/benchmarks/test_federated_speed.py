@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from benchmarks import federated_speed, fedjax_peer
 from dpjax import models
-from dpjax.benchmarks import federated_speed, fedjax_peer
 from dpjax.validate import UserError
 from tests.federated import programs
 
@@ -64,7 +64,7 @@ sys.path.insert(0, ".")
 from dpjax import models
 build = models.build
 models.build = lambda name, **options: build("linear", num_classes=10)
-from dpjax.benchmarks import federated_speed as benchmark
+from benchmarks import federated_speed as benchmark
 measure = benchmark.measure
 benchmark.measure = lambda name, methods, repeats: measure(
   name, methods, num_clients=11, steps=1, repeats=1)

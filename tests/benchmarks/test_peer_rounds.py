@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks import federated_speed, peer_rounds, peer_worker
 from dpjax import federated, trees
-from dpjax.benchmarks import federated_speed, peer_rounds, peer_worker
 from dpjax.validate import UserError
 
 _SMALL = peer_rounds.Setup(clients=3, cohort=3, examples=8, batch=4, side=8, rows=24)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.benchmarks import population_cost
+from benchmarks import population_cost
 from dpjax.validate import UserError
 
 

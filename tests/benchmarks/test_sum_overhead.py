@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from dpjax.benchmarks import sum_overhead
+from benchmarks import sum_overhead
 from dpjax.validate import UserError
 from tests import commands
 

@@ -27,16 +27,10 @@ import optax
 
 from configs import quickstart
 from dpjax import data
-from dpjax.checks import (
-  batches,
-  charges,
-  influence,
-  noise_laws,
-  whole_step,
-)
-from dpjax.checks import table as check
+from dpjax.experiments.checks import batches, charges, influence, noise_laws, whole_step
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
 from dpjax.plan import Plan
-from dpjax.schema import fields
 from dpjax.types import Algorithm
 
 STEPS = 150

@@ -13,12 +13,12 @@ import pytest
 
 from configs import quickstart
 from dpjax import gradients, losses
-from dpjax.checks import batches, charges, influence, noise_laws
-from dpjax.checks import table as check
+from dpjax.experiments.checks import batches, charges, influence, noise_laws
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
 from dpjax.plan import Plan
-from dpjax.runs.central import build
 from dpjax.sampling import PoissonSampler, ShuffledSampler
-from dpjax.schema import fields
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 

@@ -9,7 +9,7 @@ import pytest
 
 from configs import quickstart
 from dpjax import noise, trees
-from dpjax.checks import (
+from dpjax.experiments.checks import (
   batches,
   charges,
   influence,
@@ -17,8 +17,8 @@ from dpjax.checks import (
   noise_record,
   whole_step,
 )
-from dpjax.checks import table as check
-from dpjax.schema import fields
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
 from dpjax.transforms.clipped import gradients_of
 from tests.checks import plants, test_check
 

@@ -10,8 +10,8 @@ import pytest
 
 import dpjax
 from dpjax import sampling
-from dpjax.checks import batches
-from dpjax.checks.subject import Subject
+from dpjax.experiments.checks import batches
+from dpjax.experiments.checks.subject import Subject
 from dpjax.validate import UserError
 
 _N = 60

@@ -6,9 +6,9 @@ import pytest
 
 from configs import quickstart
 from dpjax import sampling
-from dpjax.checks import batches, charges
-from dpjax.checks import table as check
-from dpjax.schema import fields
+from dpjax.experiments.checks import batches, charges
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
 
 
 def _subject(sampler, relation):

@@ -14,7 +14,7 @@ from flax import nnx
 
 import dpjax
 from dpjax import data, training
-from dpjax.checks import own_loss, whole_step
+from dpjax.experiments.checks import own_loss, whole_step
 from dpjax.validate import UserError
 
 _N = 200

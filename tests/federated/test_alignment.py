@@ -6,8 +6,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from dpjax.federated import vertical
-from dpjax.federated.vertical import alignment, encrypted_vectors
+from dpjax.secure import vertical
+from dpjax.secure.vertical import alignment, encrypted_vectors
 from dpjax.types import Example
 from dpjax.validate import UserError
 

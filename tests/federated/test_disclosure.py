@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.federated import vertical
-from dpjax.federated.vertical import disclosure, encrypted_vectors
+from dpjax.secure import vertical
+from dpjax.secure.vertical import disclosure, encrypted_vectors
 from dpjax.types import Example
 from dpjax.validate import UserError
 

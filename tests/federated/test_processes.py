@@ -12,8 +12,8 @@ _WORKER = """
 import json, sys
 sys.path.insert(0, ".")
 count, index, port = map(int, sys.argv[1:])
-from dpjax import processes
-from dpjax.processes import meeting
+from dpjax import parallel as processes
+from dpjax.parallel import meeting
 if count > 1:
   where = dict(num_processes=count, process_id=index, timeout=120)
   meeting.meet(f"127.0.0.1:{port}", same={"config": "same"}, **where)
@@ -52,7 +52,7 @@ out = {
                            num_clients=5, key=key)),
 }
 import pathlib, tempfile
-from dpjax.runs import checkpoint
+from dpjax.experiments.run import checkpoint
 algorithm = scaffold(problems.network, optax.sgd(0.1), client_learning_rate=0.1, key=key,
                      map_clients=process_clients(vmap_clients()), num_clients=5)
 folder = pathlib.Path(tempfile.mkdtemp())

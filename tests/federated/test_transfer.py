@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dpjax import data
-from dpjax.federated.vertical import transfer
+from dpjax.secure.vertical import transfer
 from dpjax.types import Example
 from dpjax.validate import UserError
 

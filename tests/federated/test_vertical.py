@@ -11,8 +11,8 @@ import optax
 import pytest
 from sklearn import datasets, linear_model, model_selection
 
-from dpjax.federated import vertical
-from dpjax.federated.vertical import encrypted_vectors
+from dpjax.secure import vertical
+from dpjax.secure.vertical import encrypted_vectors
 from dpjax.types import Example
 from dpjax.validate import UserError
 

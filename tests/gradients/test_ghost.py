@@ -13,8 +13,8 @@ import pytest
 from jax import lax
 
 from dpjax import gradients, losses, models, trees
-from dpjax.gradients import ghost
-from dpjax.gradients.units import Rule
+from dpjax.gradients.ghost import route as ghost
+from dpjax.gradients.ghost.units import Rule
 from dpjax.models.wide_resnet import WsConv
 from dpjax.types import Example
 from dpjax.validate import UserError

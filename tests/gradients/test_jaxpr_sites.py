@@ -7,7 +7,8 @@ import pytest
 from jax import lax
 
 from dpjax import gradients
-from dpjax.gradients import equations, jaxpr_sites, row_forms, tapped
+from dpjax.gradients import equations
+from dpjax.gradients.ghost import jaxpr_sites, row_forms, tapped
 
 
 def _names(function, *args):

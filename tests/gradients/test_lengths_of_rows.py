@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.gradients import units
-from dpjax.gradients.units import Rule
+from dpjax.gradients.ghost import units
+from dpjax.gradients.ghost.units import Rule
 
 _CLIP = 0.01
 

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from dpjax import gradients
-from dpjax.gradients import units
+from dpjax.gradients.ghost import units
 
 _TOLERANCE = 1e-5
 

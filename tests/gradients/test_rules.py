@@ -12,13 +12,13 @@ import pytest
 import dpjax
 from dpjax import gradients, sampling
 from dpjax.auditing.games import play, transforms
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.federated.config import FedPrivacyConfig
+from dpjax.experiments.sweeps import grid
 from dpjax.federated import central
 from dpjax.gradients import RULES, Clip
-from dpjax.runs.central import build
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.federated.config import FedPrivacyConfig
-from dpjax.schema import fields
-from dpjax.sweeps import grid
 from tests import commands
 from tests.runs import leaf_walk
 

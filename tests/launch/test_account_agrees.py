@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 import dpjax
 from dpjax import accounting, price, sampling
-from dpjax.runs.central.config import FtrlConfig, PrivacyConfig, TrainConfig
-from dpjax.runs.central.privacy import make_plan
-from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.runs.federated.config import FedConfig
+from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.privacy import make_plan
+from dpjax.experiments.kinds.federated import privacy as federate_privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
 from launch import account
 
 _FLAGS = {"fixed_size": "rdp", "truncated_poisson": "pld", "poisson": "rdp"}

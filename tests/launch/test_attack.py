@@ -5,10 +5,10 @@ import functools
 import pathlib
 
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from dpjax.attacks import registry
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.sweeps import attack_table
+from dpjax.experiments.sweeps import attack_table
 from launch import config_flag
 from tests import commands
 
@@ -20,7 +20,7 @@ _CONFIGS = [
 ]
 _TINY = """
 from configs.attack import quickstart
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
 
 def get_config():
   config = quickstart.get_config()

@@ -9,7 +9,7 @@ import pytest
 
 from dpjax.auditing.games import Claim, Game, game, registry
 from dpjax.auditing.games.game import linear
-from dpjax.checks import long_games
+from dpjax.experiments.checks import long_games
 from dpjax.validate import UserError
 from tests import commands
 

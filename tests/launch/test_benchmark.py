@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks import gradient_speed, opacus_twins, workloads
 from dpjax import gradients, models, trees
-from dpjax.benchmarks import gradient_speed, opacus_twins, workloads
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests import commands

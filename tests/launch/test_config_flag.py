@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
-from dpjax.runs.central.config import TrainConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.runs.central.config import TrainConfig
-from dpjax.schema.fields import to_dict
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.config.fields import to_dict
 from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own
@@ -47,7 +47,7 @@ for name, arguments, default in json.loads(sys.argv[1]):
 print(json.dumps(codes))
 """
 GOOD = """
-from dpjax.runs.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 def get_config():
   return TrainConfig(num_steps=7, model=ModelConfig(options={"width": 8}))
 """
@@ -140,7 +140,7 @@ def test_failing_file_names_its_line(folder):
     ("def get_config(name):\n  pass", "TypeError"),
     ("raise SystemExit(3)", "SystemExit: 3"),
     (
-      "from dpjax.runs.central.config import *\n"
+      "from dpjax.experiments.kinds.central.config import *\n"
       "def get_config():\n  return TrainConfig(privacy=PrivacyConfig(epsilon='2'))",
       r"--config\.privacy\.epsilon='2': must be a number or none",
     ),

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dpjax import data, trees
-from dpjax.runs import dry_run, loop
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.federated.config import FedConfig
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import dry_run, loop
 from dpjax.validate import UserError
 from tests import commands
 

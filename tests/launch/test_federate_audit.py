@@ -14,7 +14,7 @@ import dataclasses
 
 from configs.fed import quickstart
 from dpjax import federated
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
 
 honest = federated.central
 quiet = lambda plan: dataclasses.replace(plan, noise_multiplier=1e-9)
@@ -43,7 +43,7 @@ import os
 import signal
 
 from configs.fed import quickstart
-from dpjax.runs.federated import build
+from dpjax.experiments.kinds.federated import build
 
 load = build.load_data
 

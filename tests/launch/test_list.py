@@ -4,13 +4,13 @@ import dataclasses
 import pathlib
 
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
-from dpjax.runs import catalogue
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.federated import config as federated
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.schema.choices import choice_of, hints_of
+from dpjax.experiments import catalogue
+from dpjax.experiments.config.choices import choice_of, hints_of
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import config as federated
+from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.validate import UserError
 from launch import list as launcher
 from tests import commands

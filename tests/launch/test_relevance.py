@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import experiment
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps import experiment
 from launch import config_flag
 from tests import commands
 

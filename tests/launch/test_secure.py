@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.sweeps import secure_table
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.sweeps import secure_table
 from launch import config_flag
 from tests import commands
 
@@ -20,7 +20,7 @@ _CONFIGS = [
   p for p in sorted((_ROOT / "configs/secure").glob("*.py")) if p.stem != "__init__"
 ]
 _TINY = """
-from dpjax.runs.secure.config import SecureConfig, SumTask
+from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 
 def get_config():
   rows = {"plain": {"protocol": "plain"}, "shares": {"protocol": "additive_sharing"}}

@@ -5,11 +5,11 @@ import signal
 
 import pytest
 
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import loop, writers
+from dpjax.experiments.sweeps import experiment
 from dpjax.relevance import feature_shares
-from dpjax.runs import loop, writers
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.sweeps import experiment
 from launch import app
 from tests.runs.stops import sigterm
 

@@ -16,8 +16,8 @@ from tests import commands
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIG = """
-from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=4, eval_every=2, checkpoint_every=2, model=ModelConfig("mlp"),
@@ -72,7 +72,7 @@ def test_mistake_is_one_line(tmp_path):
 def test_configs_of_the_repository_are_sweeps():
   pytest.importorskip("sklearn")
   from configs.sweeps import mnist_scatter_linear, quickstart
-  from dpjax.sweeps import grid
+  from dpjax.experiments.sweeps import grid
 
   small, large = quickstart.get_config(), mnist_scatter_linear.get_config()
   assert len(grid.points(small)) >= 10 and len(grid.points(large)) == 15
@@ -106,8 +106,8 @@ def test_terminated_sweep_goes_on_and_ends_equal(tmp_path):
 
 
 SELECTION = """
-from dpjax.runs.central.config import ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.kinds.central.config import ModelConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
 def get_config():
   base = TrainConfig(
     num_steps=3, eval_every=3, checkpoint_every=3, model=ModelConfig("mlp"),
@@ -133,8 +133,8 @@ def test_p40_a_private_selection_prints_both_epsilons_and_releases_one_model(tmp
 FEDERATED = """
 import math
 from configs.fed import quickstart
-from dpjax.schema import fields
-from dpjax.sweeps.grid import SweepConfig
+from dpjax.experiments.config import fields
+from dpjax.experiments.sweeps.grid import SweepConfig
 def get_config():
   base = quickstart.get_config()
   base.num_rounds, base.eval_every, base.data.limit = 2, 2, 200

@@ -12,21 +12,29 @@ import re
 from unittest import mock
 
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from configs import mnist_cnn
 from configs.attack import quickstart as attacks
 from configs.radp import proved_mnist
 from configs.sweeps import quickstart as sweep
-from dpjax.runs import switches, unused, writers
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central import build
-from dpjax.runs.central.config import DataConfig, PrivacyConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table, engine, experiment, grid, secure_table, switched
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import DataConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import switches, writers
+from dpjax.experiments.sweeps import (
+  attack_table,
+  engine,
+  experiment,
+  grid,
+  secure_table,
+  switched,
+)
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk
 

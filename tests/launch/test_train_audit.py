@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from dpjax.runs.central import ftrl, privacy
+from dpjax.experiments.kinds.central import ftrl, privacy
 from tests import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -14,7 +14,7 @@ _BROKEN = """
 import dataclasses
 
 from configs import quickstart
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
 from dpjax.plan import Plan
 
 grad, transform = Plan.clipped_grad, Plan.transform

@@ -49,23 +49,23 @@ _EXCEPTIONS = {
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # pixels of canaries; where a rounded number was within its cell, of a test's input
   "dpjax/auditing/canaries.py": {"uniform"},
-  "dpjax/checks/noise_laws.py": {"uniform"},
+  "dpjax/experiments/checks/noise_laws.py": {"uniform"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
-  "dpjax/checks/charges.py": {"bits"},
+  "dpjax/experiments/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator
   "dpjax/accounting/tuning.py": {"poisson", "negative_binomial", "logseries"},
   # deals records to clients, and makes synthetic ones differ in style: data, not protection
   "dpjax/data/partition.py": {"standard_normal", "standard_gamma", "uniform"},
   # a peer's own order of examples, beside which ours is timed
-  "dpjax/benchmarks/peer_worker.py": {"seed"},
+  "benchmarks/peer_worker.py": {"seed"},
   # an adversary's first guess
   "dpjax/attacks/gradient_inversion.py": {"normal"},
   "dpjax/attacks/class_inversion.py": {"truncated_normal"},
   # initial weights
-  "dpjax/runs/attack/inversion.py": {"uniform"},
+  "dpjax/experiments/kinds/attack/inversion.py": {"uniform"},
   "dpjax/secure/mpc/secureml.py": {"normal"},
   "dpjax/relevance/adlm.py": {"jax.nn.initializers"},
-  "dpjax/benchmarks/workloads.py": {"jax.nn.initializers"},
+  "benchmarks/workloads.py": {"jax.nn.initializers"},
   "dpjax/training/lora.py": {"jax.nn.initializers"},
 }
 

@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from dpjax.runs import checkpoint
+from dpjax.experiments.run import checkpoint
 from tests.federated import programs
 
 LIMIT = 10  # seconds
@@ -32,7 +32,7 @@ jax.config.update("jax_enable_recoverability", way == "recoverable")
 limits = {name + "_timeout_seconds": int(limit) for name in ("heartbeat", "shutdown")}
 jax.distributed.initialize(at, 2, int(index), initialization_timeout=int(patience), **limits)
 import numpy as np
-from dpjax import processes
+from dpjax import parallel as processes
 def end(text):
   print("error:", " ".join(str(text).split()), file=sys.stderr, flush=True)
   os._exit(1)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.processes import lobby, meeting
+from dpjax.parallel import lobby, meeting
 from dpjax.validate import UserError
 from tests.federated import programs
 
@@ -495,7 +495,7 @@ import sys
 sys.path.insert(0, ".")
 import numpy as np
 from absl import flags
-from dpjax import processes
+from dpjax import parallel as processes
 from launch import app, peers
 peers.define()
 flags.DEFINE_string("progress", None, "")

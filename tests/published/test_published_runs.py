@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-from dpjax.runs import loop
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 _FLOORS = {

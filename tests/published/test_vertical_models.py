@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.federated.vertical import alignment
 from dpjax.secure import mpc, vertical_models
 from dpjax.secure.mpc.secureml import Recipe
+from dpjax.secure.vertical import alignment
 from dpjax.validate import UserError
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "secure"

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, data, models, relevance
+from dpjax.experiments.kinds.relevance import audit as relevance_audit
+from dpjax.experiments.kinds.relevance import config as relevance_config
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.run import promise
+from dpjax.experiments.sweeps import claims, panels
 from dpjax.relevance import record_noise, rigorous
 from dpjax.relevance.inputs import Inputs
 from dpjax.relevance.settings import FEATURES, Rigorous, Training
-from dpjax.runs import promise
-from dpjax.runs.relevance import audit as relevance_audit
-from dpjax.runs.relevance import config as relevance_config
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.sweeps import claims, panels
 from dpjax.validate import UserError
 
 _SHAPE = (4, 4, 1)

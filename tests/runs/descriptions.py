@@ -20,10 +20,10 @@ from jax import core
 
 from dpjax import accounting, data, federated, models, secure, training, trees
 from dpjax.data import digits, published, registry, shakespeare, tff
-from dpjax.runs.central import audit as central_audit
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federate_build
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import audit as central_audit
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.types import Example
 
 _KEY = jax.random.key(7)

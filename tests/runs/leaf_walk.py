@@ -6,7 +6,7 @@ import re
 import typing
 
 from dpjax import names
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
 from dpjax.validate import UserError
 
 _CHOICES = re.compile(r"must be one of ([^()]*?)(?: \(did you mean .*)?$")

@@ -7,10 +7,10 @@ import numpy as np
 
 from dpjax import relevance, trees
 from dpjax.data import digits
-from dpjax.runs import unused
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import unused as relevance_unused
-from dpjax.sweeps import experiment
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance import unused as relevance_unused
+from dpjax.experiments.sweeps import experiment
 from tests.runs import descriptions
 
 _RECORDS = 24

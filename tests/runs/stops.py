@@ -3,7 +3,7 @@
 import os
 import signal
 
-from dpjax.runs import loop
+from dpjax.experiments.run import loop
 
 
 def sigterm():

@@ -7,19 +7,24 @@ import jax
 import numpy as np
 import optax
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig, other
 
 from configs.attack import quickstart
 from dpjax import data
 from dpjax.attacks import allowed
-from dpjax.runs import loop, streams, writers
-from dpjax.runs.attack import build, inversion, members
-from dpjax.runs.attack.config import AttackConfig, other
-from dpjax.runs.central.config import DataConfig, ModelConfig, PrivacyConfig, TrainConfig
-from dpjax.runs.federated import build as federated_build
-from dpjax.runs.federated import privacy as federated_privacy
-from dpjax.runs.federated.config import FedConfig
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build, inversion, members
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.federated import build as federated_build
+from dpjax.experiments.kinds.federated import privacy as federated_privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import loop, streams, writers
+from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 

@@ -3,10 +3,10 @@
 import pytest
 
 from configs.attack import extraction_digits
-from dpjax.runs import loop
-from dpjax.runs.attack import table
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import table
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from configs.attack import extraction_digits
 from dpjax import training
-from dpjax.runs import loop
-from dpjax.runs.attack import build, copies, table
-from dpjax.runs.central import build as central
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build, copies, table
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 

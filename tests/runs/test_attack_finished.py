@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from dpjax import attacks
-from dpjax.runs import loop
-from dpjax.runs.attack import build, finished, members, table
-from dpjax.runs.central.config import (
+from dpjax.experiments.kinds.attack import build, finished, members, table
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from configs.attack import poisoning_digits
 from dpjax import data
-from dpjax.runs import loop, streams
-from dpjax.runs.attack import build, poisoned_rounds, table
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build, poisoned_rounds, table
+from dpjax.experiments.run import loop, streams
+from dpjax.experiments.sweeps import attack_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from dpjax import attacks
 from dpjax.attacks import allowed
-from dpjax.runs import attack_report
+from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.validate import UserError
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from configs import quickstart
 from dpjax import auditing
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.run import loop
 from dpjax.plan import Plan
-from dpjax.runs import loop
-from dpjax.runs.central import build
-from dpjax.schema import fields
 from dpjax.validate import UserError
 
 # Full batches, Adam, and twice as many weights as a canary needs: it learns them by heart.

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from dpjax import federated
-from dpjax.runs import checkpoint, loop
+from dpjax.experiments.run import checkpoint, loop
 from dpjax.validate import UserError
 from tests.federated import problems
 from tests.runs.test_federate import _NONE, _config

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from configs import quickstart
-from dpjax.checks import charges, noise_laws
-from dpjax.checks import table as check
+from dpjax.experiments.checks import charges, noise_laws
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.privacy import make_plan
+from dpjax.experiments.run import loop, writers
 from dpjax.gradients import Automatic
-from dpjax.runs import loop, writers
-from dpjax.runs.central import build
-from dpjax.runs.central.privacy import make_plan
-from dpjax.schema import fields
 from dpjax.transforms import AdaptiveClipping, PerLayer
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after

@@ -7,25 +7,25 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import check as check_attack
 
 from dpjax import data
-from dpjax.checks import table
-from dpjax.runs import loop, streams, writers
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.attack.config import check as check_attack
-from dpjax.runs.central import build
-from dpjax.runs.central.config import (
+from dpjax.experiments.checks import table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.secure.config import SecureConfig
-from dpjax.runs.secure.config import check as check_secure
-from dpjax.schema import fields
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.config import check as check_secure
+from dpjax.experiments.run import loop, streams, writers
 from dpjax.types import Example
 from dpjax.validate import UserError
 from tests.runs.stops import sigterm, stop_after

@@ -11,11 +11,11 @@ import pytest
 
 from dpjax import data
 from dpjax.data import cache
-from dpjax.runs import dry_run, loop
-from dpjax.runs.central import build, features
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.central.features import featured
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build, features
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.features import featured
+from dpjax.experiments.run import dry_run, loop
 from dpjax.validate import UserError
 from tests.runs import stops
 

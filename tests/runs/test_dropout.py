@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from configs import quickstart
-from dpjax.checks import charges, influence
-from dpjax.checks import table as check
-from dpjax.runs.central import build
-from dpjax.schema import fields
+from dpjax.experiments.checks import charges, influence
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
 from dpjax.validate import UserError
 
 _OWN = "tests.runs.own_dropout:"

@@ -15,16 +15,16 @@ from configs.fed import quickstart as fed_quickstart
 from configs.radp import quickstart as radp_quickstart
 from configs.secure import quickstart as secure_quickstart
 from dpjax import names, run_code
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build as attack
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.relevance import build as relevance
+from dpjax.experiments.kinds.secure import build as secure
+from dpjax.experiments.run import checkpoint, dry_run, loop, streams
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import grid
 from dpjax.run_code import packages
-from dpjax.runs import checkpoint, dry_run, loop, streams
-from dpjax.runs import workdir as owner
-from dpjax.runs.attack import build as attack
-from dpjax.runs.central import build as central
-from dpjax.runs.federated import build as federated
-from dpjax.runs.relevance import build as relevance
-from dpjax.runs.secure import build as secure
-from dpjax.schema import fields
-from dpjax.sweeps import grid
 from dpjax.validate import UserError
 from tests import own_folder
 from tests.runs.stops import stop_after

@@ -8,10 +8,10 @@ import pytest
 
 from configs import quickstart as central
 from configs.fed import quickstart as fed
-from dpjax.runs import loop, writers
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federate_build
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.run import loop, writers
 from tests.runs.stops import stop_after
 
 _accountant = importlib.import_module("dpjax.accounting.epsilon")

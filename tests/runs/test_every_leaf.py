@@ -14,21 +14,22 @@ from unittest import mock
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance import unused as relevance_unused
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, loop, streams, unused, writers
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central import build
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import unused as relevance_unused
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.runs.secure.config import SecureConfig
 from dpjax.sampling import PoissonSampler
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk, relevance_description
 

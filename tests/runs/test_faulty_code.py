@@ -11,8 +11,8 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data, federated, sampling
-from dpjax.runs import loop
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from dpjax import federated
 from dpjax.auditing import Scores
-from dpjax.runs import audits, loop, streams, writers
-from dpjax.runs.federated import build
-from dpjax.runs.federated.config import FedAuditConfig, FedConfig
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import audits
+from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
+from dpjax.experiments.run import loop, streams, writers
 from dpjax.validate import UserError
 from tests.runs import descriptions
 from tests.runs.stops import stop_after

@@ -7,12 +7,12 @@ import pytest
 from configs.fed import quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs import loop, writers
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.runs.federated.config import FedOptimizerConfig
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated import privacy as federate_privacy
+from dpjax.experiments.kinds.federated.config import FedOptimizerConfig
+from dpjax.experiments.run import loop, writers
 from dpjax.validate import UserError
 
 

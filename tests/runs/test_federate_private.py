@@ -9,12 +9,12 @@ import pytest
 from configs.fed import shakespeare
 from dpjax import noise
 from dpjax.accounting import Ledger
-from dpjax.runs import loop, writers
-from dpjax.runs import workdir as owner
-from dpjax.runs.central.config import FtrlConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import FtrlConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated import privacy as federate_privacy
+from dpjax.experiments.run import loop, writers
+from dpjax.experiments.run import workdir as owner
 from dpjax.transforms import AdaptiveClipping
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after

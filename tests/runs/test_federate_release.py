@@ -8,8 +8,8 @@ import pytest
 
 from dpjax import federated, noise
 from dpjax.accounting import Ledger
-from dpjax.runs import checkpoint, loop, streams, writers
-from dpjax.runs.federated import build as federate_build
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.run import checkpoint, loop, streams, writers
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
 from tests.runs.test_federate import _config

@@ -17,9 +17,9 @@ import optax
 import pytest
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.runs import checkpoint, loop, promise, streams, writers
-from dpjax.runs import workdir as owner
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import checkpoint, loop, promise, streams, writers
+from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs.power import Disk
 from tests.runs.stops import sigterm, stop_after

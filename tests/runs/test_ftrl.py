@@ -8,13 +8,13 @@ import pytest
 
 from configs import quickstart
 from dpjax.accounting import Ledger
-from dpjax.checks import batches, noise_laws
-from dpjax.checks import charges as check_laws
-from dpjax.checks import table as check
-from dpjax.runs import loop
-from dpjax.runs.central import build
-from dpjax.runs.central.privacy import make_plan
-from dpjax.schema import fields
+from dpjax.experiments.checks import batches, noise_laws
+from dpjax.experiments.checks import charges as check_laws
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.privacy import make_plan
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 from tests.runs.stops import die, stop_after
 

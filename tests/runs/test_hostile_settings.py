@@ -13,16 +13,16 @@ from absl import flags
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
-from dpjax.checks import long_games
-from dpjax.runs import dry_run, loop, writers
-from dpjax.runs.central import build, privacy
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.federated import build as federated
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
-from dpjax.sweeps import curve, tuning
-from dpjax.sweeps import grid as sweep
+from dpjax.experiments.checks import long_games
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build, privacy
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import dry_run, loop, writers
+from dpjax.experiments.sweeps import curve, tuning
+from dpjax.experiments.sweeps import grid as sweep
 from dpjax.validate import UserError
 from launch import account
 

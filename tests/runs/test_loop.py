@@ -21,12 +21,12 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.run import workdir as owner
 from dpjax.relevance import Rigorous
-from dpjax.runs import checkpoint, loop, streams, writers
-from dpjax.runs import workdir as owner
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
 from dpjax.validate import UserError
 from tests.runs.stops import die, sigterm, stop_after
 
@@ -184,7 +184,7 @@ def test_p16_cut_off_between_two_trainings(name, when, whole, tmp_path, monkeypa
 
 _KILLED = """
 import pathlib, sys
-from dpjax.runs import loop
+from dpjax.experiments.run import loop
 from tests import pinned
 from tests.runs import test_loop
 pinned.pin()
@@ -297,8 +297,8 @@ def test_two_that_start_at_once_do_not_draw_two_sets_of_keys(tmp_path):
 
 _AT_ONCE = """
 import pathlib, sys, time
-from dpjax.runs import loop
-from dpjax.runs import workdir as owner
+from dpjax.experiments.run import loop
+from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs import test_loop
 go, known = pathlib.Path(sys.argv[2]), owner.known
@@ -479,7 +479,7 @@ def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one
 
 _FILLED = """
 import pathlib, sys
-from dpjax.runs import loop
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 from launch import app
 from tests import pinned

@@ -8,11 +8,11 @@ import pytest
 from configs.fed import femnist
 from dpjax import data
 from dpjax.data import natural
-from dpjax.runs import loop
-from dpjax.runs.federated import build
-from dpjax.runs.federated.config import FedConfig
-from dpjax.schema import fields
-from dpjax.sweeps import cost
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import cost
 from dpjax.validate import UserError
 from tests.data import client_files
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import Ledger
-from dpjax.runs import loop, promise, report, writers
+from dpjax.experiments.run import loop, promise, report, writers
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -35,8 +35,8 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.runs import promise, streams
-from dpjax.runs.loop import Job, Work, single
+from dpjax.experiments.run import promise, streams
+from dpjax.experiments.run.loop import Job, Work, single
 
 
 def build(config, data=None):
@@ -190,7 +190,10 @@ def test_a_job_that_is_none_is_refused_by_the_name_of_its_field(tmp_path, change
   [
     ({"num_steps": 2.5}, "Work.num_steps=2.5: must be an integer"),
     ({"evaluate": {"accuracy": 1}}, "Work.evaluate: must be a function"),
-    ({"promise": "mine"}, "Work.promise: must be a dpjax.runs.promise.Promise, or None"),
+    (
+      {"promise": "mine"},
+      "Work.promise: must be a dpjax.experiments.run.promise.Promise, or None",
+    ),
     ({"planned": dict}, "Work.planned: must return task, dataset, method, too; got {}"),
     (
       {"init": lambda: {"w": "zero"}},

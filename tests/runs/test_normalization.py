@@ -8,20 +8,20 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import check as check_attack
 
 from configs import quickstart
 from dpjax import data, mechanisms
 from dpjax.accounting import Ledger
-from dpjax.checks import before_steps
-from dpjax.checks import table as check
 from dpjax.data.rows import Rows
+from dpjax.experiments.checks import before_steps
+from dpjax.experiments.checks import table as check
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build, facts, normalization, privacy
+from dpjax.experiments.run import loop, streams
+from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics
-from dpjax.runs import loop, streams
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.attack.config import check as check_attack
-from dpjax.runs.central import build, facts, normalization, privacy
-from dpjax.schema import fields
-from dpjax.sweeps import engine
 from dpjax.validate import UserError
 
 _PRIVATE = {"name": "private_statistics", "noise_multiplier": 2.0, "clip_norms": (1.0, 1.0)}

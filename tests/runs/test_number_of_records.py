@@ -14,27 +14,27 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import data
-from dpjax.checks import size_of_data, table
 from dpjax.data import published
+from dpjax.experiments.checks import size_of_data, table
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build as attack_build
+from dpjax.experiments.kinds.central import build, facts, normalization, privacy
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated import facts as federate_facts
+from dpjax.experiments.kinds.federated import privacy as federate_privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance import unused as relevance_unused
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import loop, streams
+from dpjax.experiments.sweeps import attack_table, experiment, grid
 from dpjax.relevance import gradient_methods
-from dpjax.runs import loop, streams
-from dpjax.runs.attack import build as attack_build
-from dpjax.runs.attack.config import AttackConfig
-from dpjax.runs.central import build, facts, normalization, privacy
-from dpjax.runs.central.config import ModelConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated import facts as federate_facts
-from dpjax.runs.federated import privacy as federate_privacy
-from dpjax.runs.federated.config import FedConfig
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance import unused as relevance_unused
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
-from dpjax.sweeps import attack_table, experiment, grid
 from dpjax.validate import UserError
 from tests.runs import descriptions
 

@@ -9,7 +9,7 @@ import subprocess
 import jax
 import pytest
 
-from dpjax.runs import provenance
+from dpjax.experiments.run import provenance
 
 
 def test_versions_are_those_imported_and_hold_no_path():

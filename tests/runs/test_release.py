@@ -4,9 +4,9 @@ import pytest
 
 from configs import quickstart
 from dpjax import data, gradients, noise
-from dpjax.runs import loop, streams, writers
-from dpjax.runs.central import build
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.run import loop, streams, writers
 from dpjax.validate import UserError
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from dpjax import auditing, noise, relevance
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance import audit as relevance_audit
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
+from dpjax.experiments.run import checkpoint, loop, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import claims, experiment
 from dpjax.relevance import Paper, Rigorous, rigorous
-from dpjax.runs import checkpoint, loop, writers
-from dpjax.runs import workdir as owner
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.relevance import audit as relevance_audit
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance.config import RelevanceAuditConfig, RelevanceConfig
-from dpjax.sweeps import claims, experiment
 from dpjax.validate import UserError
 
 _DATA = bytes(32)  # a digest

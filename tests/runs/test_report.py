@@ -8,8 +8,8 @@ import sys
 import pytest
 from matplotlib.figure import Figure
 
-from dpjax.runs import report, writers
-from dpjax.sweeps import curve, table
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.sweeps import curve, table
 from dpjax.validate import UserError
 
 PRIVATE = {

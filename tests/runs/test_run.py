@@ -9,9 +9,9 @@ import pytest
 from configs import quickstart
 from dpjax import data, noise
 from dpjax.accounting import Ledger
-from dpjax.runs import checkpoint, loop, writers
-from dpjax.runs.central import build
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.run import checkpoint, loop, writers
 from dpjax.validate import UserError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

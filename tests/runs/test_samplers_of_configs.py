@@ -6,9 +6,9 @@ import math
 import pytest
 
 from dpjax import accounting, sampling
-from dpjax.runs.central import build
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.central.privacy import make_plan
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.validate import UserError
 
 _N = 1000

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from dpjax import data, trees
-from dpjax.relevance import Rigorous
-from dpjax.runs import loop, saved, streams, workdir
-from dpjax.runs.central import build
-from dpjax.runs.central.config import (
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import loop, saved, streams, workdir
+from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
 
 

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.runs import loop, saved, streams, writers
-from dpjax.runs.central.config import (
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.runs.secure import vector_sums
-from dpjax.runs.secure.config import TASKS, SecureConfig, SumTask
-from dpjax.schema import fields
+from dpjax.experiments.kinds.secure import vector_sums
+from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
+from dpjax.experiments.run import loop, saved, streams, writers
+from dpjax.experiments.sweeps import secure_table
 from dpjax.secure.sums import SecAgg
-from dpjax.sweeps import secure_table
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -232,7 +232,9 @@ def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, words):
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_of_a_task_is_read(name):
   kind = TASKS[name]
-  source = inspect.getsource(importlib.import_module(f"dpjax.runs.secure.{kind.module}"))
+  source = inspect.getsource(
+    importlib.import_module(f"dpjax.experiments.kinds.secure.{kind.module}")
+  )
   unread = [f.name for f in dataclasses.fields(kind) if f"task.{f.name}" not in source]
   assert unread == []
 

@@ -11,16 +11,16 @@ import pytest
 
 from dpjax import data, models
 from dpjax.data.shakespeare_lines import blocks_of, tokens_of
-from dpjax.runs import loop
-from dpjax.runs.central import build
-from dpjax.runs.central.config import (
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   OptimizerConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.schema import fields
+from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 _OPTIONS = dict(num_layers=1, num_heads=2, features=8, max_length=7, norm_epsilon=1e-5)

@@ -15,17 +15,17 @@ from configs.fed import quickstart as fed_quickstart
 from configs.radp import quickstart as radp_quickstart
 from configs.secure import quickstart as secure_quickstart
 from dpjax import data, noise
-from dpjax.runs import checkpoint, loop, streams
-from dpjax.runs import workdir as owner
-from dpjax.runs.attack import build as attack_build
-from dpjax.runs.central import build
-from dpjax.runs.central.config import DataConfig, ModelConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.runs.secure import build as secure_build
-from dpjax.schema import fields
-from dpjax.sweeps import experiment, grid
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build as attack_build
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.secure import build as secure_build
+from dpjax.experiments.run import checkpoint, loop, streams
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
 from tests.runs.stops import die, stop_after
 

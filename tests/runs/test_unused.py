@@ -7,15 +7,15 @@ import pytest
 from configs.fed import quickstart as federated
 from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
-from dpjax.runs import unused
-from dpjax.runs.central import build
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig, FedOptimizerConfig
-from dpjax.runs.relevance import build as relevance_build
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
-from dpjax.sweeps import experiment, grid
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig, FedOptimizerConfig
+from dpjax.experiments.kinds.relevance import build as relevance_build
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpjax.runs import writers
+from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 
 RESULT = {
@@ -209,7 +209,7 @@ def test_warning_is_one_line(capsys):
 
 _HOLDER = """
 import pathlib, sys, time
-from dpjax.runs import writers
+from dpjax.experiments.run import writers
 with writers.alone_in(pathlib.Path(sys.argv[1])):
   print("held", flush=True)
   time.sleep(60)

@@ -8,12 +8,12 @@ import math
 import numpy as np
 import pytest
 
+from dpjax.experiments.config import fields, optimizers
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Automatic, Flat
-from dpjax.runs.central import build
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.federated.config import FedConfig
-from dpjax.schema import fields, optimizers
-from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 
 

@@ -15,12 +15,12 @@ import pytest
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, sampling, training
-from dpjax.checks import batches, charges, influence, table
+from dpjax.experiments.checks import batches, charges, influence, table
+from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.federated import build as federated_build
+from dpjax.experiments.run import checkpoint, loop
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, loop
-from dpjax.runs.central import build
-from dpjax.runs.federated import build as federated_build
-from dpjax.schema import fields, user_code
 from dpjax.types import Batch
 from dpjax.validate import UserError
 

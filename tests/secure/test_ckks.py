@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dpjax.federated.vertical import encrypted_vectors
 from dpjax.secure.homomorphic import ckks
 from dpjax.secure.homomorphic.ckks import Chain, SecretKeys, SlotEvaluator
+from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 _CHAIN = Chain(levels=3, scale_bits=36, end_bits=50)

@@ -6,10 +6,10 @@ import pytest
 
 from configs.fed import quickstart
 from dpjax import accounting
-from dpjax.runs import loop, streams
-from dpjax.runs.federated import build, distributed
-from dpjax.runs.federated.secure_sums import SECURE_SUMS, in_words
-from dpjax.schema import fields
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated import build, distributed
+from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, in_words
+from dpjax.experiments.run import loop, streams
 from dpjax.secure import sums
 from dpjax.validate import UserError
 

@@ -6,9 +6,9 @@ import pytest
 from sklearn import datasets
 from sklearn.linear_model import LogisticRegression
 
-from dpjax.federated.vertical import alignment, network
 from dpjax.secure import mpc, vertical_models
 from dpjax.secure.mpc.secureml import Recipe
+from dpjax.secure.vertical import alignment, network
 from dpjax.types import Example
 from dpjax.validate import UserError
 

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import noise
+from dpjax.experiments.config import fields
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import cost
+from dpjax.experiments.sweeps import grid as sweep
+from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.gradients import Flat
-from dpjax.runs import report, writers
-from dpjax.runs import workdir as owner
-from dpjax.runs.central import build
-from dpjax.runs.central.config import PrivacyConfig, TrainConfig
-from dpjax.runs.federated import build as federate_build
-from dpjax.runs.federated.config import FedConfig, FedPrivacyConfig
-from dpjax.schema import fields
-from dpjax.schema.fields import to_dict
-from dpjax.sweeps import cost
-from dpjax.sweeps import grid as sweep
-from dpjax.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
 from launch import app
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.sweeps import noise_histograms
+from dpjax.experiments.sweeps import noise_histograms
 from dpjax.validate import UserError
 
 

@@ -7,12 +7,12 @@ import pytest
 
 from configs.radp import quickstart as radp
 from dpjax import data
-from dpjax.runs import dry_run, loop
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
-from dpjax.runs.relevance.config import RelevanceConfig
-from dpjax.schema import fields
-from dpjax.sweeps import grid, rehearsal
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.sweeps import grid, rehearsal
 from dpjax.validate import UserError
 from tests import commands
 

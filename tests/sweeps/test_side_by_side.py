@@ -10,8 +10,8 @@ import time
 import jax
 import pytest
 
-from dpjax.runs import writers
-from dpjax.sweeps import side_by_side
+from dpjax.experiments.run import writers
+from dpjax.experiments.sweeps import side_by_side
 from dpjax.validate import UserError
 from launch import app
 from tests import commands
@@ -127,8 +127,8 @@ def test_a_task_for_a_process_that_is_gone_does_not_end_this_one():
 
 _FIRST = """
 import pathlib, sys
-from dpjax.runs import writers
-from dpjax.sweeps import side_by_side
+from dpjax.experiments.run import writers
+from dpjax.experiments.sweeps import side_by_side
 from tests.sweeps.test_side_by_side import _work
 if __name__ == "__main__":
   folder = pathlib.Path(sys.argv[1])

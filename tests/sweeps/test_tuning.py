@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from dpjax import accounting, noise, plan, sampling
-from dpjax.runs.central.config import TrainConfig
-from dpjax.sweeps import tuning
-from dpjax.sweeps.grid import SelectionConfig, SweepConfig
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.sweeps import tuning
+from dpjax.experiments.sweeps.grid import SelectionConfig, SweepConfig
 from dpjax.validate import UserError
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2, 0.4, 0.8]}

@@ -17,11 +17,11 @@ import jax
 import numpy as np
 
 from dpjax import data, gradients
-from dpjax.processes import meeting
-from dpjax.runs import dry_run, loop
-from dpjax.runs.central import build
-from dpjax.schema import fields
-from dpjax.sweeps import engine
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.run import dry_run, loop
+from dpjax.experiments.sweeps import engine
+from dpjax.parallel import meeting
 from dpjax.validate import UserError
 from tests import pinned
 from tests.training import mesh_program

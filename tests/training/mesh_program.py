@@ -18,16 +18,17 @@ import numpy as np
 import optax
 from jax import lax
 
-from dpjax import data, gradients, noise, processes, training, transforms
-from dpjax.benchmarks.collectives import collectives
+from benchmarks.collectives import collectives
+from dpjax import data, gradients, noise, training, transforms
+from dpjax import parallel as processes
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import checkpoint, loop, writers
 from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
 from dpjax.plan import Plan
-from dpjax.runs import checkpoint, loop, writers
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
 from dpjax.sampling import CyclicSampler, PoissonSampler
-from dpjax.schema import fields
 
 LAYOUTS = (None, "data:8", "data:4,model:2")
 SIZE, IDLE = 40, 2  # examples; columns that are 0 for everybody

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import gradients, processes
+from dpjax import gradients
+from dpjax import parallel as processes
 from dpjax.validate import UserError
 from tests.federated import programs
 from tests.training import hosts_program, mesh_program

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax import gradients, losses, models
-from dpjax.gradients.explain import explain
+from dpjax.gradients.ghost.explain import explain
 from dpjax.training import lora
 from dpjax.types import Example
 from dpjax.validate import UserError

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from dpjax import gradients
-from dpjax.runs import workdir, writers
-from dpjax.runs.central import build
-from dpjax.runs.central.config import TrainConfig
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import workdir, writers
 from dpjax.validate import UserError
 from tests.training import mesh_program
 

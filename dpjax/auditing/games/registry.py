@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import dpjax
 import dpjax.accounting
 import dpjax.federated
-import dpjax.federated.vertical
 import dpjax.mechanisms
 import dpjax.sampling
 import dpjax.secure
+import dpjax.secure.vertical
 import dpjax.training
 import dpjax.transforms
 from dpjax import validate
@@ -193,7 +193,7 @@ ROOMS: dict[str, Room] = {
     training.NO_CLAIM,
   ),
   "vertical": Room(
-    lambda: _only(states_epsilon, public(dpjax.federated.vertical)),
+    lambda: _only(states_epsilon, public(dpjax.secure.vertical)),
     lambda name, _: vertical.GAMES[name](),
     vertical.GAMES,
     vertical.NO_CLAIM,
@@ -258,7 +258,12 @@ ELSEWHERE: dict[str, str] = {
   "dpjax.relevance.rigorous.shuffled_epsilon": "accounting.amplified_delta",
   "dpjax.relevance.rigorous.local_epsilon_for": "accounting.amplified_delta",
 }
-_ATTACKS = ("dpjax.attacks", "dpjax.auditing", "dpjax.checks", "dpjax.benchmarks")
+_ATTACKS = (
+  "dpjax.attacks",
+  "dpjax.auditing",
+  "dpjax.experiments.checks",
+  "benchmarks",
+)
 
 
 @functools.cache

@@ -40,9 +40,9 @@ from dpjax.auditing.games import transforms as transform_games
 from dpjax.auditing.games import vertical as vertical_games
 from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
-from dpjax.federated.vertical.linear_regression import PrivateStatistics
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
+from dpjax.secure.vertical.linear_regression import PrivateStatistics
 from dpjax.types import ClippedSum, LossFn
 
 _REUSED, _FRESH = "one", "fresh"

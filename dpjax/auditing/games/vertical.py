@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.federated.vertical.linear_regression import PrivateStatistics
+from dpjax.secure.vertical.linear_regression import PrivateStatistics
 
 ROOM = "vertical"
 _ADD, _REPLACE = "add_or_remove_one", "replace_one"

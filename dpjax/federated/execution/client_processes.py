@@ -24,7 +24,7 @@ from dpjax.federated.execution.context import (
   Run,
   all_remembered,
 )
-from dpjax.processes import exchange
+from dpjax.parallel import exchange
 
 
 def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.federated.vertical import encrypted_vectors
+from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[he]'"

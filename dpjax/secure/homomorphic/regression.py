@@ -39,13 +39,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.federated.vertical.linear_regression import closed_form, statistics
 from dpjax.secure.homomorphic.ckks import (
   PublicKeys,
   SecretKeys,
   SlotEvaluator,
 )
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
+from dpjax.secure.vertical.linear_regression import closed_form, statistics
 from dpjax.validate import UserError
 
 _LEAST_SPREAD = 1e-9  # of a column, to its largest number; less is rounding

@@ -77,7 +77,7 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  from dpjax.processes import lobby  # a party on this machine does not need that room
+  from dpjax.parallel import lobby  # a party on this machine does not need that room
 
   return lobby.address(at)
 

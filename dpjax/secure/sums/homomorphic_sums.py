@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax.federated.vertical import encrypted_vectors
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
 from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
+from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[he]'"

@@ -44,7 +44,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.processes import lobby
+from dpjax.parallel import lobby
 from dpjax.secure.sums import letters, secagg_client, secagg_server, simulated
 from dpjax.secure.sums.interface import Cost, Summed
 from dpjax.secure.sums.secagg_client import record_bytes

@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from dpjax.processes import lobby
+from dpjax.parallel import lobby
 from dpjax.secure import sums
 from dpjax.secure.sums import letters, primitives, secagg_client, socket_sums
 from dpjax.validate import UserError

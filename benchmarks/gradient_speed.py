@@ -1,0 +1,281 @@
+"""Time, memory and compile time of clipped gradients, as ratios to an ordinary gradient.
+
+All methods of a workload are compiled first and then timed in turns, round after round in
+one process, so that whatever else the machine does falls on each of them alike; the ratio
+is that of the medians. Peak memory comes from one fresh process per entry.
+
+PyTorch and Opacus run the twins of `opacus_twins`, in the same process and the same turns;
+their ratio is to OUR ordinary gradient, and the row "torch" is PyTorch's own. They compile
+nothing, and XLA's account of buffers does not know them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from benchmarks import alone, opacus_twins, workloads
+from benchmarks.workloads import Workload
+from dpjax import gradients, trees, validate
+from dpjax.experiments.run import provenance, report
+from dpjax.gradients.ghost.explain import aligned
+
+ORDINARY = "ordinary"
+_LOOPS = ("microbatches", "plain_loop")
+METHODS = (
+  *(ORDINARY, "vmap", "ghost", "auto", *_LOOPS, "jax_privacy"),
+  *opacus_twins.METHODS,
+)
+_PARTS = 16  # of a batch, in a loop
+_STACKS = ("vmap", "jax_privacy", "opacus")  # hold a gradient per example
+_MOST_STACKED_BYTES = 8e9
+_REST_SECONDS = 0.02  # in which the threads of the method before stop to spin
+
+
+class Entry(NamedTuple):
+  """One method on one workload; seconds and bytes are None where it did not run."""
+
+  workload: str
+  method: str
+  status: str  # "ok", or why it did not run
+  median_s: float | None = None
+  ratio: float | None = None  # to the ordinary gradient, medians
+  compile_s: float | None = None  # tracing and compiling
+  compile_ratio: float | None = None
+  buffer_bytes: float | None = None  # arguments, results and temporaries, by XLA's account
+  memory_ratio: float | None = None
+  peak_rss_bytes: float | None = None  # of a fresh process that ran this entry alone
+
+
+def _ordinary(work: Workload) -> Callable:
+  total = lambda p, b: jnp.sum(jax.vmap(work.loss_fn, (None, 0))(p, b))
+  return jax.grad(total)
+
+
+def _clipped(method: str) -> Callable[[Workload], Callable]:
+  def build(work: Workload) -> Callable:
+    grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0, method=method)
+    return lambda p, b: grad_fn(p, b, True).total
+
+  return build
+
+
+def _microbatches(work: Workload) -> Callable:
+  size = -(-len(jax.tree.leaves(work.batch)[0]) // _PARTS)
+  grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0, microbatch_size=size)
+  return lambda p, b: grad_fn(p, b, True).total
+
+
+def _plain_loop(work: Workload) -> Callable:
+  """What the microbatches would be without `gradients.canonical_convolutions`."""
+  grad_fn = gradients.clipped_grad(work.loss_fn, l2_clip_norm=1.0)
+
+  def total(p: Any, b: Any) -> Any:
+    parts = jax.tree.map(lambda leaf: leaf.reshape(_PARTS, -1, *leaf.shape[1:]), b)
+    add = lambda total, part: (trees.add(total, grad_fn(p, part, True).total), None)
+    return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, p), parts)[0]
+
+  return total
+
+
+def _jax_privacy(work: Workload) -> Callable:
+  from jax_privacy import clipping  # pyright: ignore[reportMissingImports]
+
+  return clipping.clipped_grad(work.loss_fn, l2_clip_norm=1.0, keep_batch_dim=False)
+
+
+_BUILD: dict[str, Callable[[Workload], Callable]] = {
+  ORDINARY: _ordinary,
+  "vmap": _clipped("vmap"),
+  "ghost": _clipped("ghost"),
+  "auto": _clipped("auto"),
+  "microbatches": _microbatches,
+  "plain_loop": _plain_loop,
+  "jax_privacy": _jax_privacy,
+}
+
+
+def why_not(name: str, work: Workload, method: str) -> str:
+  """Why a method is not run on a workload; "" where it is."""
+  if method in opacus_twins.METHODS and (reason := opacus_twins.why_not(name, method)):
+    return reason
+  if method == "jax_privacy" and importlib.util.find_spec("jax_privacy") is None:
+    return "not installed"
+  if method in _STACKS and 2 * work.stacked_bytes > _MOST_STACKED_BYTES:
+    return f"skipped: per-example gradients alone take {work.stacked_bytes / 1e9:.0f} GB"
+  return ""
+
+
+class _Compiled(NamedTuple):
+  run: Callable[[], Any]
+  seconds: float | None = None
+  bytes: float | None = None
+
+
+def _compile(name: str, work: Workload, method: str) -> _Compiled:
+  if method in opacus_twins.METHODS:
+    twin = opacus_twins.build(name, work.batch, trees.size(work.params))
+    return _Compiled(opacus_twins.step(twin, method))
+  start = time.perf_counter()
+  compiled = jax.jit(_BUILD[method](work)).lower(work.params, work.batch).compile()
+  seconds = time.perf_counter() - start
+  run = lambda: jax.block_until_ready(compiled(work.params, work.batch))
+  return _Compiled(run, seconds, _buffer_bytes(compiled.memory_analysis()))
+
+
+def _buffer_bytes(memory: Any) -> float:
+  parts = ("argument", "output", "temp")
+  return sum(getattr(memory, f"{part}_size_in_bytes") for part in parts)
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+  time.sleep(_REST_SECONDS)
+  start = time.perf_counter()
+  run()
+  return time.perf_counter() - start
+
+
+def measure(
+  name: str, methods: Sequence[str], *, repeats: int, fresh_process: bool = True
+) -> list[Entry]:
+  """One workload: each method compiled, warmed up, then timed `repeats` times in turns.
+
+  Args:
+    name: one of `workloads.NAMES`.
+    methods: of `METHODS`; the ordinary gradient is always measured.
+    repeats: rounds; medians are reported.
+    fresh_process: also run each entry once in its own process, for its peak memory.
+  """
+  work = workloads.build(name, jax.default_backend())
+  methods = list(dict.fromkeys([ORDINARY, *methods]))
+  reasons = {method: why_not(name, work, method) for method in methods}
+  compiled = {m: _compile(name, work, m) for m in methods if not reasons[m]}
+  for each in compiled.values():
+    each.run()
+  times: dict[str, list[float]] = {method: [] for method in compiled}
+  for _ in range(repeats):
+    for method, each in compiled.items():
+      times[method].append(_seconds(each.run))
+  medians = {method: statistics.median(seconds) for method, seconds in times.items()}
+  base = compiled[ORDINARY]
+
+  def entry(method: str) -> Entry:
+    if reasons[method]:
+      return Entry(name, method, reasons[method])
+    each = compiled[method]
+    return Entry(
+      name,
+      method,
+      "ok",
+      medians[method],
+      medians[method] / medians[ORDINARY],
+      each.seconds,
+      _ratio(each.seconds, base.seconds),
+      each.bytes,
+      _ratio(each.bytes, base.bytes),
+      _peak_rss(name, method) if fresh_process else None,
+    )
+
+  return [entry(method) for method in methods]
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+  return value / base if value is not None and base else None
+
+
+def _peak_rss(name: str, method: str) -> float | None:
+  return alone.run(__name__, name, method).found
+
+
+def _run_alone(name: str, method: str) -> int:
+  """Runs one entry once; bytes of this process at its peak."""
+  _compile(name, workloads.build(name, jax.default_backend()), method).run()
+  return provenance.peak_rss()
+
+
+def check(names: Iterable[str], methods: Iterable[str]) -> None:
+  """Raises UserError where a workload or a method is unknown."""
+  for name in names:
+    validate.one_of(workloads.NAMES, workloads=name)
+  for method in methods:
+    validate.one_of(METHODS, methods=method)
+
+
+_HEADER = (
+  "workload",
+  "method",
+  "median",
+  "ratio",
+  "compile",
+  "x",
+  "memory",
+  "x",
+  "peak RSS",
+)
+
+
+def table(entries: Sequence[Entry]) -> str:
+  """Aligned text, one line per entry.
+
+  >>> print(table([Entry("mlp", "vmap", "skipped: too big")]))
+  workload  method  median            ratio  compile  x  memory  x  peak RSS
+  mlp       vmap    skipped: too big
+  """
+  return aligned([_HEADER, *map(_cells, entries)])
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+  if entry.status != "ok":
+    return (entry.workload, entry.method, entry.status, *[""] * 6)
+  show = lambda value, form, scale=1.0: "" if value is None else form.format(value * scale)
+  return (
+    entry.workload,
+    entry.method,
+    show(entry.median_s, "{:.1f} ms", 1e3),
+    show(entry.ratio, "{:.2f}"),
+    show(entry.compile_s, "{:.1f} s"),
+    show(entry.compile_ratio, "{:.1f}"),
+    show(entry.buffer_bytes, "{:.0f} MB", 1e-6),
+    show(entry.memory_ratio, "{:.2f}"),
+    show(entry.peak_rss_bytes, "{:.0f} MB", 1e-6),
+  )
+
+
+def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """`out`/gradients.csv and `out`/gradients.png."""
+  report.write_entries(out / "gradients.csv", entries)
+  _draw(entries, out / "gradients.png")
+
+
+def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
+  names = list(dict.fromkeys(entry.workload for entry in entries))
+  methods = [m for m in dict.fromkeys(e.method for e in entries) if m != ORDINARY]
+  figure = Figure(figsize=(2 + 1.3 * len(names), 3.6), layout="constrained")
+  axis = figure.subplots()
+  width = 0.8 / max(len(methods), 1)
+  for i, (method, colour) in enumerate(zip(methods, report.PALETTE)):
+    found = {e.workload: e.ratio for e in entries if e.method == method and e.ratio}
+    places = [names.index(name) + (i - (len(methods) - 1) / 2) * width for name in found]
+    bars = axis.bar(places, list(found.values()), width, color=colour, label=method)
+    axis.bar_label(bars, fmt="%.2g", fontsize=7)
+  axis.axhline(1, color="black", linewidth=0.8)
+  axis.set_xticks(range(len(names)), names, rotation=20)
+  axis.set_yscale("log")
+  axis.set_ylabel("time / ordinary gradient")
+  axis.set_title(f"Clipped gradients on {jax.default_backend()}", fontsize=10)
+  if methods:
+    axis.legend(fontsize=8)
+  FigureCanvasAgg(figure).print_png(path)
+
+
+if __name__ == "__main__":
+  print(_run_alone(*alone.ordered()))

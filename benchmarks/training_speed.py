@@ -1,0 +1,94 @@
+"""Minutes of a whole training run by the fast route and by vmap, from timed steps in turns.
+
+The step functions of a config are compiled first and then timed step by step in turns, so
+that whatever else the machine does falls on them alike. A run's minutes are the median step
+times its number of steps: evaluation, compilation and the loading of data come on top.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import report
+from dpjax.gradients.ghost.explain import aligned
+
+METHODS = ("auto", "vmap")
+
+
+class Entry(NamedTuple):
+  """One gradient method on one config."""
+
+  config: str
+  method: str
+  median_s: float  # of one step
+  num_steps: int
+  minutes: float  # median_s * num_steps
+  ratio: float  # to the first method
+
+
+def _stepper(config: TrainConfig, method: str, loaded: Any) -> Callable[[], float]:
+  """Runs one more step of the run; seconds."""
+  config = dataclasses.replace(config, grad_method=method)
+  work = build.work(config, build.assemble(config, loaded))
+  state = work.init()
+  # as the run has them: placed on its mesh, all slices of a step
+  draws = itertools.cycle([list(slices) for slices in itertools.islice(work.draws(0), 4)])
+
+  def step() -> float:
+    nonlocal state
+    slices = next(draws)
+    start = time.perf_counter()
+    state, info = work.step(state, slices)
+    jax.block_until_ready((state.params, info))
+    return time.perf_counter() - start
+
+  return step
+
+
+def measure(
+  name: str, config: TrainConfig, methods: Sequence[str] = METHODS, *, repeats: int = 5
+) -> list[Entry]:
+  """One config: a step of each method to compile it, then `repeats` of each in turns, the second of
+  two steps: the first one finds its memory given back for that of another method."""
+  loaded = build.load_data(config)
+  steppers = {method: _stepper(config, method, loaded) for method in methods}
+  for step in steppers.values():
+    step()
+  times: dict[str, list[float]] = {method: [] for method in methods}
+  for _ in range(repeats):
+    for method, step in steppers.items():
+      step()
+      times[method].append(step())
+  medians = {method: statistics.median(seconds) for method, seconds in times.items()}
+  steps, first = config.num_steps, medians[methods[0]]
+  return [
+    Entry(name, method, median, steps, median * steps / 60, median / first)
+    for method, median in medians.items()
+  ]
+
+
+def table(entries: Sequence[Entry]) -> str:
+  """Aligned text, one line per entry.
+
+  >>> print(table([Entry("mnist_cnn", "auto", 0.12, 2000, 4.0, 1.0)]))
+  config     method  s / step  steps  minutes  ratio
+  mnist_cnn  auto    0.120     2000   4.0      1.00
+  """
+  header = ("config", "method", "s / step", "steps", "minutes", "ratio")
+  forms = ("", "", ".3f", "d", ".1f", ".2f")
+  return aligned([header, *([*map(format, entry, forms)] for entry in entries)])
+
+
+def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """`out`/training.csv."""
+  report.write_entries(out / "training.csv", entries)

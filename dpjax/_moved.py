@@ -1,0 +1,107 @@
+"""Old names of modules that moved: they work for one release, and warn.
+
+`import dpjax.runs.central.config` gives `dpjax.experiments.kinds.central.config`, the very same
+module, so that types of the two are equal. Delete a row one release after its move.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+
+MOVED = {  # as of 0.2
+  "dpjax.schema": "dpjax.experiments.config",
+  "dpjax.runs": "dpjax.experiments.run",
+  "dpjax.runs.central": "dpjax.experiments.kinds.central",
+  "dpjax.runs.federated": "dpjax.experiments.kinds.federated",
+  "dpjax.runs.relevance": "dpjax.experiments.kinds.relevance",
+  "dpjax.runs.attack": "dpjax.experiments.kinds.attack",
+  "dpjax.runs.secure": "dpjax.experiments.kinds.secure",
+  "dpjax.runs.attack_report": "dpjax.experiments.kinds.attack.curves",
+  "dpjax.runs.audits": "dpjax.experiments.kinds.audits",
+  "dpjax.runs.bounds": "dpjax.experiments.kinds.bounds",
+  "dpjax.runs.unused": "dpjax.experiments.kinds.unused",
+  "dpjax.runs.catalogue": "dpjax.experiments.catalogue",
+  "dpjax.sweeps": "dpjax.experiments.sweeps",
+  "dpjax.checks": "dpjax.experiments.checks",
+  "dpjax.processes": "dpjax.parallel",
+  "dpjax.allocator": "dpjax.parallel.allocator",
+  "dpjax.federated.vertical": "dpjax.secure.vertical",
+  "dpjax.federated.alignment": "dpjax.secure.vertical.alignment",
+  "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
+  "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
+  "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+}
+
+
+def home(name: str) -> str | None:
+  """Returns where the module of an old dotted name lives now; None for any other name.
+
+  >>> home("dpjax.runs.central.config")
+  'dpjax.experiments.kinds.central.config'
+  >>> home("dpjax.plan") is None
+  True
+  """
+  before, after = name, ""
+  while before and before not in MOVED:
+    before, _, last = before.rpartition(".")
+    after = f".{last}{after}"
+  return MOVED[before] + after if before else None
+
+
+def attribute(package: str, name: str) -> types.ModuleType:
+  """Returns a module that was an attribute of a package, with a warning.
+
+  AttributeError: it never was one.
+  """
+  if f"{package}.{name}" not in MOVED:
+    raise AttributeError(f"module {package!r} has no attribute {name!r}")
+  return importlib.import_module(f"{package}.{name}")
+
+
+class _Alias(importlib.abc.Loader):
+  """Loads the module of the new name under the old one."""
+
+  def __init__(self, new_name: str):
+    self.new_name = new_name
+    self.spec: importlib.machinery.ModuleSpec | None = None
+
+  def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+    module = importlib.import_module(self.new_name)
+    self.spec = module.__spec__
+    return module
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    # Python has put the alias's spec on the module, and would reload it by the old name.
+    module.__spec__ = self.spec
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+  """Finds modules by their old names."""
+
+  def find_spec(
+    self,
+    fullname: str,
+    path: Sequence[str] | None,
+    target: types.ModuleType | None = None,
+  ) -> importlib.machinery.ModuleSpec | None:
+    new_name = home(fullname) if fullname.startswith("dpjax.") else None
+    if new_name is None or importlib.util.find_spec(new_name) is None:
+      return None
+    warnings.warn(
+      f"{fullname} is {new_name} now; the old name goes with the next release",
+      DeprecationWarning,
+      stacklevel=2,
+    )
+    return importlib.machinery.ModuleSpec(fullname, _Alias(new_name))
+
+
+def install() -> None:
+  """Makes old names importable; twice is once."""
+  if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    # First: `dpjax.runs.__path__` is the new folder, where Python would load a second copy.
+    sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,209 @@
+"""What there is to choose from, each in one line: for `launch.list`.
+
+Nothing is listed by hand. Names come from the table by which a run finds them, words from the
+docstring of what they name, so an entry that a table gets later is here, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from dpjax import accounting, auditing, models, training
+from dpjax.attacks import registry as threats
+from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
+from dpjax.experiments.config.choices import choice_at
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central import ftrl
+from dpjax.experiments.kinds.central import privacy as central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import privacy as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.relevance import claimed_methods, pipeline, rigorous_method
+
+Rows = Mapping[str, str]  # name -> what it is, one line
+
+
+class Section(NamedTuple):
+  """Names that go to one place."""
+
+  where: str  # the field that takes them, or what they are names of
+  rows: Callable[[], Rows]
+
+
+_LAUNCHERS = {
+  TrainConfig: "launch.train",
+  FedConfig: "launch.federate",
+  AttackConfig: "launch.attack",
+  SecureConfig: "launch.secure",
+}
+
+
+def sentence(text: str | None) -> str:
+  """The first sentence of a docstring, on one line.
+
+  >>> sentence("Adds noise\\n  to sums. Slowly.\\n\\n  Args: ...")
+  'Adds noise to sums.'
+  """
+  first = " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
+  return re.split(r"(?<=[.])\s+(?=[A-Z`])", first, maxsplit=1)[0]
+
+
+def _meant(found: Any) -> str:
+  """The first sentence about a thing; of another thing, where it is only that one's name."""
+  words = sentence(found.__doc__)
+  path = re.fullmatch(r"`(\w+(?:\.\w+)+)`\.", words)
+  if path is None:
+    return words
+  module, _, name = path[1].rpartition(".")
+  try:
+    return sentence(getattr(importlib.import_module(f"dpjax.{module}"), name).__doc__)
+  except (ImportError, AttributeError):  # a method of something near
+    return words
+
+
+def _told(found: Any) -> str:
+  """What a class or a function is, and the numbers of it that a config may set."""
+  numbers: dict[str, Any] = {}
+  if isinstance(found, functools.partial):
+    found, numbers = found.func, found.keywords
+  if dataclasses.is_dataclass(found):
+    numbers = {f.name: f.default for f in dataclasses.fields(found)}
+    made = f"{getattr(found, '__name__', '')}("  # by dataclass, where nobody wrote one
+    if (found.__doc__ or "").startswith(made):
+      return _with("", numbers)
+  return _with(_meant(found), numbers)
+
+
+def _with(words: str, numbers: Mapping[str, Any]) -> str:
+  shown = ", ".join(f"{name}={value!r}" for name, value in numbers.items())
+  return " ".join(part for part in (words, f"[{shown}]" if shown else "") if part)
+
+
+def _choice(config: type, path: str) -> Section:
+  choice = choice_at(config, path)
+  assert choice is not None, path
+  return _documented(f"--config.{path} of {_LAUNCHERS[config]}", choice.table)
+
+
+def _words(where: str, table: Rows) -> Section:
+  return Section(where, lambda: table)
+
+
+def _documented(where: str, table: Mapping[str, Any]) -> Section:
+  return Section(where, lambda: {name: _told(found) for name, found in table.items()})
+
+
+def _samplers(where: str, table: Mapping[str, Any]) -> Section:
+  """With what is proved of each, by name of its row."""
+
+  def told(name: str, kind: Any) -> str:
+    row = accounting.proved_for(name if name in accounting.PROVED else kind.law)
+    by = f"{', '.join(row.relations)} by {' or '.join(row.accountants)}"
+    return f"{sentence(kind.__doc__)} [proved: {by}]"
+
+  return Section(where, lambda: {name: told(name, kind) for name, kind in table.items()})
+
+
+def _accountants() -> Rows:
+  rows = {law: row for law, row in accounting.PROVED.items() if row.relations}
+
+  def told(by: str) -> str:
+    return f"proves: {', '.join(law for law, row in rows.items() if by in row.accountants)}"
+
+  return {by: told(by) for by in accounting.ACCOUNTANTS}
+
+
+def _data_sets() -> Rows:
+  """Those of `prepared.COMMON`, with whether they are here, and the forms of other names."""
+  root = prepared.data_root()
+  embedded = {**EMBEDDED, "shakespeare": shakespeare.load_shakespeare}
+
+  def told(name: str) -> str:
+    if name in embedded:
+      return sentence(embedded[name].__doc__)
+    if prepared.is_prepared(name, root):
+      return f"prepared, in {root}"
+    return f"not in {root}: {prepared.prepare_command(name, root)}"
+
+  lines = {n: sentence(load.__doc__) for n, load in shakespeare_lines.LOADERS.items()}
+  return (
+    {name: told(name) for name in prepared.COMMON}
+    | lines
+    | {
+      "FILE.npz": sentence(npz.load_npz.__doc__),
+    }
+  )
+
+
+def _models() -> Rows:
+  return {
+    name: f"{sentence(models.documented(name).__doc__)} "
+    f"[options: {', '.join(models.options(name))}]"
+    for name in models.names()
+  }
+
+
+def _threats() -> Rows:
+  return {
+    found.name: f"{found.target} [{found.access}; {found.code or 'described only'}; "
+    f"{found.source}]"
+    for found in threats.ATTACKS
+  }
+
+
+_RADP = {
+  "radp, mode=paper": claimed_methods.radp_paper,
+  "radp, mode=rigorous": rigorous_method.radp_rigorous,
+}
+
+_BOUNDS = {name: method.bound for name, method in auditing.METHODS.items()}
+
+TOPICS: dict[str, tuple[Section, ...]] = {
+  "data": (Section("--config.data.name of every launcher", _data_sets),),
+  "models": (Section("--config.model.name of every launcher", _models),),
+  "methods": (
+    _words("--config.privacy.method of launch.train", central.METHODS),
+    _words("--config.privacy.method of launch.federate", federated.METHODS),
+    _documented("--config.method of launch.relevance", {**_RADP, **pipeline.METHODS}),
+  ),
+  "clippings": (
+    _choice(TrainConfig, "privacy.clipping"),
+    _choice(FedConfig, "privacy.clipping"),
+  ),
+  "samplers": (
+    _samplers("--config.privacy.sampler of launch.train", central.SAMPLERS),
+    _samplers("--config.privacy.sampler of launch.federate", federated.SAMPLERS),
+    _samplers("--config.privacy.ftrl.sampler of both", ftrl.SAMPLERS),
+  ),
+  "normalizations": (_choice(TrainConfig, "privacy.normalization"),),
+  "trainables": (_choice(TrainConfig, "trainable"),),
+  "accountants": (Section("--config.privacy.accountant", _accountants),),
+  "correlations": (_choice(TrainConfig, "privacy.ftrl.strategy"),),
+  "augmentations": (_documented("--config.augmentation", training.AUGMENTATIONS),),
+  "optimizers": (
+    _choice(TrainConfig, "optimizer.rule"),
+    _choice(FedConfig, "client_optimizer.rule"),
+  ),
+  "partitions": (_choice(FedConfig, "partition"),),
+  "algorithms": (_choice(FedConfig, "algorithm"),),
+  "weightings": (_choice(FedConfig, "weighting"),),
+  "aggregators": (_choice(FedConfig, "aggregator"),),
+  "compressions": (_choice(FedConfig, "compression"),),
+  "secure_sums": (
+    _choice(FedConfig, "secure_sum"),
+    _choice(SecureConfig, "protocol"),
+  ),
+  "secure_tasks": (_choice(SecureConfig, "task"),),
+  "attacks": (
+    _choice(AttackConfig, "attack"),
+    Section("every attack that is known here (launch.attack --threats)", _threats),
+  ),
+  "audits": (_documented("--config.audit.method", _BOUNDS),),
+}

@@ -1,0 +1,445 @@
+"""Checks of the batches: drawn by the law that is charged, from the seed, at every step."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import dp_accounting as dpa
+import jax
+import numpy as np
+from scipy import special, stats
+
+from dpjax import sampling, trees
+from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.passes import RandomAllocationDpEvent
+
+_Z = 6.0
+_DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
+_INDICES = 40_000_000  # of them, as many as this many coins allow
+_PAIRED = 2048  # examples of which every two are compared; of more, neighbours
+_ROWS = 2000  # batches in which each row is counted, of a run that has fewer steps
+_REPEATS = 200_000_000  # the same for batches that are only compared with each other
+_SEEDS = 1500  # compared with each other
+_SEED_INDICES = 4_000_000  # of them, as many as this many coins allow
+_OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))  # low and high bits differ
+
+
+def _z(value: float, mean: float, variance: float) -> float:
+  """|value - mean| in standard errors; where there is no variance, 0 or infinity."""
+  if variance > 1e-12:
+    return abs(value - mean) / math.sqrt(variance)
+  return 0.0 if abs(value - mean) < 1e-9 else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
+class _Law:
+  """Moments of a sampler's draws from n examples, from the event that is charged."""
+
+  n: int
+  rate: float  # of one example
+  size_variance: float
+  overlap_mean: float  # |S_t and S_{t+1}|
+  overlap_variance: float  # of the mean over many t, times their number
+  capacity: int | None = None  # where larger draws are cut
+
+
+def _law(event: Any, n: int) -> _Law | None:
+  if isinstance(event, dpa.PoissonSampledDpEvent):
+    q = event.sampling_probability
+    overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
+    return _Law(n, q, n * q * (1 - q), n * q**2, overlaps)
+  if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+    if event.source_dataset_size != n:  # of a part of the data: not uniform over all
+      return None
+    b, m = event.sample_size, event.source_dataset_size
+    spread = b * (b / m) * (1 - b / m) * (m - b) / max(m - 1, 1)
+    return _Law(m, b / m, 0.0, b * b / m, spread)
+  if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
+    return _truncated_law(event)
+  return None
+
+
+def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
+  """Sizes are min(binomial, capacity), members uniform given the size."""
+  n, most = event.dataset_size, event.truncated_batch_size
+  drawn = np.arange(n + 1)
+  weight = stats.binom.pmf(drawn, n, event.sampling_probability)
+  size = np.minimum(drawn, most)
+  mean, square = float(weight @ size), float(weight @ size**2)
+  variance, missing = square - mean**2, mean - square / n
+  spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
+  again = 2 * mean**2 * variance / n**2  # neighbouring overlaps share a batch
+  return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
+
+
+def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+  times, n, q = len(draws), law.n, law.rate
+  sizes = np.array([d.size for d in draws], float)
+  yield _z(sizes.mean(), n * q, law.size_variance / times), "mean batch size"
+  spread = 2 * law.size_variance**2 / (times - 1)
+  yield _z(sizes.var(ddof=1), law.size_variance, spread), "variance of the batch size"
+  counts = np.bincount(np.concatenate(draws), minlength=n).astype(float)
+  expected = times * q * (1 - q)
+  fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
+  yield _z(float(np.mean((counts - times * q) ** 2)), expected, fourth / n), "turn-taking"
+  # given its size, a batch is uniform: rows early and late in the data come alike
+  ranks = np.concatenate(draws) - (n - 1) / 2
+  spread_of_size = (n * n * q - law.size_variance - (n * q) ** 2) / max(n - 1, 1)
+  rank_variance = times * spread_of_size * (n * n - 1) / 12
+  yield _z(float(ranks.sum()), 0.0, rank_variance), "place in the data"
+  overlaps = [np.intersect1d(a, b).size for a, b in itertools.pairwise(draws)]
+  mean_variance = law.overlap_variance / (times - 1)
+  yield _z(float(np.mean(overlaps)), law.overlap_mean, mean_variance), "overlap of batches"
+
+
+def _most(counts: np.ndarray, times: int, chance: float) -> float:
+  """z of the largest of binomial counts, exact, for as many as there are."""
+  p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
+  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+
+
+def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
+  """z of the smallest of binomial counts, exact, for as many as there are."""
+  p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
+  return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
+
+
+def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
+  """[T, n] float32: 1 where a draw holds a row."""
+  taken = np.zeros((len(draws), n), np.float32)
+  for member, drawn in zip(taken, draws):
+    member[drawn] = 1
+  return taken
+
+
+def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
+  """No two rows come together oftener than they may."""
+  times, n, taken = len(draws), law.n, _taken(draws, law.n)
+  square = law.size_variance + (n * law.rate) ** 2
+  chance = min(1.0, max(0.0, (square - n * law.rate) / max(1, n * (n - 1))))
+  if n <= _PAIRED:
+    together = np.triu(taken.T @ taken, 1)[np.triu_indices(n, 1)]
+  else:
+    together = np.sum(taken[:, 1:] * taken[:, :-1], axis=0)
+  yield _most(together, times, chance), "two rows together"
+  yield _fewest(together, times, chance), "two rows, never together"
+
+
+def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
+  """No step of the run has an unlikely size, and no row comes oftener than it may."""
+  sizes, counts, more = [], np.zeros(law.n, int), max(_DRAWS[1], _INDICES // max(law.n, 1))
+  for drawn in _of_run(subject, law.n, at_least=min(more, _ROWS)):
+    sizes.append(drawn.size)
+    counts[drawn] += 1
+  yield _most(counts, len(sizes), law.rate), "one row"
+  yield _fewest(counts, len(sizes), law.rate), "one row, left out"
+  yield _unlikely_size(sizes, law), "size of a batch"
+  yield _missing_sizes(sizes, law), "no size beyond those that were seen"
+  # Of more draws than are compared with each other: sizes that are cut have less variance.
+  seen, times = np.array(sizes, float), len(sizes)
+  yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
+  if times > 1:
+    spread = 2 * law.size_variance**2 / (times - 1)
+    yield _z(seen.var(ddof=1), law.size_variance, spread), "variance of sizes in the run"
+
+
+def _unlikely_size(sizes: list[int], law: _Law) -> float:
+  """z of the size that is least likely."""
+  mean, most = law.n * law.rate, np.array([min(sizes), max(sizes)])
+  if law.size_variance < 1e-9:
+    return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
+  tails: list[Any] = [stats.binom.cdf(most[0], law.n, law.rate)]
+  if law.capacity is None:
+    tails.append(stats.binom.sf(most[1] - 1, law.n, law.rate))
+  elif most[1] > law.capacity:
+    tails.append(0.0)
+  p = float(min(tails)) * 2 * len(sizes)
+  return float(stats.norm.isf(min(1.0, p) / 2))
+
+
+def _missing_sizes(sizes: list[int], law: _Law) -> float:
+  """z of never having seen a smaller or a larger size, as where batches are cut or filled up.
+
+  The mean and the variance of sizes hardly move where the cut is far out.
+  """
+  if law.size_variance < 1e-9:
+    return 0.0
+  smaller = float(stats.binom.cdf(min(sizes) - 1, law.n, law.rate))
+  larger = float(stats.binom.sf(max(sizes), law.n, law.rate))
+  if law.capacity is not None and max(sizes) >= law.capacity:
+    larger = 0.0  # nothing is larger
+  # In the logarithm, because the chance of so many misses may be no float.
+  log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
+  return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
+
+
+def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
+  """The batches of the run, or as many as can be afforded; of a short one, some beyond."""
+  times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
+  times = max(times, at_least)
+  return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
+
+
+def _stretches(plan: Any, n: int) -> tuple[range, range]:
+  """The first and the last steps of the plan, one after the other."""
+  each = int(np.clip(_INDICES // max(n, 1), *_DRAWS)) // 2
+  late = max(each, plan.num_steps - each)
+  return range(each), range(late, late + each)
+
+
+def sampler_law(subject: Subject) -> Row:
+  """Batches are drawn by the law that is charged: sizes, members, and no memory, at the
+  start of the run and at its end."""
+  name, n = "sampler as charged", len(subject.train)
+  if subject.plan.sampler.participation is not None:
+    return _participation(subject, name, n)
+  if subject.plan.sampler.law == "shuffled":
+    return _once_an_epoch(subject, name, n)
+  event: Any = subject.plan.sum_event(0)
+  if isinstance(event, RandomAllocationDpEvent):
+    return _once_a_pass(subject, name, n, event.num_steps)
+  law = _law(event, n)
+  if law is None:
+    return _no_oftener(subject, name, n, event)
+  found, draws = [], []
+  for steps in _stretches(subject.plan, n):
+    drawn = _drawn(subject, n, steps)
+    found += _law_deviations(drawn, law)
+    draws += drawn
+  found += [*_pair_deviations(draws, law), *_run_deviations(subject, law)]
+  twice = sum(d.size - np.unique(d).size for d in draws)
+  found += [
+    (math.inf if twice else 0.0, "repetitions"),
+    (_most_alike(draws, n), "likeness"),
+  ]
+  worst, what = max(found)
+  many = len(draws)
+  return row(name, worst, _Z, f"largest z of {len(found)} laws over {many} draws: {what}")
+
+
+def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
+  return [np.asarray(subject.draw(n, seed=SEED, step=step)) for step in steps]
+
+
+def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
+  """Every example is in one step of each pass. Steps of different passes are independent, each
+  a Poisson sample."""
+  times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+  draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
+  law = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
+  assert law is not None
+  found = [*_law_deviations(draws, law), *_pair_deviations(draws, law)]
+  found.append((_most_alike(draws, n), "likeness"))
+  for turn in (0, 1, times):
+    whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
+    once = np.array_equal(np.sort(whole), np.arange(n))
+    found.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
+  worst, what = max(found)
+  told = f"largest z of {len(found)} laws over {times} passes of {length} steps: {what}"
+  return row(name, worst, _Z, told)
+
+
+def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
+  """Of a sampler whose whole law is not written here: no step draws an example twice, which
+  would be twice its bound, and no example comes oftener than its event says."""
+  if not subject.plan.is_private:
+    return not_applicable(name, "no epsilon is claimed")
+  draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
+  twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
+  times, charged = len(draws), "no sampling is charged"
+  if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+    told = f"examples drawn again in the same step, of {times} steps; {charged}"
+    return row(name, twice, 0, told)
+  chance = event.sample_size / event.source_dataset_size
+  counts = np.bincount(np.concatenate(draws), minlength=n)
+  told = (
+    f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
+  )
+  return row(name, math.inf if twice else _most(counts, times, chance), _Z, told)
+
+
+def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
+  """Mean and variance of what uniform subsets of sizes a and b of n share."""
+  mean = a * b / n
+  return mean, mean * (1 - a / n) * (1 - b / n) * n / max(n - 1, 1)
+
+
+def _most_alike(draws: list[np.ndarray], n: int) -> float:
+  """z of the two batches, of any two steps, that share the most examples."""
+  taken = _taken(draws, n)
+  size, shared = taken.sum(axis=1, dtype=np.float64), (taken @ taken.T).astype(np.float64)
+  mean, variance = _overlap_law(size[:, None], size[None], n)
+  z = np.where(variance > 1e-9, (shared - mean) / np.sqrt(np.maximum(variance, 1e-9)), 0)
+  i, j = np.unravel_index(np.argmax(np.triu(z, 1)), z.shape)
+  p = stats.hypergeom.sf(shared[i, j] - 1, n, int(size[i]), int(size[j]))
+  return float(stats.norm.isf(min(1.0, p * len(draws) ** 2 / 2) / 2))
+
+
+def sampler_seed(subject: Subject) -> Row:
+  """Batches follow from the seed, from all of it, and never come again in the run."""
+  name, n, plan = "sampler from its seed", len(subject.train), subject.plan
+  if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
+    return not_applicable(name, "every example takes part in every step")
+  steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
+  drawn = lambda seed: [np.asarray(subject.draw(n, seed=seed, step=t)) for t in steps]
+  own = drawn(SEED)
+  again = all(map(np.array_equal, own, drawn(SEED)))
+  found = [(0.0 if again else math.inf, "one seed, two outcomes")]
+  for seed in _OTHER_SEEDS:
+    found.append((_shared_z(own, drawn(seed), n), f"seeds {SEED} and {seed}"))
+  found.append(_unused_bits(subject, own, steps, n))
+  found.append(_few_seeds(subject, steps, n))
+  if plan.sampler.participation is None:
+    found.append((_comes_again(subject, n), "steps with one batch"))
+  worst, what = max(found)
+  return row(name, worst, _Z, f"z of what two draws share, largest of {len(found)}: {what}")
+
+
+def _unused_bits(
+  subject: Subject, own: list[np.ndarray], steps: list[int], n: int
+) -> tuple[float, str]:
+  """Infinite where a bit of the run's own kind of seed changes no batch."""
+  several = [i for i, drawn in enumerate(own) if _ways(drawn.size, n) > 1][:8]
+  same = lambda i, seed: np.array_equal(
+    own[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
+  )
+  width = subject.seed_bits
+  idle = [
+    bit
+    for bit in range(width)
+    if several and all(same(i, SEED ^ 1 << bit) for i in several)
+  ]
+  if sum(_ways(own[i].size, n) for i in several) < 25:  # too few batches to tell
+    return 0.0, "bits of the seed"
+  return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
+
+
+def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
+  """Infinite where two of many seeds draw the same: then few batches are possible, as where
+  the seed is taken modulo a small number."""
+  times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
+  rng = np.random.default_rng(SEED)
+  width = subject.seed_bits
+  seen: set[bytes] = set()
+  for _ in range(times):
+    seed = int.from_bytes(rng.bytes(width // 8), "little")
+    drawn = [np.sort(np.asarray(subject.draw(n, seed=seed, step=t))) for t in steps[:2]]
+    if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
+      continue
+    name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
+    if name in seen:
+      return math.inf, f"two of {times} seeds"
+    seen.add(name)
+  return 0.0, f"{times} seeds"
+
+
+def _ways(size: int, n: int) -> float:
+  """The logarithm of the number of subsets of this size."""
+  ways = special.gammaln(n + 1) - special.gammaln(size + 1)
+  return float(ways - special.gammaln(n - size + 1))
+
+
+def _shared_z(own: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
+  """z of the examples that two seeds give to the same steps, all steps together."""
+  shared = [np.intersect1d(a, b).size for a, b in zip(own, other)]
+  laws = [_overlap_law(a.size, b.size, n) for a, b in zip(own, other)]
+  if all(map(np.array_equal, own, other)) and any(a.size for a in own):
+    return math.inf
+  mean, variance = (float(sum(column)) for column in zip(*laws))
+  return _z(float(sum(shared)), mean, variance)
+
+
+def _comes_again(subject: Subject, n: int) -> float:
+  """Infinite where a batch comes again that by chance would not (p < 1e-9), else 0."""
+  times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
+  seen: set[bytes] = set()
+  for drawn in map(np.sort, _of_run(subject, n)):
+    if _ways(drawn.size, n) - 2 * math.log(times) < 21:
+      continue
+    name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
+    if name in seen:
+      return math.inf
+    seen.add(name)
+  return 0.0
+
+
+def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
+  """No example comes twice in an epoch, which is charged as one step on all data."""
+  sampler: Any = subject.plan.sampler
+  length, epochs, twice = sampler.steps_per_epoch, 3, 0
+  for epoch in range(epochs):
+    steps = range(epoch * length, (epoch + 1) * length)
+    drawn = np.concatenate([subject.draw(n, seed=SEED, step=t) for t in steps])
+    twice += drawn.size - np.unique(drawn).size
+  return row(name, twice, 0, f"examples that came again within one of {epochs} epochs")
+
+
+def _participation(subject: Subject, name: str, n: int) -> Row:
+  """The steps of one example are as far apart as its noise was paid for."""
+  plan: Any = subject.plan
+  apart, cyclic, prob = plan.sampler.participation
+  times = int(min(plan.num_steps, max(3 * apart, _DRAWS[0])))
+  last, early, mean = np.full(n, -1), 0, 0.0
+  for step in range(times):
+    drawn = np.asarray(subject.draw(n, seed=SEED, step=step))
+    gaps = step - last[drawn][last[drawn] >= 0]
+    early += int((gaps < apart).sum() + (cyclic & (gaps % apart != 0)).sum())
+    early += drawn.size - np.unique(drawn).size
+    last[drawn] = step
+    mean += drawn.size / times
+  off = _z(mean, plan.normalize_by, n * prob / apart * (1 + 1e-9)) if cyclic else 0.0
+  detail = f"examples that came back too early in {times} steps ({apart} apart); "
+  return row(name, early + max(0.0, off - _Z), 0, f"{detail}mean batch {mean:.5g}")
+
+
+_READS = 64  # draws whose records are read in other company, at most
+_RECORDS = 2048  # of all these draws, about
+
+
+def records_alone(subject: Subject) -> Row:
+  """A record is the same whoever is read beside it.
+
+  Data that subtract the mean of a batch, or pad it to its longest record, let one example change
+  the others before the loss sees them. The drawn indices of each read are cut into two parts.
+  """
+  name, n = "records read alone", len(subject.train)
+  changed, read = 0, 0
+  for drawn in itertools.islice(_of_run(subject, n, at_least=_READS), _READS):
+    indices = np.asarray(drawn)[: _RECORDS // 8]
+    if indices.size < 2 or read > _RECORDS:
+      continue
+    whole = _read(subject, indices)
+    if _differ(whole, _read(subject, indices)).any():
+      return not_applicable(
+        name, "the data give other records each time that they are read"
+      )
+    parts = np.arange(indices.size) % 2 == 0
+    for part in (parts, ~parts):
+      alone = _read(subject, indices[part])
+      changed += int(_differ([leaf[part] for leaf in whole], alone).sum())
+    read += indices.size
+  return row(name, changed, 0, f"records of {read} that others changed, of the rows drawn")
+
+
+def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
+  """The leaves of these records, [len(indices), ...]."""
+  leaves = jax.tree.leaves(subject.train[indices])
+  plain = [jax.random.key_data(leaf) if trees.is_key(leaf) else leaf for leaf in leaves]
+  return [np.asarray(leaf)[: indices.size] for leaf in plain]
+
+
+def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
+  """Which records are not the same, bit for bit, [len(indices)] bool."""
+  if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
+    return np.ones(len(some[0]), bool)
+  rows = lambda leaf: np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8)
+  pairs = [rows(a) != rows(b) for a, b in zip(some, others)]  # of each leaf: [n, bytes]
+  return np.any([pair.any(axis=1) for pair in pairs], axis=0)
+
+
+CHECKS = (sampler_law, sampler_seed, records_alone)

@@ -1,0 +1,79 @@
+"""Checks of what a run releases before its first step: the statistics of its inputs. For runs
+that have some."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from scipy import stats
+
+from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.types import NeighboringRelation
+
+_NAME = ("statistics: influence", "statistics: noise")
+_FACTORS = (0.0, -1.0, 1e4, 1e9)  # of one example, in place of its neighbour
+_QUIET = 1e-3  # noise multiplier of the runs that are compared
+_LOUD = 100.0  # epsilon of the medians that they follow
+_SLACK = 1e-2  # of a clip norm: grid and rounding of such a run
+_KEYS = 200
+_Z = 6.0
+
+
+def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
+  """The same mechanism with public norms, that most of these examples exceed."""
+  private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
+  found = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
+  norms = np.asarray(found.clip_norms, np.float64) / 2
+  norms = tuple(float(norm) or 1.0 for norm in norms)
+  return dataclasses.replace(statistics, clip_norms=norms, **changes)
+
+
+def influence(subject: Subject) -> Row:
+  """No example moves a sum by more than the noise covers, whatever it holds; what was released
+  before that sum is the same."""
+  statistics, relation = subject.plan.statistics, subject.plan.neighboring_relation
+  assert statistics is not None
+  x = np.asarray(subject.batch().x, np.float32)
+  quiet = _public(statistics, x, noise_multiplier=_QUIET)
+  exchanged = relation is NeighboringRelation.REPLACE_ONE
+  key, without = jax.random.key(SEED), x if exchanged else x[1:]
+  found, moves = quiet(key, without), []
+  for factor in _FACTORS:
+    changed = x.copy()
+    changed[0] *= factor
+    after = quiet.after(key, changed, found)
+    pairs = zip(quiet.noisy_totals(found), quiet.noisy_totals(after))
+    moves += [float(np.linalg.norm(one - other)) for one, other in pairs]
+  worst = max(moves) if np.isfinite(moves).all() else math.nan
+  detail = f"largest move of a sum in clip norms, {relation}, one of {BATCH} examples"
+  return row(_NAME[0], worst, (2 if exchanged else 1) + _SLACK, detail)
+
+
+def noise_std(subject: Subject) -> Row:
+  """The noise on the sums has the standard deviation that is paid for, in every entry, and
+  differs from key to key."""
+  statistics = subject.plan.statistics
+  assert statistics is not None
+  x = np.asarray(subject.batch().x, np.float32)
+  public = _public(statistics, x)
+  quiet = dataclasses.replace(public, noise_multiplier=_QUIET)
+  drawn = []
+  for key in jax.random.split(jax.random.key(SEED), _KEYS):
+    found = public(key, x)
+    exact = quiet.after(jax.random.key(SEED), x, found)
+    pairs = zip(public.noisy_totals(found), public.noisy_totals(exact))
+    drawn.append(np.concatenate([noisy - quietly for noisy, quietly in pairs]))
+  values = np.stack(drawn) / statistics.noise_multiplier  # [keys, entries]
+  energy = np.sum((values - values.mean(axis=0)) ** 2, axis=0)
+  tails = np.minimum(stats.chi2.cdf(energy, _KEYS - 1), stats.chi2.sf(energy, _KEYS - 1))
+  worst = float(stats.norm.isf(min(1.0, 2 * float(np.min(tails)) * energy.size) / 2))
+  detail = f"z of the least likely variance of {energy.size} entries over {_KEYS} keys"
+  return row(_NAME[1], worst, _Z, detail)
+
+
+CHECKS = (influence, noise_std)

@@ -1,0 +1,159 @@
+"""Plays the broken twins of every row of `launch.audit`, against that row's own games: `--twins`.
+
+An audit that nothing can fail is worth nothing. Each row of the table is one subject with one
+fault (`dpjax.auditing.games.twins`), and says which game refuted it, and by how much. Games are
+played in the order of the row, with few draws at first; the significance of 0.1 % is divided
+among all of them, so a sound subject would pass for broken once in a thousand rows at most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dpjax.accounting import lower, upper
+from dpjax.auditing.games import CONFIDENCE, Result, play, twins
+from dpjax.experiments.checks import resumable
+from dpjax.experiments.run import provenance, report, writers
+
+RESULT, CSV = "twins.json", "twins.csv"
+DRAWS = (3_000, 12_000, 48_000)  # of each game in turn, as long as nothing is refuted
+
+
+@dataclasses.dataclass(frozen=True)
+class TwinSettings:
+  """Which twins are played.
+
+  Args:
+    only: a room, a subject or room.subject; "" for all.
+    seed: of all draws.
+  """
+
+  only: str = ""
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    resumable.check_asked(self.only, self.seed)
+
+
+def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
+  """Plays what is left to play, writes after each twin, and returns all rows.
+
+  Raises:
+    UserError: `out` holds twins of other settings or versions.
+  """
+  path = pathlib.Path(out)
+  name_of = lambda row: f"{row['what']}, {row['plant']}"
+  done = resumable.resumed(
+    settings, path / RESULT, what="broken twins", holds="twins of", name_of=name_of
+  )
+  todo = {
+    twin.name: functools.partial(attacked, twin, seed=settings.seed)
+    for twin in twins.twins(settings.only)
+  }
+  write = functools.partial(_write, settings, path)
+  return resumable.played(todo, done, write=write, label="twins")
+
+
+def attacked(
+  twin: twins.BrokenTwin,
+  *,
+  seed: int = 0,
+  draws: Sequence[int] = DRAWS,
+  sound: bool = False,
+) -> dict[str, Any]:
+  """Returns the row of one twin: the first game that refutes it, else the nearest one.
+
+  Args:
+    draws: of each game, in turn; the significance is divided among them.
+    sound: plays the same code without the fault, which must not be refuted.
+
+  >>> attacked(twins.BrokenTwin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]
+  True
+  """
+  started = time.perf_counter()
+  games = twin.games(sound=sound)
+  confidence = 1 - (1 - CONFIDENCE) / (len(games) * len(draws))
+  nearest: Result | None = None
+  for turn, count in enumerate(draws):
+    for game in games:
+      found = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
+      nearest = max([*found, *([nearest] if nearest else [])], key=_nearness)
+      if nearest.refuted:
+        break
+    if nearest is not None and nearest.refuted:
+      break
+  assert nearest is not None
+  return {
+    "what": f"{twin.room}.{twin.subject}",
+    "plant": twin.plant,
+    "refuted": nearest.refuted,
+    "case": nearest.game.case,
+    "neighboring_relation": nearest.game.relation,
+    "epsilon_claimed": nearest.claim.epsilon,
+    "delta": nearest.claim.delta,
+    "epsilon_lower": nearest.epsilon_lower,
+    "ceiling": nearest.ceiling,
+    "draws": nearest.num_draws,
+    "seconds": time.perf_counter() - started,
+  }
+
+
+def _nearness(result: Result) -> tuple[bool, float]:
+  return result.refuted, result.epsilon_lower / max(result.claim.epsilon, 1e-9)
+
+
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+  """Returns each twin that no game refuted, in words."""
+  return [
+    f"{row['what']}, {row['plant']}: epsilon >= {lower(row['epsilon_lower'])} of the claimed "
+    f"{upper(row['epsilon_claimed'])} at delta {upper(row['delta'])}; {row['draws']} draws "
+    f"show at most {lower(row['ceiling'])}"
+    for row in rows
+    if not row["refuted"]
+  ]
+
+
+# --- files
+
+
+def _write(settings: TwinSettings, path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+  writers.write_json(
+    path / RESULT,
+    {
+      **resumable.stated(settings),
+      "device": provenance.device(),
+      "confidence": CONFIDENCE,
+      "missed": missed(rows),
+      "not_planted": {
+        f"{row}, {plant}": why for (row, plant), why in twins.NOT_PLANTED.items()
+      },
+      "rows": rows,
+    },
+  )
+  report.write_csv(path / CSV, [_cells(row) for row in rows], header=list(_COLUMNS))
+
+
+_COLUMNS = {
+  "what": str,
+  "plant": str,
+  "refuted": str,
+  "case": str,
+  "neighboring_relation": str,
+  "epsilon_claimed": upper,
+  "delta": upper,
+  "epsilon_lower": lower,
+  "ceiling": lower,
+  "draws": str,
+  "seconds": "{:.1f}".format,
+}
+
+
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+  """Returns one row as it is written."""
+  return {name: written(row[name]) for name, written in _COLUMNS.items()}

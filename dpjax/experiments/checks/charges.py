@@ -1,0 +1,575 @@
+"""Checks of what is released and charged: nothing but the step's own sum and its noise,
+divided by a public number; what the accountant says; that no key serves twice; and what
+canaries prove."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dp_accounting as dpa
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import stats
+
+from dpjax import accounting, auditing, data, gradients, noise, sampling, trees
+from dpjax.experiments.checks import noise_record
+from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.plan import OVERFLOW_SHARE
+from dpjax.sampling import PoissonSampler
+from dpjax.types import ClippedSum, NeighboringRelation
+from dpjax.validate import UserError
+
+_OWN_STEPS = 4  # of a run whose sums are changed, at least
+_OWN_WORK = 20_000_000  # values of such a run before steps are skipped
+_LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))  # of the sums, in clip norms
+_CANARIES = 1000
+_SEEDS = 64  # from the run's own on, whose keys are compared
+_SPREAD_SEEDS = 300  # large ones, likewise
+_COMMON_MULTIPLE = 720_720  # of all numbers up to 16
+_LEDGER_STEPS = 200  # of a run whose charges are added up one by one, at most
+_RECORDS = 500  # of data whose digests are compared
+_AUDIT_CONFIDENCE = (
+  0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
+)
+_EPSILON_SLACK = 0.01  # relative: two discretisations of one privacy loss
+
+
+def _derived_epsilon(subject: Subject) -> float | None:
+  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
+  where no second derivation is written here."""
+  plan: Any = subject.plan
+  accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
+  relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
+  if plan.sampler.participation is not None:
+    counted, event, times = accountant(), *_event_of_matrix(plan)
+  elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too
+    times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
+    counted, event = accountant(), dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
+  elif plan.sampler.law in _SAMPLED:
+    event, times = (
+      _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan)),
+      plan.num_steps,
+    )
+    only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
+    accountant = only.get(plan.sampler.law, accountant)
+    counted = accountant(neighboring_relation=relation)
+  else:
+    return None
+  counted.compose(event, times)
+  # a PLD of exchanged records reads multipliers relative to the clip norm
+  by_norm = plan.sampler.law in _SAMPLED and accountant is PLDAccountant
+  for level in _levels_before(plan):
+    event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
+    counted.compose(event, len(plan.statistics.vectors))
+  return float(counted.get_epsilon(plan.accounted_delta(plan.delta)))
+
+
+_SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
+  "poisson": lambda s, z: dpa.PoissonSampledDpEvent(s.prob, dpa.GaussianDpEvent(z)),
+  "truncated_poisson": lambda s, z: dpa.TruncatedSubsampledGaussianDpEvent(
+    s.num_examples, s.prob, s.capacity, z
+  ),
+  # RDP reads the multiplier relative to the sensitivity, which is 2 C here
+  "fixed_size": lambda s, z: dpa.SampledWithoutReplacementDpEvent(
+    s.num_examples, s.batch_size, dpa.GaussianDpEvent(z / 2)
+  ),
+}
+
+
+def _levels_before(plan: Any) -> list[float]:
+  """Noise multipliers of the statistics that were released first, each of every vector,
+  relative to the sensitivity."""
+  found = plan.statistics
+  if found is None:
+    return []
+  levels = [found.noise_multiplier / _exchanged(plan)]
+  if not found.clip_norms:
+    levels.append(-0.5 / float(stats.norm.ppf(1 / (1 + math.exp(found.median_epsilon)))))
+  return levels
+
+
+def _multiplier(plan: Any) -> float:
+  z, rule = plan.noise_multiplier, plan.l2_clip_norm.rule
+  if not rule.adapts:
+    return z
+  # a count of sensitivity 1/2 is released as well
+  return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
+
+
+def _exchanged(plan: Any) -> int:
+  """The sensitivity in clip norms."""
+  return 2 if plan.neighboring_relation == "replace_one" else 1
+
+
+def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
+  """(event, how many) where participation is bounded, from the dense C."""
+  shape = plan.noise_shape
+  matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
+  matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
+  apart, cyclic, prob = plan.sampler.participation
+  turns = 1 if prob == 1 else -(-plan.num_steps // apart)
+  if prob < 1:  # one column for each turn
+    sensitivity = np.sqrt((matrix**2).sum(axis=0).max())
+  else:
+    sensitivity = accounting.sensitivity(matrix, min_sep=apart, cyclic=cyclic)
+  event = dpa.GaussianDpEvent(plan.noise_multiplier / sensitivity / _exchanged(plan))
+  return (event if prob == 1 else dpa.PoissonSampledDpEvent(prob, event)), turns
+
+
+def agreement(subject: Subject) -> Row:
+  """Sampler, relation and accountant fit, and epsilon follows from the public fields."""
+  name, plan = "accountant agrees", subject.plan
+  if not plan.is_private:
+    return not_applicable(name, "no epsilon is claimed")
+  if sampling.assumption(plan.sampler):
+    why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
+    return not_applicable(name, why)
+  relations = accounting.proved_for(plan.sampler.law).relations
+  if plan.neighboring_relation not in relations:
+    allowed = ", ".join(relations) or "no relation"
+    why = f"{type(plan.sampler).__name__} is proved under {allowed} only"
+    return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
+  derived, claimed = _derived_epsilon(subject), plan.epsilon()
+  if derived is None:
+    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+  off = abs(claimed - derived) / max(derived, 1e-12)
+  shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
+  detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
+  return row(name, off, _EPSILON_SLACK, f"relative difference: {detail}")
+
+
+def overflow(subject: Subject) -> Row:
+  """A draw above the capacity is rare enough to be paid for by delta's share."""
+  name, plan = "overflow fits delta", subject.plan
+  if not (plan.sampler.can_overflow and plan.is_private):
+    return not_applicable(name, "the batch size is fixed, or nothing is claimed")
+  # the neighbour may have one more
+  each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
+  epsilon = plan.epsilon()
+  share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
+  allowed = OVERFLOW_SHARE * plan.delta
+  return row(name, share, allowed, f"delta for it, capacity {plan.sampler.slots}")
+
+
+def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
+  """The steps at which sums go in: all of the run, or as many as can be afforded."""
+  count = subject.plan.num_steps  # a transform ends with its plan
+  affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
+  if count <= affordable:
+    return np.arange(count)
+  if not noise_record.walks(subject, key):
+    return np.arange(affordable)
+  spread = np.linspace(0, count - 2, max(1, affordable // 4)).astype(int)
+  return np.unique([*range(affordable // 2), *spread, *(spread + 1)])  # each with the next
+
+
+def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
+  """(a sum of random direction that clipping allows, mask): its length, the number of
+  examples in it, their norms and losses are others in each of the two runs."""
+  plan, leaves = subject.plan, jax.tree.leaves(subject.params)
+  length = min(plan.l2_bound, 1e6) / math.sqrt(max(1, trees.size(leaves)))
+  length *= jnp.asarray(_LENGTHS[number])[step % len(_LENGTHS[number])]
+  key = jax.random.fold_in(jax.random.key(SEED + 1 + number), step)
+  keys = jax.random.split(key, len(leaves) + 1)
+  drawn = [
+    length * jnp.where(jax.random.bits(k, jnp.shape(p)) >> 31, jnp.float32(1), -1)
+    for k, p in zip(keys, leaves)
+  ]
+  total = jax.tree.unflatten(jax.tree.structure(subject.params), drawn)
+  seen = jax.random.bits(keys[-1], (2, BATCH)) * 2.0**-31 * min(plan.l2_bound, 1e6)
+  mask = jnp.arange(BATCH) < (5 * step + (BATCH // 2 + 1) * number) % (BATCH + 1)
+  bounds = plan.l2_clip_norm.group_bounds()
+  return ClippedSum(total, seen[0], seen[1], plan.l2_bound, bounds), mask
+
+
+def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
+  """[T] norm of what the updates of two runs with one noise key differ by, besides their
+  sums: the same transform on other sums, other batch sizes and other parameters."""
+  plan, gaps = subject.plan, np.diff(steps, prepend=-1) - 1
+  params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
+  frozen = lambda bound, group: trees.scale(group, float(bound > 0))
+
+  def update(number, state, offered, mask):
+    tx = subject.transform(key)
+    return noise_record.updated(tx.update, offered, state, params[number], mask)
+
+  def idle(number, state):
+    offered, mask = _offered(subject, number, 0)
+    nothing = dataclasses.replace(offered, total=trees.scale(offered.total, 0))
+    return update(number, state, nothing, jnp.zeros_like(mask))[1]
+
+  def one(states, gap_and_step):
+    gap, step = gap_and_step
+    seen, after = [], []
+    for number, state in enumerate(states):
+      if gaps.any():  # XLA draws no noise where only the state is used
+        state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
+      offered, mask = _offered(subject, number, step)
+      out, state = update(number, state, offered, mask)
+      wanted = jax.tree.map(frozen, plan.l2_clip_norm.norms, offered.total)
+      seen.append((out, wanted))
+      after.append(state)
+    (a, sum_a), (b, sum_b) = seen
+    off = jax.tree.map(
+      lambda a, b, s, t: jnp.sum(((a - b) * plan.normalize_by - (s - t)) ** 2),
+      a, b, sum_a, sum_b,
+    )  # fmt: skip
+    return after, jnp.sqrt(sum(jax.tree.leaves(off)))
+
+  @jax.jit
+  def run():
+    states = [subject.transform(key).init(p) for p in params]
+    inputs = jnp.asarray(gaps), jnp.asarray(steps)
+    return jax.lax.scan(one, states, inputs)[1]
+
+  return np.asarray(run(), np.float64)
+
+
+def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
+  """Norm by which step 0 differs where more slots, all or none of them taken, come with the
+  same sum: noise sees no batch."""
+  plan = subject.plan
+  offered, _ = _offered(subject, 0, 0)
+
+  @functools.partial(jax.jit, static_argnums=0)
+  def update(size, taken):
+    tx = subject.transform(key)
+    seen = jnp.full(size, min(plan.l2_bound, 1e6) * 0.5)
+    summed = dataclasses.replace(offered, norms=seen, losses=seen)
+    state = tx.init(subject.params)
+    mask = jnp.broadcast_to(taken, size)
+    return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
+
+  first = update(BATCH, True)
+  for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
+    off = jax.tree.map(
+      lambda a, b: np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2),
+      first, update(size, taken),
+    )  # fmt: skip
+    yield plan.normalize_by * math.sqrt(sum(jax.tree.leaves(off)))
+
+
+def own_sum(subject: Subject) -> Row:
+  """An update is its own step's sum and noise, over a public divisor, at every step of the
+  run: the noise sees neither the sum nor the batch, no earlier sum comes again."""
+  plan, key = subject.plan, jax.random.key(SEED)  # not on a release key's grid
+  steps = _own_steps(subject, key)
+  off = np.array([*_unasked(subject, key, steps), *_of_another_size(subject, key)])
+  rounding = 1e-6 * plan.noise_multiplier * math.sqrt(trees.size(subject.params))
+  worst = float(off.max()) if np.isfinite(off).all() else math.nan
+  return row(
+    "own sum and noise only",
+    worst / min(plan.l2_bound, 1e6),
+    1e-2 + rounding,
+    f"what one of {len(steps)} updates holds besides its own sum and noise, in clip norms",
+  )
+
+
+def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
+  """(epsilon, where it stands) of all that a run prints or writes at its end."""
+  promise, config = subject.promise, subject.config
+  assert promise is not None and config is not None
+  yield float(promise.curve(config.num_steps)), "printed"
+  left = promise.accounted_delta
+  if left:
+    told = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
+    event = promise.remaining_event(0)
+    yield accounting.epsilon(event, delta=left, **told), "of the steps from the first"
+    if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
+      events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
+      events += [
+        promise.step_event(0 if subject.plan.steps_alike else step)
+        for step in range(2, min(config.num_steps, _LEDGER_STEPS))
+      ]
+      if len(events) == config.num_steps:
+        yield (
+          accounting.epsilon(accounting.joined(events), delta=left, **told),
+          "of a ledger",
+        )
+
+
+def stated(subject: Subject) -> Row:
+  """What the run prints, and what its ledger is charged, is what its steps cost, at the delta
+  and for the steps that its config asks for."""
+  name, plan, config, promise = (
+    "stated as charged",
+    subject.plan,
+    subject.config,
+    subject.promise,
+  )
+  if config is None or promise is None or not plan.is_private or promise.kind == "none":
+    return not_applicable(name, "nothing is stated of a run")
+  if plan.num_steps != config.num_steps:
+    why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
+    return Row(name, False, math.inf, 0.0, why)
+  if max(plan.delta, promise.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
+    why = (
+      f"delta {plan.delta:g}, stated {promise.delta}, asked for {config.privacy.delta:g}"
+    )
+    return Row(name, False, math.inf, 0.0, why)
+  derived = _derived_epsilon(subject)
+  if derived is None or sampling.assumption(plan.sampler):
+    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+  asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
+  found = [*_stated_epsilons(subject), *asked]
+  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in found]
+  worst, where = max(short)
+  detail = f"relative, what is missing from one of {len(found)} epsilons: {where}"
+  return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
+
+
+def divisor(subject: Subject) -> Row:
+  """The noisy sum is divided by a public constant, however many examples took part."""
+  plan, key = subject.plan, jax.random.key(SEED)
+  size = trees.size(subject.params)
+  length = min(plan.l2_bound, 1.0) / math.sqrt(size)
+  if not plan.l2_clip_norm.is_one_number:
+    active = [c for c in plan.l2_clip_norm.group_bounds() if c]
+    length = min(active) / math.sqrt(size)
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  clipped = lambda mask: gradients.clip_and_sum(
+    grads, jnp.zeros(BATCH), mask, plan.l2_clip_norm
+  )
+  term = clipped(jnp.arange(BATCH) < 1)
+  unit = sum(np.sum(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(term.total))
+
+  @jax.jit
+  def update(mask):
+    tx = subject.transform(key)
+    state = tx.init(subject.params)
+    return tx.update(clipped(mask), state, subject.params, mask=mask)[0]
+
+  def seen(k):
+    moved = jax.tree.map(
+      lambda a, b: np.sum(np.asarray(a, np.float64) - np.asarray(b, np.float64)),
+      update(jnp.arange(BATCH) < k),
+      update(jnp.zeros(BATCH, bool)),
+    )
+    return float(sum(jax.tree.leaves(moved))) / unit * plan.normalize_by
+
+  off = max(abs(seen(k) - k) for k in (1, BATCH))
+  return row(
+    "public divisor", off, 0.05, f"error of k / {plan.normalize_by:g} for k=1 and {BATCH}"
+  )
+
+
+def _other_integers(value: int, name: str) -> Iterator[int]:
+  yield from (value + (1 << power) for power in (0, 1, 2, 3, 5, 8, 12, 16))
+  yield from (2 * value, value + _COMMON_MULTIPLE, -value, 10 * value, value + 100)
+  if name == "seed":  # the one field by which runs are repeated in number
+    yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
+    yield from range(value + 1, value + _SEEDS)
+    # Two of so many agree where only a few thousand keys are possible.
+    drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
+    yield from drawn.tolist()
+
+
+def _other_entries(value: Any) -> Iterator[Any]:
+  """Of a dict, a list or a tuple: one entry more, and each entry changed."""
+  if isinstance(value, dict):
+    yield {**value, "another": 1}
+    for key, entry in value.items():
+      yield from ({**value, key: other} for other in _changed(entry))
+    return
+  yield type(value)([*value, 1])
+  for i, entry in enumerate(value):
+    for other in _changed(entry):
+      yield type(value)([*value[:i], other, *value[i + 1 :]])
+
+
+def _changed(value: Any, name: str = "") -> Iterator[Any]:
+  """Other values of a field: by little, by a power of two, by a whole number, of another sign;
+  a key that follows from a part of the value alone keeps with one of them."""
+  if isinstance(value, bool):
+    yield not value
+  elif isinstance(value, int):
+    yield from _other_integers(value, name)
+  elif isinstance(value, float):
+    yield from (math.nextafter(value, math.inf), value * 1.0001, value * (1 + 1e-9))
+    yield from (
+      value + 0.25,
+      value + 1,
+      value + 2,
+      value + 16,
+      value * 2,
+      value * 10,
+      -value,
+    )
+  elif isinstance(value, str):
+    yield from (f"{value}_", f"_{value}", value[::-1], f"{value}{value}", value.upper())
+  elif isinstance(value, (dict, list, tuple)):
+    yield from _other_entries(value)
+  else:
+    yield from (f"{value}_", 1, 0.5)
+
+
+def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
+  """The config with one field changed, for each field that decides what runs."""
+  told = to_dict(config)
+  elsewhere = (*config.where, "pretrained")  # a file, which must be there: its bytes decide
+  for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
+    part = getattr(config, name)
+    if not dataclasses.is_dataclass(part):
+      for other in _changed(value, name):
+        yield name, dataclasses.replace(config, **{name: other})
+    elif name != "audit" or config.audit.enabled:
+      for inner in (field.name for field in dataclasses.fields(part)):
+        if inner != "data_dir":  # where the data lie is no part of the run
+          for changed in _changed(value[inner]):
+            other = dataclasses.replace(part, **{inner: changed})  # type: ignore
+            yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
+
+
+def _told(config: TrainConfig) -> str:
+  """All that decides a run, as text: 1 and 1.0 are one number."""
+  return repr(streams_lib.canonical(to_dict(config)))
+
+
+def _identities(random: Any) -> set[str]:
+  keys = {noise.key_id(key) for key in (random.noise, random.local)}
+  return {*keys, f"sampler {random.sampler}"}
+
+
+def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
+  """Data that differ from a part of these in one record, each in another way."""
+  part = train.subset(slice(0, min(len(train), _RECORDS)))
+  yield "fewer records", part
+  yield "the first record", part.subset(slice(1, None))
+  yield "the last record", part.subset(slice(0, len(part) - 1))
+  yield "one record twice", part.subset(np.array([*range(len(part)), 0]))
+  yield "the order of two records", part.subset(np.array([1, 0, *range(2, len(part))]))
+  for at in (0, len(part) // 2, len(part) - 1):
+    again = np.arange(len(part))
+    again[at] = (at + 1) % len(part)
+    yield f"record {at}, exchanged", part.subset(again)
+  try:
+    x, y = np.asarray(part.x), np.asarray(part.y)
+    for at in (0, len(part) - 1):
+      changed, labels = x.copy(), y.copy()
+      entry = changed.reshape(len(part), -1)[at, -1:]
+      entry[...] = entry + np.ones((), x.dtype)
+      yield f"one number of record {at}", dataclasses.replace(part, x=changed)
+      one = labels.reshape(len(part), -1)[at, :1]
+      one[...] = (one + 1) % max(2, part.num_classes)
+      yield f"the label of record {at}", dataclasses.replace(part, y=labels)
+  except UserError:  # a data set that allows no such value
+    return
+
+
+def _shared_keys(subject: Subject) -> Iterator[str]:
+  """Fields of the config, and changes of the data, that two runs differ in with one key."""
+  assert subject.streams is not None
+  streams, config = subject.streams, subject.config
+  assert config is not None
+  holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
+
+  def held(what: str, told: str, random: Any) -> Iterator[str]:
+    for name in _identities(random):
+      before, text = holders.setdefault(name, (what, told))
+      if text != told:
+        yield what if before in ("", what) else f"{before} and {what}"
+
+  yield from held("", _told(config), streams(config))
+  for name, other in _neighbours(config):
+    try:
+      random = streams(other)
+    except UserError:  # a path at which there is no code has no run, and so no keys
+      continue
+    yield from held(name, _told(other), random)
+  for i, (what, changed) in enumerate(_other_data(subject.train)):
+    whole = i == 0 and len(changed) == len(subject.train)
+    told = _told(config) if whole else f"other data {i}"
+    yield from held(f"data: {what}", told, streams(config, data.digest(changed)))
+
+
+def _poor_bits(subject: Subject) -> Iterator[str]:
+  """Bits of the keys that are the same for too many seeds."""
+  assert subject.streams is not None and subject.config is not None
+  seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
+  found = [subject.streams(config) for config in seeds]
+  for name in ("noise", "local"):
+    words = [np.asarray(jax.random.key_data(getattr(one, name))).ravel() for one in found]
+    bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
+    ones = bits.sum(axis=0)
+    tails = stats.binom.cdf(np.minimum(ones, _SEEDS - ones), _SEEDS, 0.5)
+    if tails.min() * 2 * len(ones) < 1e-9:
+      yield f"some bits of the {name} key"
+
+
+def key_reuse(subject: Subject) -> Row:
+  """Runs that differ in one field share neither noise, nor augmentation, nor batches."""
+  name = "no key serves twice"
+  if subject.streams is None or subject.config is None:
+    return not_applicable(name, "keys are the caller's own: one for each run")
+  random, config = subject.streams(subject.config), subject.config
+  own = _identities(random)
+  shared = list(dict.fromkeys(_shared_keys(subject)))
+  fewer = data.digest(subject.train.subset(slice(1, None)))
+  if not own.isdisjoint(_identities(subject.streams(config, fewer))):
+    shared.append("one record of the data")
+  if len(own) < 3 or noise.key_id(random.init) in own:
+    shared.append("one key for two purposes")
+  if random.sampler.bit_length() < 64:
+    shared.append("a sampler seed of fewer than 64 bits")
+  if config.release:
+    shared += _release_faults(subject, random)
+  else:
+    shared += _poor_bits(subject)
+  found = f" ({', '.join(shared[:3])})" if shared else ""
+  return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
+
+
+def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
+  assert subject.streams is not None
+  if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
+    yield "release keys that follow from the config"
+  if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
+    yield "release keys of fewer than 128 bits"
+
+
+def white_box_audit(subject: Subject) -> Row:
+  """Gradient canaries through the run's own sampler, transform and steps: what they prove
+  stays below what is claimed."""
+  name, plan = "white-box audit", subject.plan
+  if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):
+    return not_applicable(name, "needs Poisson sampling and a claimed epsilon")
+  if not plan.l2_clip_norm.is_one_number:
+    return not_applicable(name, "canaries have one clip norm, this plan one per layer")
+  number = min(_CANARIES, len(subject.train))
+  small = dataclasses.replace(plan, sampler=plan.fitted_sampler(number), slices=1)
+  scores = auditing.gradient_canaries(
+    small,
+    num_canaries=number,
+    seed=SEED,
+    key=noise_record.test_key(subject, 2),
+    transform=subject.transform,
+  )
+  found = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
+  detail = (
+    f"epsilon that {number} gradient canaries in one run prove, with "
+    f"{100 * _AUDIT_CONFIDENCE:g}% confidence, against the claim "
+    f"(delta={accounting.upper(plan.delta)}, {plan.neighboring_relation})"
+  )
+  return row(name, found, plan.epsilon(), detail)
+
+
+CHECKS: tuple[Callable[[Subject], Row], ...] = (
+  own_sum,
+  divisor,
+  agreement,
+  stated,
+  overflow,
+  key_reuse,
+  white_box_audit,
+)

@@ -1,0 +1,627 @@
+"""Checks of the gradient: one example's influence, the sum, padding, cross-example leaks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import gradients, noise, trees
+from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
+from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
+
+_SLACK = 1e-3  # float32: relative to the sensitivity
+_SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
+_LEAK = 1e-5  # relative: one row of a matrix product does not depend on another's
+_SPOILT = (float("nan"), float("inf"), 1e38)
+_FACTORS = (1.0, 1e2, 1e4)  # of inputs and parameters: adversarially large gradients
+_SMALL_FACTORS = (1e-1, 1e-3, 1e-6)  # of inputs and losses: gradients below the clip norm
+_EXACT = 1e-3  # relative to the terms' lengths: one route, another mask
+_NEAR = 0.05  # the same against gradients by another route; covers bfloat16 models
+_FITTED = (15, 40, 80, 150)  # steps of plain training after which gradients are looked at
+_LARGE = 300_000  # parameters of a model that is looked at in fewer regimes
+_TRACED_CALLS = (3, 1)  # sums after the first one, in one trace; of a large model
+_LATER_CALLS = (16, 4)  # and in calls one after the other
+_MORE_BATCHES = 6  # further examples, so that labels are met that the first ones lack
+
+
+def _numpy(tree: Any) -> Any:
+  return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
+
+
+def _norm(tree: Any) -> float:
+  squares = [float(np.sum(np.square(leaf))) for leaf in jax.tree.leaves(_numpy(tree))]
+  return float(np.sqrt(sum(squares)))
+
+
+def _worst(moves: Sequence[float]) -> float:
+  """A plain max would drop NaN, which must fail."""
+  return max(moves) if np.isfinite(moves).all() else math.nan
+
+
+def _minus(a: Any, b: Any) -> Any:
+  return jax.tree.map(np.subtract, _numpy(a), _numpy(b))
+
+
+def _is_float(leaf: Any) -> bool:
+  return not trees.is_key(leaf) and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)
+
+
+def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
+  """Floats of these rows become `change(own)`; integers, labels and keys stay."""
+
+  def put(leaf):
+    if not _is_float(leaf):
+      return leaf
+    leaf = jnp.asarray(leaf)
+    return leaf.at[rows].set(change(leaf[rows]))
+
+  return jax.tree.map(put, batch)
+
+
+def _scaled(tree: Any, factor: float) -> Any:
+  return _put(tree, ..., lambda own: own * factor)
+
+
+# One compilation for all checks of one subject.
+@functools.lru_cache(maxsize=4)
+def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
+  return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
+
+
+@functools.lru_cache(maxsize=4)
+def _own_grad(loss_fn: LossFn) -> Callable[..., Any]:
+  return jax.jit(jax.grad(loss_fn))
+
+
+def _total(subject: Subject) -> Callable[..., Any]:
+  """(params, batch, mask) -> the sum that noise is added to."""
+  fn = _compiled_total(subject.clipped_grad)
+  return lambda params, batch, mask: _numpy(fn(params, batch, jnp.asarray(mask)))
+
+
+def _without(j: int) -> np.ndarray:
+  return np.arange(BATCH) != j
+
+
+def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
+  """By how much the sum moves when example j goes (or is exchanged for its neighbour)."""
+
+  def move(params, batch, j):
+    whole = np.ones(BATCH, bool)
+    if exchange:
+      return _minus(total(params, batch, whole), total(params, _copied(batch, j), whole))
+    return _minus(total(params, batch, whole), total(params, batch, _without(j)))
+
+  return move
+
+
+def _scaled_one(batch: Any, j: int, factor: float) -> Any:
+  """Example j alone blown up: its term is as long as clipping allows, the others' are not."""
+  return _put(batch, j, lambda own: own * factor)
+
+
+def _copied(batch: Any, j: int) -> Any:
+  """The batch in which example j is a copy of the next one."""
+
+  def copy(leaf):
+    leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
+    return leaf.at[j].set(leaf[(j + 1) % len(leaf)])
+
+  return jax.tree.map(copy, batch)
+
+
+def influence(subject: Subject) -> Row:
+  """No example moves the sum by more than the sensitivity that the noise covers."""
+  relation = subject.plan.neighboring_relation
+  exchange = relation is NeighboringRelation.REPLACE_ONE
+  move = _moved(_total(subject), exchange)
+  batch = subject.batch()
+  norms = [
+    _norm(move(_scaled(subject.params, p), changed, j))
+    for p in _FACTORS[:2]
+    for x in _FACTORS
+    for j in range(3)
+    for changed in (_scaled(batch, x), _scaled_one(batch, j, x))
+  ]
+  bound = gradients.sensitivity(subject.plan.l2_bound, relation)
+  norms += _alike_moves(subject, exchange)
+  return row(
+    "influence of one example",
+    _worst(norms),
+    bound * (1 + _SLACK),
+    f"largest move of the sum, {relation}, inputs and parameters up to x{_FACTORS[-1]:g}",
+  )
+
+
+def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
+  """The same in a batch of the run's own size whose examples are all one: their sum is as long
+  as can be, so that whatever rounds the sum shows."""
+  size = subject.plan.sampler.slots
+  total, own = _total(subject), _scaled(subject.batch(), _FACTORS[1])
+  alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], own)
+  everyone = np.ones(size, bool)
+  whole = total(subject.params, alike, everyone)
+  for j in {0, size - 1}:
+    if exchange:
+      put = lambda leaf, one, j=j: jnp.asarray(leaf).at[j].set(one[1])
+      other = jax.tree.map(put, alike, own)
+      yield _norm(_minus(whole, total(subject.params, other, everyone)))
+    else:
+      yield _norm(_minus(whole, total(subject.params, alike, np.arange(size) != j)))
+
+
+def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
+  """The factor of a gradient of this norm by the paper of the rule, which does not vouch for
+  itself; None for a rule that is not known here."""
+  if type(rule) is gradients.Flat or rule.adapts:  # Abadi et al. 2016
+    return min(1.0, bound / norm)
+  if isinstance(rule, gradients.Automatic):  # Bu et al. 2022
+    return bound / (norm + rule.gamma)
+  return None
+
+
+def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
+  """(what example i contributes in a batch of its own, what it should), in float64: its own
+  gradient times the published factor, or times whatever factor in [0, 1] is nearest."""
+  one = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
+  term = _total(subject)(subject.params, one, np.ones(1, bool))
+  example = jax.tree.map(lambda leaf: leaf[0], one)
+  grads = _numpy(_own_grad(subject.loss_fn)(subject.params, example))
+  clip = subject.plan.l2_clip_norm
+
+  def wanted(bound, group, seen):
+    norm = _norm(group)
+    if not (bound and 0 < norm < math.inf):
+      return jax.tree.map(np.zeros_like, group)
+    factor = _published(clip.rule, norm, bound)
+    if factor is None:
+      along = jax.tree.map(lambda g, t: np.sum(g * t / norm**2), group, seen)
+      factor = np.clip(sum(jax.tree.leaves(along)), 0, 1)
+    return trees.scale(group, factor)
+
+  return term, jax.tree.map(wanted, clip.norms, grads, term)
+
+
+def one_term(subject: Subject) -> Row:
+  """Each example alone contributes its own gradient, as long as its bound at most, and
+  shortened as the rule's paper says."""
+  bounds, off, over = subject.plan.l2_clip_norm, [], []
+  for factor in _FACTORS[:2]:
+    batch = _scaled(subject.batch(), factor)
+    for i in range(BATCH):
+      term, wanted = _term(subject, batch, i)
+      off.append(_norm(_minus(term, wanted)) / subject.plan.l2_bound)
+      norms = jax.tree.map(lambda _, group: _norm(group), bounds.norms, term)
+      pairs = zip(jax.tree.leaves(norms), bounds.group_bounds())
+      over += [norm / bound - 1 if bound else norm for norm, bound in pairs]
+  known = _published(bounds.rule, 1.0, 1.0) is not None
+  return row(
+    "one clipped term",
+    _worst([_worst(off) / _SUM_SLACK, _worst(over) / _SLACK]),
+    1.0,
+    f"each of {len(off)} examples alone: {max(off):.1e} clip norms off "
+    f"{'the published rule' if known else 'its own direction'} (<= {_SUM_SLACK:g}), "
+    f"{max(0.0, *over):.1e} beyond its bound (<= {_SLACK:g})",
+  )
+
+
+def sum_of_terms(subject: Subject) -> Row:
+  """The sum equals that of the examples' own gradients, each taken alone and clipped."""
+  batch = subject.batch()
+  total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
+  for i in range(BATCH):
+    total = _minus(total, _term(subject, batch, i)[1])
+  return row(
+    "sum of clipped terms",
+    _norm(total) / (BATCH * subject.plan.l2_bound),
+    _SUM_SLACK,
+    "error per example in clip norms, against jax.grad of each example alone",
+  )
+
+
+@functools.lru_cache(maxsize=4)
+def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
+  """(params, batch) -> gradients [B, ...], of one example after the other."""
+  return jax.jit(
+    lambda params, batch: jax.lax.map(lambda one: jax.grad(loss_fn)(params, one), batch)
+  )
+
+
+@functools.lru_cache(maxsize=4)
+def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[..., Any]:
+  """(factor, params, batch, mask) -> the sum for the loss times the factor."""
+
+  def total(factor, params, batch, mask):
+    scaled = lambda own, example: loss_fn(own, example) * factor
+    return gradient_of(scaled)(params, batch, mask).total
+
+  return jax.jit(total)
+
+
+def _masks() -> Iterator[np.ndarray]:
+  """No example, one, all, and every number of them between."""
+  yield np.zeros(BATCH, bool)
+  yield np.ones(BATCH, bool)
+  rng = np.random.default_rng(SEED)
+  for count in range(2, BATCH):
+    yield rng.permutation(np.arange(BATCH) < count)
+
+
+def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
+  """Parameters that know these examples, so that gradients become short: plain Adam."""
+  tx = optax.adam(0.02)
+  mean = lambda params: jnp.mean(
+    jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
+  )
+
+  @functools.partial(jax.jit, static_argnums=2)
+  def train(params, state, steps):
+    def step(carry, _):
+      params, state = carry
+      updates, state = tx.update(jax.grad(mean)(params), state, params)
+      return (optax.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(step, (params, state), length=steps)[0]
+
+  large = trees.size(subject.params) > _LARGE
+  params, state, done = subject.params, tx.init(subject.params), 0
+  for steps in _FITTED[:1] if large else _FITTED:
+    params, state = train(params, state, steps - done)
+    done = steps
+    yield f"after {steps} steps of training on them", params
+
+
+def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, Any]]:
+  """(name, total, params, batch) with gradients of very different lengths."""
+  total, batch, params = _total(subject), subject.batch(), subject.params
+  few = trees.size(params) > _LARGE
+  yield "as they are", total, params, batch
+  yield "two of them alike", total, params, _copied(batch, 0)
+  for factor in _FACTORS[1:2] if few else (*_FACTORS[1:], *_SMALL_FACTORS, -1.0):
+    yield f"inputs x{factor:g}", total, params, _scaled(batch, factor)
+    yield f"one input x{factor:g}", total, params, _scaled_one(batch, 1, factor)
+  for name, own in _fitted(subject, batch):
+    yield name, total, own, batch
+  if subject.gradient_of is None:
+    return
+  scaled = _scaled_total(subject.gradient_of, subject.loss_fn)
+  for factor in _SMALL_FACTORS:
+    by = lambda own, batch, mask, factor=factor: _numpy(
+      scaled(factor, own, batch, jnp.asarray(mask))
+    )
+    yield f"losses x{factor:g}", by, params, batch
+
+
+def _terms(subject: Subject, grads: Any) -> Any:
+  """Stacked gradients, each clipped as the rule's paper says, in float64; the rule is known."""
+  clip = subject.plan.l2_clip_norm
+
+  def clipped(bound, group):
+    leaves = [leaf.reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(group)]
+    norms = np.sqrt(sum(np.sum(leaf**2, axis=1) for leaf in leaves))
+    factors = [
+      (_published(clip.rule, norm, bound) or 0.0) if bound and 0 < norm < math.inf else 0.0
+      for norm in norms
+    ]
+    times = np.array(factors)
+    by = lambda leaf: np.nan_to_num(leaf) * times.reshape(-1, *(1,) * (leaf.ndim - 1))
+    return jax.tree.map(by, group)
+
+  return jax.tree.map(clipped, clip.norms, grads)
+
+
+def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
+  """How far a sum is from that of its terms [B, ...], relative to their lengths together;
+  of none, in clip norms."""
+  wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
+  lengths = [
+    _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
+  ]
+  length = float(np.array(lengths) @ mask)
+  moved = _norm(_minus(total, wanted))
+  # Nothing may come of nothing: what is below the smallest floats has no length.
+  return moved / length if length > 1e-30 else min(moved, math.inf) * 1e30 * (moved > 1e-30)
+
+
+def any_mask(subject: Subject) -> Row:
+  """Whoever takes part, and however long the gradients are, the sum is that of the terms:
+  no example's term depends on how many others there are, on their lengths or their labels."""
+  worst, where, shortest = 0.0, "", math.inf
+  for name, total, params, batch in _regimes(subject):
+    alone = [
+      total(params, batch, np.arange(BATCH) == i)  # the last slot is one of them
+      for i in range(BATCH)
+    ]
+    terms = jax.tree.map(lambda *leaves: np.stack(leaves), *alone)
+    for mask in _masks():
+      off = _off(total(params, batch, mask), terms, mask) / _EXACT
+      if not off <= worst:
+        worst, where = off, f"{name}, {int(mask.sum())} of {BATCH}"
+    least = min(_norm(one) for one in alone)
+    shortest = min(shortest, least or shortest)
+  off, name = _by_another_route(subject)
+  if not off <= worst:
+    worst, where = off, name
+  return row(
+    "sum for every mask and scale",
+    worst,
+    1.0,
+    f"error in {_EXACT:g} of the terms' lengths (by another route, {_NEAR:g}); worst: {where}; "
+    f"shortest term {shortest / subject.plan.l2_bound:.1e} clip norms",
+  )
+
+
+def _by_another_route(subject: Subject) -> tuple[float, str]:
+  """The same against gradients of one example after the other, of more examples."""
+  clip = subject.plan.l2_clip_norm
+  if _published(clip.rule, 1.0, 1.0) is None:
+    return 0.0, ""
+  own_grads, total, found = _own_grads(subject.loss_fn), _total(subject), []
+  more = 1 if trees.size(subject.params) > _LARGE else _MORE_BATCHES
+  cases = [
+    (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
+  ]
+  batch = subject.batch()
+  cases += [(name, params, batch) for name, params in _fitted(subject, batch)]
+  everyone = np.ones(BATCH, bool)
+  for name, params, examples in cases:
+    terms = _terms(subject, _numpy(own_grads(params, examples)))
+    off = _off(total(params, examples, everyone), terms, everyone) / _NEAR
+    found.append((off if math.isfinite(off) else math.inf, f"{name}, by another route"))
+  return max(found)
+
+
+def padding(subject: Subject) -> Row:
+  """What lies in padded slots, NaN included, changes nothing."""
+  total, batch, half = _total(subject), subject.batch(), np.arange(BATCH) < BATCH // 2
+
+  filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda own: value)
+  clean = total(subject.params, _copied(batch, BATCH - 1), half)
+  moves = [
+    _norm(_minus(total(subject.params, filled(value), half), clean))
+    for value in (0.0, 1e4, float("nan"))
+  ]
+  return row(
+    "padding contributes nothing",
+    _worst(moves) / subject.plan.l2_bound,
+    _SLACK,
+    "move of the sum, in clip norms, when padded slots hold 0, 1e4 or NaN",
+  )
+
+
+def whole_batch(subject: Subject) -> Row:
+  """A batch of the run's own size is the sum of its parts of `BATCH`, one of its examples far
+  beyond the clip and padding that is NaN or an example: a gradient may take another way where
+  batches are large."""
+  size = max(subject.plan.sampler.slots, 2 * BATCH)
+  rng = np.random.default_rng(SEED)
+  batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
+  many = rng.random(size) < 0.75
+  many[[BATCH + 1, -1]] = True
+  last = np.arange(size) == size - 1
+  everyone = np.ones(size, bool)
+  nobody = np.zeros(size, bool)
+  moves = [
+    _whole_less_parts(subject, batch, mask) for mask in (many, last, everyone, nobody)
+  ]
+  return row(
+    "whole batch is its parts",
+    _worst(moves) / (math.sqrt(size) * subject.plan.l2_bound),
+    _SUM_SLACK,
+    f"{size} slots, many, one, all or none of them taken, against sums of {BATCH}: error in "
+    "clip norms / sqrt(slots)",
+  )
+
+
+def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
+  """Norm of the sum of a large batch less those of its parts that hold an example."""
+  size, total = len(mask), _total(subject)
+  hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
+  batch = _put(batch, hole, lambda own: float("nan"))
+  left = total(subject.params, batch, mask)
+  for start in range(0, size, BATCH):
+    take = np.arange(start, start + BATCH)
+    here = (take < size) & mask[take % size]
+    if here.any():
+      part = jax.tree.map(lambda leaf, at=take % size: leaf[at], batch)
+      left = _minus(left, total(subject.params, part, here))
+  return _norm(left)
+
+
+def _dropped_from_sum(subject: Subject) -> Iterator[float]:
+  """Clip norms by which an example moves the sum whose own gradient is not finite."""
+  total, batch = _total(subject), subject.batch()
+  own_grad, everyone = _own_grad(subject.loss_fn), np.ones(BATCH, bool)
+  for value in _SPOILT:
+    for j in (0, BATCH - 1):
+      spoilt = _put(batch, j, lambda own, value=value: value)
+      own = own_grad(subject.params, jax.tree.map(lambda leaf, j=j: leaf[j], spoilt))
+      moved = _norm(
+        _minus(
+          total(subject.params, spoilt, everyone),
+          total(subject.params, spoilt, _without(j)),
+        )
+      )
+      finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(own)))
+      # A finite gradient may move the sum by its bound; that is what `influence` measures.
+      yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
+
+
+def _dropped_from_stack(subject: Subject) -> Iterator[float]:
+  """The same for stacked gradients of which one is spoilt, through the transform."""
+  plan, key = subject.plan, jax.random.key(SEED)
+  length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
+  floats = noise.source.as_floats(subject.params)
+  grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
+  # A loss whose gradient is the example itself: stacked gradients of any value, in the type
+  # that the private transform takes.
+  own = lambda params, example: jnp.stack(
+    [jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))]
+  ).sum()
+
+  @jax.jit
+  def update(grads, mask):
+    stacked = gradients.per_example_grads(own)(floats, grads)[1]
+    tx = subject.transform(key)
+    return tx.update(stacked, tx.init(floats), floats, mask=mask)[0]
+
+  def spoil(tree, value, whole):
+    leaves, treedef = jax.tree.flatten(tree)
+    spoilt = leaves[:1] if not whole else leaves  # one entry of one leaf, or all of it
+    put = lambda leaf: (
+      leaf.at[0].set(value) if whole else leaf.at[(0,) * leaf.ndim].set(value)
+    )
+    return treedef.unflatten([*map(put, spoilt), *leaves[len(spoilt) :]])
+
+  without = update(grads, jnp.asarray(_without(0)))
+  for value in _SPOILT[:2]:
+    for whole in (False, True):
+      seen = update(spoil(grads, value, whole), jnp.ones(BATCH, bool))
+      yield _norm(_minus(seen, without)) * plan.normalize_by / min(plan.l2_bound, 1.0)
+
+
+def dropped(subject: Subject) -> Row:
+  """An example whose gradient is NaN or infinite contributes nothing, and spoils nothing."""
+  moves = [0.0, *_dropped_from_sum(subject), *_dropped_from_stack(subject)]
+  noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
+  return row(
+    "non-finite example dropped",
+    _worst(moves),
+    _SLACK + noise,
+    "move of the sum, in clip norms, by an example of NaN, infinity or 1e38",
+  )
+
+
+def no_memory(subject: Subject) -> Row:
+  """The sum of a batch does not depend on any of the batches before it (error feedback)."""
+  batch, everyone = subject.batch(), jnp.ones(BATCH, bool)
+  other = _scaled(_copied(batch, 0), -3.0)
+  total = lambda params, examples: subject.clipped_grad(params, examples, everyone).total
+  is_large = trees.size(subject.params) > _LARGE
+  traced, later = _TRACED_CALLS[is_large], _LATER_CALLS[is_large]
+
+  @jax.jit
+  def in_one_trace(params, first):  # what the trace of a call leaves, the later ones see
+    totals = [total(params, first)]
+    return [*totals, *(total(params, batch) for _ in range(traced))]
+
+  def in_turn(fn):
+    """One call for each batch: what the host keeps, the later ones see."""
+    return lambda params, first: [
+      _numpy(fn(params, examples)) for examples in [first, *[batch] * later]
+    ]
+
+  ways = [in_one_trace, in_turn(jax.jit(total))]
+  if subject.gradient_of is None:  # of the caller's own: it may keep arrays
+    ways = [in_turn(total), *ways]
+  worst = 0.0
+  for after in ways:
+    if not worst <= _SLACK:  # what keeps arrays would keep those of a trace, too
+      break
+    after(subject.params, batch)  # nothing is left of what was called before
+    for seen, wanted in zip(
+      after(subject.params, other)[1:], after(subject.params, batch)[1:]
+    ):
+      worst = _worst([worst, _norm(_minus(seen, wanted)) / subject.plan.l2_bound])
+  told = f"clip norms that a batch moves any of the {later} sums after it"
+  return row("sum without memory", worst, _SLACK, told)
+
+
+def _perturbations(batch: Any, j: int) -> Iterator[Any]:
+  """The batch with example j changed: exchanged for its neighbour, blown up, shifted."""
+  exchanged = _copied(batch, j)
+  yield exchanged
+  for change in (lambda own: own * -30 + 7, lambda own: own + 1e3):
+    moved = _put(batch, j, change)
+    yield jax.tree.map(lambda a, b: a if _is_float(a) else b, moved, exchanged)
+
+
+def cross_example_leakage(
+  fn: Callable[[Any, Any], Any], params: Params, batch: ArrayTree
+) -> float:
+  """How far changing one example of a batch moves what `fn` gives for the OTHERS.
+
+  Args:
+    fn: `(params, batch) -> tree with leaves [B, ...]`: logits, losses or gradients, one row
+      for each example. Any code that takes a whole batch.
+    batch: tree with leaves [B, ...], B >= 2.
+
+  Returns:
+    The largest move of another example's row, relative to the largest entry; 0 where the
+    examples do not see each other. Batch normalisation, a softmax or a top-k over the batch,
+    a loss with pairs: all of them show, whatever they are called.
+
+  >>> batch = jnp.arange(6.0).reshape(3, 2)
+  >>> cross_example_leakage(lambda w, x: w * x, 2.0, batch)
+  0.0
+  >>> cross_example_leakage(lambda w, x: w * x.cumsum(axis=0), 2.0, batch) > 0.1
+  True
+  """
+  fn = jax.jit(fn)
+  clean = jax.tree.leaves(_numpy(fn(params, batch)))
+  size = clean[0].shape[0]
+  worst = 0.0
+  for j in {0, size - 1}:
+    for changed in _perturbations(batch, j):
+      moved = jax.tree.leaves(_numpy(fn(params, changed)))
+      leaks = [_leak(a, b, j) for a, b in zip(clean, moved)]
+      worst = max(worst, *leaks)
+  return worst
+
+
+def _leak(clean: np.ndarray, moved: np.ndarray, j: int) -> float:
+  others = np.arange(len(clean)) != j
+  largest = max(float(np.abs(clean[others]).max(initial=0.0)), 1e-30)
+  leak = float(np.abs(moved[others] - clean[others]).max(initial=0.0)) / largest
+  return leak if np.isfinite(leak) else float("inf")
+
+
+def _sum_leakage(subject: Subject) -> float:
+  """The same for the sum: what the others contribute must not depend on example j."""
+  total, batch, worst = _total(subject), subject.batch(), 0.0
+  own = np.arange(BATCH) == 0
+  rest = lambda b: _minus(
+    total(subject.params, b, np.ones(BATCH, bool)), total(subject.params, b, own)
+  )
+  clean = rest(batch)
+  for changed in _perturbations(batch, 0):
+    leak = _norm(_minus(rest(changed), clean)) / subject.plan.l2_bound
+    worst = max(worst, leak if np.isfinite(leak) else float("inf"))
+  return worst
+
+
+def cross_example(subject: Subject) -> Row:
+  """No example reaches another's outputs in the model, or its gradient in the sum."""
+  summed = _sum_leakage(subject)
+  if subject.apply is None:  # a loss of one example: only the sum could mix
+    told = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
+    return row("no cross-example leakage", summed / _SLACK, 1.0, told)
+  x = jnp.asarray(subject.batch().x)
+  model = cross_example_leakage(subject.apply, subject.params, x)
+  return row(
+    "no cross-example leakage",
+    max(model / _LEAK, summed / _SLACK),
+    1.0,
+    f"model outputs move by {model:.1e} (<= {_LEAK:g}), the others' gradients by "
+    f"{summed:.1e} clip norms (<= {_SLACK:g})",
+  )
+
+
+CHECKS = (
+  influence,
+  one_term,
+  sum_of_terms,
+  any_mask,
+  whole_batch,
+  padding,
+  dropped,
+  no_memory,
+  cross_example,
+)

@@ -1,0 +1,233 @@
+"""The long form of all games, with a table that is written as they end: `launch.audit`.
+
+Each row of the table is one subject. It shows the game that came nearest to its claim; the
+significance of 0.1 % is divided among the subject's games and their claims, so that all
+bounds of a row hold together with 99.9 %. A pass is evidence, not a proof.
+
+Beside each bound stands its ceiling: what the same draws show of outputs that are always told
+apart. A claim above its ceiling CANNOT be refuted, whatever is broken; it takes more minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import io
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dpjax import markdown, validate
+from dpjax.accounting import lower, upper
+from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
+from dpjax.experiments.checks import resumable
+from dpjax.experiments.run import provenance, writers
+from dpjax.validate import UserError
+
+RESULT, TABLE, CSV = "result.json", "table.md", "table.csv"
+PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
+MOST = 200_000  # draws of one game
+_YEAR = 366 * 24 * 60  # minutes
+_GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
+
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What an audit is asked to do.
+
+  Args:
+    minutes: for all games together, about.
+    only: a room, a subject or room.subject; "" for all.
+    seed: of all draws.
+  """
+
+  minutes: float = 10.0
+  only: str = ""
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    validate.positive(minutes=self.minutes)
+    if self.minutes > _YEAR:
+      raise UserError(f"minutes={self.minutes!r}: must be at most {_YEAR}, a year")
+    resumable.check_asked(self.only, self.seed)
+
+
+def _name(room: str, subject: str) -> str:
+  return f"{room}.{subject}"
+
+
+def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
+  """Plays what is left to play, writes after each subject, and returns all rows.
+
+  Raises:
+    UserError: `out` holds an audit with other settings or versions.
+  """
+  path = pathlib.Path(out)
+  # Rows of an earlier version, which has no ceilings, are played again.
+  name_of = lambda row: row["what"] if "can_refute" in row else None
+  done = resumable.resumed(
+    settings, path / RESULT, what="an audit", holds="an audit with", name_of=name_of
+  )
+  subjects = registry.subjects(settings.only)
+  seconds = settings.minutes * 60 / len(subjects)
+  todo = {
+    _name(room, subject): functools.partial(_subject, room, subject, seconds, settings.seed)
+    for room, subject in subjects
+  }
+  write = functools.partial(_write, settings, path)
+  return resumable.played(todo, done, write=write, label="audit")
+
+
+def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
+  started, games = time.perf_counter(), registry.games(room, subject)
+  confidence = 1 - (1 - CONFIDENCE) / len(games)
+  each = seconds / len(games)
+  results = [r for game in games for r in _play(game, each, seed, confidence)]
+  minutes = (time.perf_counter() - started) / 60
+  return {
+    "what": _name(room, subject),
+    "kind": "proved",
+    "minutes": minutes,
+    "can_refute": any(result.can_refute for result in results),
+    "games": [_facts(result) for result in results],
+  }
+
+
+def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
+  """As many draws as fit; their number is chosen by the clock, before they are made."""
+  draws = max(PILOT, round(PILOT / game.draws))
+  play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
+  started = time.perf_counter()
+  play(game, num_draws=draws, seed=seed + 1_000_001)
+  speed = draws / max(time.perf_counter() - started, 1e-3)
+  wanted = round(speed * seconds * _GAMES_MINUTES)
+  return play(
+    game,
+    num_draws=min(max(wanted, draws), round(MOST / game.draws)),
+    seed=seed,
+    confidence=confidence,
+  )
+
+
+def _facts(result: Result) -> dict[str, Any]:
+  return {
+    "case": result.game.case,
+    "neighboring_relation": result.game.relation,
+    "epsilon_claimed": result.claim.epsilon,
+    "delta": result.claim.delta,
+    "epsilon_lower": result.epsilon_lower,
+    "draws": result.num_draws,
+    "refuted": result.refuted,
+    "ceiling": result.ceiling,
+    "can_refute": result.can_refute,
+  }
+
+
+def nearest(row: dict[str, Any]) -> dict[str, Any]:
+  """The game whose bound came nearest to its claim, or went furthest beyond it."""
+  ratio = lambda g: g["epsilon_lower"] / max(g["epsilon_claimed"], 1e-9)
+  return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
+
+
+def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
+  """Each claim that a game broke, in words."""
+  return [
+    f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
+    f"{upper(g['delta'])}, {g['neighboring_relation']}, above the claimed "
+    f"{upper(g['epsilon_claimed'])}"
+    for row in rows
+    for g in row["games"]
+    if g["refuted"]
+  ]
+
+
+def idle(rows: Sequence[dict[str, Any]]) -> list[str]:
+  """Returns each claim that so few draws could not refute, in words."""
+  return [
+    f"{row['what']} ({g['case']}): {g['draws']} draws show at most epsilon >= "
+    f"{lower(g['ceiling'])} at delta {upper(g['delta'])}, the claim is "
+    f"{upper(g['epsilon_claimed'])}"
+    for row in rows
+    for g in row["games"]
+    if not g["can_refute"]
+  ]
+
+
+# --- files
+
+
+def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
+  writers.write_json(
+    path / RESULT,
+    {
+      **resumable.stated(settings),
+      "device": provenance.device(),
+      "confidence": CONFIDENCE,
+      "refuted": refuted(rows),
+      "cannot_refute": idle(rows),
+      "no_claim": {
+        _name(room, name): why
+        for room, known in registry.ROOMS.items()
+        for name, why in known.no_claim.items()
+      },
+      "rows": rows,
+    },
+  )
+  writers.replace_file(path / TABLE, table(rows).encode())
+  writers.replace_file(path / CSV, _csv(rows).encode())
+
+
+_COLUMNS = (
+  "what",
+  "claim: epsilon",
+  "delta",
+  "relation",
+  "kind",
+  "strongest lower bound (99.9 %)",
+  "draws",
+  "minutes",
+  "ceiling",
+)
+
+
+def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
+  return [
+    row["what"],
+    upper(game["epsilon_claimed"]),
+    f"{upper(game['delta'])}",
+    game["neighboring_relation"],
+    row["kind"],
+    lower(game["epsilon_lower"]) + (" REFUTED" if game["refuted"] else ""),
+    str(game["draws"]),
+    f"{row['minutes']:.1f}",
+    lower(game["ceiling"]) + ("" if game["can_refute"] else " CANNOT REFUTE"),
+  ]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+  """One line per subject, as Markdown.
+
+  >>> game = {"case": "0, 1", "neighboring_relation": "replace_one", "delta": 0.0,
+  ...   "epsilon_claimed": 1.0, "epsilon_lower": 0.9, "draws": 99, "refuted": False,
+  ...   "ceiling": 2.0, "can_refute": True}
+  >>> row = {"what": "x.y", "kind": "proved", "minutes": 0.5, "games": [game]}
+  >>> print(table([row]).splitlines()[2])
+  | x.y | 1 | 0 | replace_one | proved | 0.9 | 99 | 0.5 | 2 |
+  """
+  body = [_cells(row, nearest(row)) for row in rows]
+  return markdown.table(_COLUMNS, body)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+  """One line per game and claim."""
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow([*_COLUMNS, "case"])
+  for row in rows:
+    writer.writerows([*_cells(row, game), game["case"]] for game in row["games"])
+  return text.getvalue()

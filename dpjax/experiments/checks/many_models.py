@@ -1,0 +1,222 @@
+"""The audit of final models as a command: `launch.audit --final_model=DATA`.
+
+A linear classifier on `num_records` records of a data set, trained by full-batch DP-SGD at
+epsilon, `num_models` times with a target among them and `num_models` times without it
+(`dpjax.auditing.final_model`). The auditor's own records, on which worst-case initial
+parameters are fitted, are others of the same data set, and blanks of one class, which make
+every other label of a blank unlikely.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import auditing, data, losses, models, validate
+from dpjax.accounting import lower, upper
+from dpjax.experiments.run import provenance, writers
+from dpjax.plan import Plan
+from dpjax.sampling import PoissonSampler
+from dpjax.types import LossFn, Params
+from dpjax.validate import UserError
+
+RESULT = "final_model.json"
+INITIAL = ("worst_case", "ordinary")
+_OWN = 2000  # records of the auditor's, at most, and a tenth as many blanks
+_FOR_BOOTSTRAP = 50  # models, fewer are not drawn again
+_SPARE = 16  # slots beyond the records, for the check of the capacity
+_FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
+_SHOWN = ("gdp", "clopper_pearson")
+
+
+@dataclasses.dataclass(frozen=True)
+class FinalModels:
+  """What is trained.
+
+  Args:
+    data: a data set of images with classes. epsilon, delta: that are claimed.
+    num_models: trainings with the target, and as many without it.
+    initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
+    num_records: with the target. num_steps: of full-batch gradient descent.
+    seed: of initial parameters and of the noise.
+  """
+
+  data: str = "mnist"
+  epsilon: float = 10.0
+  num_models: int = 1000
+  initial: str = "worst_case"
+  delta: float = 1e-5
+  num_records: int = 1000
+  num_steps: int = 20
+  learning_rate: float = 4.0
+  confidence: float = 0.95
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    validate.positive(epsilon=self.epsilon, learning_rate=self.learning_rate)
+    validate.open_unit(delta=self.delta, confidence=self.confidence)
+    validate.integer_at_least(2, num_models=self.num_models, num_records=self.num_records)
+    validate.integer_at_least(1, num_steps=self.num_steps)
+    validate.integer_at_least(0, seed=self.seed)
+    validate.one_of(INITIAL, initial=self.initial)
+
+
+def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
+  """Trains, writes `out`/final_model.json and returns what it holds.
+
+  UserError: a data set without images of classes, or with too few records; a folder that cannot
+  be written, or that holds the result of other settings or versions.
+  """
+  started, folder = time.perf_counter(), pathlib.Path(out)
+  _check_folder(settings, folder)
+  records, own, test = _parts(settings)
+  model: Any = models.build("linear", num_classes=records.num_classes)
+  loss_fn = losses.softmax_cross_entropy(model.apply)
+  params = model.init(jax.random.key(settings.seed), jnp.zeros_like(records.x[:1]))
+  if settings.initial == "worst_case":
+    params = auditing.fitted_params(loss_fn, params, own, **_FIT)
+  target = auditing.blank_target(model.apply, params, records)
+  plan = _plan(settings)
+  scores = _scores(settings, plan, loss_fn, params, records, target)
+  bounds = {name: _bound(name, scores, settings) for name in _SHOWN}
+  found = {
+    **dataclasses.asdict(settings),
+    "epsilon_claimed": plan.epsilon(),
+    "noise_multiplier": plan.noise_multiplier,
+    "initial_test_accuracy": _accuracy(model.apply, params, test),
+    "target_label": int(target.y[0]),
+    "bounds": bounds,
+    "estimates": _estimates(scores, settings),
+    "refuted": bounds["gdp"] > plan.epsilon(),
+    "minutes": (time.perf_counter() - started) / 60,
+    "versions": provenance.versions(),
+  }
+  folder.mkdir(parents=True, exist_ok=True)
+  writers.write_json(folder / RESULT, found)
+  return found
+
+
+def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
+  validate.folder(out=folder)
+  if not (folder / RESULT).exists():
+    return
+  asked = dataclasses.asdict(settings) | {"versions": provenance.versions()}
+  known = writers.read_json(folder / RESULT)
+  known = known if isinstance(known, dict) else {}
+  for name, value in asked.items():
+    if known.get(name) != value:
+      raise UserError(
+        f"out={str(folder)!r}: holds a result of {name}={known.get(name)!r}, not {value!r}; choose "
+        "another directory, nothing was changed"
+      )
+
+
+def _plan(settings: FinalModels) -> Plan:
+  """Everybody in every step, so that the run is Gaussian-DP and the bound `gdp` holds."""
+  plan = Plan.calibrated(
+    epsilon=settings.epsilon,
+    delta=settings.delta,
+    sampler=PoissonSampler(prob=1.0, capacity=settings.num_records + _SPARE),
+    num_steps=settings.num_steps,
+    l2_clip_norm=1.0,
+    normalize_by=settings.num_records,
+  )
+  auditing.check_method("gdp", plan)
+  return plan
+
+
+def _scores(
+  settings: FinalModels,
+  plan: Plan,
+  loss_fn: LossFn,
+  params: Params,
+  records: Any,
+  target: Any,
+) -> auditing.Scores:
+  done = 0
+  with writers.progress(2 * settings.num_models, 0, "final models") as bar:
+
+    def tell(count: int, _: int) -> None:
+      nonlocal done
+      bar.update(count - done)
+      done = count
+
+    return auditing.final_model_scores(
+      loss_fn,
+      plan,
+      optax.sgd(settings.learning_rate),
+      params=params,
+      records=records,
+      target=target,
+      num_models=settings.num_models,
+      seed=settings.seed,
+      progress=tell,
+    )
+
+
+def line(found: dict[str, Any]) -> str:
+  """One line for people."""
+  said = "REFUTED" if found["refuted"] else "not refuted"
+  bounds = ", ".join(f"{lower(value)} ({name})" for name, value in found["bounds"].items())
+  return (
+    f"{said}: {found['data']}, final model only, {found['initial']} initial parameters, "
+    f"{found['num_models']} models with the target and as many without: epsilon >= {bounds}, "
+    f"each with {100 * found['confidence']:.4g}% confidence, at delta={upper(found['delta'])}; "
+    f"claimed {upper(found['epsilon_claimed'])}; {found['minutes']:.1f} minutes"
+  )
+
+
+def _bound(name: str, scores: auditing.Scores, settings: FinalModels) -> float:
+  return auditing.METHODS[name](
+    scores, delta=settings.delta, confidence=settings.confidence
+  )
+
+
+def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
+  """With intervals by the bootstrap: every model is a training of its own."""
+  if settings.num_models < _FOR_BOOTSTRAP:
+    return {}
+  statistics = {
+    "auc": auditing.auc,
+    "epsilon": functools.partial(auditing.estimated_epsilon, delta=settings.delta),
+  }
+  numbers: dict[str, Any] = dict(seed=settings.seed, confidence=settings.confidence)
+  return {
+    name: auditing.bootstrap_interval(statistic, scores, **numbers).to_json()
+    for name, statistic in statistics.items()
+  }
+
+
+def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
+  """(records but for the target, the auditor's own with blanks, test)."""
+  train, test = data.load(settings.data)
+  if train.num_classes < 2 or train.x.dtype == np.int32:
+    raise UserError(f"data={settings.data!r}: must hold images of 2 or more classes")
+  kept = settings.num_records - 1
+  if kept + 10 > len(train):
+    raise UserError(
+      f"num_records={settings.num_records}: must be at most {len(train) - 9}, for the "
+      f"auditor needs some of the {len(train)} records of {settings.data!r}"
+    )
+  own = train.subset(slice(kept, kept + _OWN))
+  blanks = np.zeros_like(own.x[: max(1, len(own) // 10)])
+  own = dataclasses.replace(
+    own,
+    x=np.concatenate([own.x, blanks]),
+    y=np.concatenate([own.y, np.zeros(len(blanks), own.y.dtype)]),
+  )
+  return train.subset(slice(0, kept)), own, test
+
+
+def _accuracy(apply: Any, params: Params, test: data.Dataset) -> float:
+  found = np.argmax(np.asarray(apply(params, jnp.asarray(test.x))), axis=-1)
+  return float(np.mean(found == test.y))

@@ -1,0 +1,397 @@
+"""Checks of the noise: as large as charged at every step, Gaussian, of one mind with
+nothing: not with other steps, however far, other leaves, other coordinates or other keys.
+
+Every statistic is a z-score (or a p-value turned into one) with fixed seeds: 6 is reached
+by a sound run with a chance of 2e-9 for each number looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from scipy import special, stats
+
+from dpjax import noise
+from dpjax.experiments.checks import noise_record
+from dpjax.experiments.checks.noise_record import Record
+from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.passes import RandomAllocationDpEvent
+from dpjax.plan import Plan
+
+_Z = 6.0
+_KS = 2.5  # sqrt(n) * distance; above it with a chance of 7e-6
+_WINDOW = 2000  # values of a stretch of steps whose variance is looked at
+_TOLERANCE = 1e-6  # relative: two float32 numbers that are one number
+# Spacing of the noise's values, in standard deviations, that is taken for no grid: several
+# times that of float32 numbers near 1.
+_SPACING = 2.0**-21
+_LEAST_MARKED = 3  # values of a leaf by whose sizes two steps can be told apart
+
+
+def _noise_multiplier(event: Any) -> float | None:
+  """The Gaussian noise multiplier that the accountant was told of."""
+  by_itself = dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent
+  if isinstance(event, by_itself | RandomAllocationDpEvent):
+    return event.noise_multiplier
+  sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
+  return _noise_multiplier(event.event) if isinstance(event, sampled) else None
+
+
+def _charged_multiplier(plan: Plan) -> float | None:
+  """Of the white noise that the accountant was told of; None where there is none."""
+  if not plan.is_private:
+    return None
+  if plan.noise_shape.by_step:
+    return plan.noise_multiplier  # its charges are checked by `agreement`
+  whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
+  charged = _noise_multiplier(whole if plan.statistics is None else plan.sum_event(0))
+  rule = plan.l2_clip_norm.rule
+  if charged is None or not rule.adapts:
+    return charged
+  # The sum's part of what is charged for sum and count.
+  return (charged**-2 - (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
+
+
+def _as_z(p: float, looked_at: int = 1) -> float:
+  """The z-score of the smallest of `looked_at` p-values."""
+  return float(stats.norm.isf(min(p * looked_at, 1.0) / 2))
+
+
+def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
+  """z of the sum of squares that is least like that of `count` N(0, 1) values, of all these or
+  of the `looked_at` of which these are the ends."""
+  tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
+  return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
+
+
+def _variance_z(values: np.ndarray) -> float:
+  return _energy_z(np.sum(values**2), values.size)
+
+
+def _stretches(rows: np.ndarray) -> Iterator[np.ndarray]:
+  """[T, k] cut into stretches of steps with some two thousand values each."""
+  length = max(1, _WINDOW // max(1, rows.shape[1]))
+  for start in range(0, len(rows), length):
+    yield rows[start : start + length]
+
+
+def _law_deviations(
+  recorded: Record, std: float, grid: float
+) -> Iterator[tuple[float, str]]:
+  leaves = [leaf / std for leaf in recorded.sampled]
+  together = np.concatenate(leaves, axis=1)
+  for whole in recorded.whole:
+    yield _variance_z(whole / std), "a leaf"
+  for leaf in leaves:
+    for part in np.array_split(leaf, min(4, len(leaf))):
+      yield _variance_z(part), "a leaf in a quarter of the run"
+  for stretch in _stretches(together):
+    yield _variance_z(stretch), "a stretch of steps"
+  for sums in recorded.sums:
+    if sums.shape[1]:
+      # A component that all values of an axis share is small in each, and large in their sum.
+      energy = np.sum((sums / std) ** 2, axis=0)
+      yield _energy_z(energy, len(sums)), "sums over an axis"
+  yield _moments_z(np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std)
+  yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
+  yield from _every_value(recorded, grid / std)
+
+
+def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
+  """The same of every value of white noise, and not of the sample alone: no step, and no
+  coordinate of any leaf, may lack what the others have.
+
+  Rounding to a grid (in standard deviations) adds its variance, and what is near may be
+  half a step farther.
+  """
+  times, rounded = len(recorded.steps), 1 + grid**2 / 12
+  yield from _over_time(recorded, rounded)
+  for energy, (by_place, near) in zip(recorded.energy or (), recorded.places or ()):
+    size, energy, by_place = by_place.size, energy / rounded, by_place / rounded
+    yield _energy_z(energy, size), "a leaf at one step"
+    for part in np.array_split(energy, min(4, times)):
+      yield (
+        _energy_z(np.array([part.sum()]), size * len(part)),
+        "all values in a quarter of the run",
+      )
+    ends = np.array([by_place.min(), by_place.max()], np.float64)
+    yield _energy_z(ends, times, size), "one coordinate over the run"
+    chance = 2 * stats.norm.cdf(noise_record.NEAR + grid / 2) - 1
+    often = stats.binom.sf(int(near.max()) - 1, times, chance)
+    yield _as_z(2 * float(often), size), "one coordinate, close to 0 too often"
+
+
+def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
+  """Squares of all values of a step have one mean over the run: no trend and no period."""
+  sizes = [by_place.size for by_place, _ in recorded.places or ()]
+  if not sizes:
+    return
+  total = sum(sizes)
+  energy = np.sum(np.stack(recorded.energy or []), axis=0) / rounded
+  # The cube root of chi-squared is close to normal (Wilson and Hilferty 1931).
+  normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
+    2 / (9 * total)
+  )
+  # What a run does at a step, each run does: their sums over the runs are as normal.
+  normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
+  if len(normal) < 16 or total < 16:
+    return
+  trend = np.arange(len(normal)) - (len(normal) - 1) / 2
+  yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
+  power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
+  yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
+
+
+def _moments_z(values: np.ndarray) -> tuple[float, str]:
+  """z of mean, skewness and fourth moment of N(0, 1) values, the largest."""
+  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
+  return _powers_z(powers, values.size)
+
+
+def _powers_z(powers: Any, count: int) -> tuple[float, str]:
+  """The same of sums of the first four powers."""
+  first, second, third, fourth = (float(power) for power in powers)
+  # Each is uncorrelated with the others, as Hermite polynomials are.
+  found = {
+    "the mean": abs(first) / math.sqrt(count),
+    "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
+    "the fourth moment": abs(fourth - 6 * second + 3 * count) / math.sqrt(24 * count),
+  }
+  what = max(found, key=lambda name: _nan_first((found[name], name)))
+  return found[what], what
+
+
+def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[float, str]]:
+  """The extremes and the values beyond each threshold are as many as Gaussian noise has.
+
+  Noise that is cut off, at any number of standard deviations, lacks its extremes.
+  """
+  yield _powers_z(seen.powers, seen.count)
+  for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
+    # P(no value beyond the largest one), and P(one as large), both to half a grid step.
+    none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
+    one = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
+    yield _as_z(2 * min(none, one), 2), f"the {'largest' if sign > 0 else 'least'} value"
+  for counts, side in zip(seen.beyond, ("below", "above")):
+    for limit, count in zip(noise_record.THRESHOLDS, counts):
+      few = seen.count * float(stats.norm.sf(limit + grid / 2))
+      many = seen.count * float(stats.norm.sf(limit - grid / 2))
+      p = min(stats.poisson.cdf(count, few), stats.poisson.sf(count - 1, many))
+      yield _as_z(2 * float(p)), f"values {side} {limit:g} standard deviations"
+
+
+def noise_tails(subject: Subject) -> Row:
+  """Noise is cut off nowhere: its tails hold what a Gaussian's hold."""
+  name, multiplier = "noise has its tails", _charged_multiplier(subject.plan)
+  if multiplier is None:
+    return not_applicable(name, "no noise is charged")
+  std = multiplier * subject.plan.l2_bound
+  seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
+  if seen is None:
+    return not_applicable(name, "correlated noise; see its law")
+  grid = noise.source.grid_step(std) / std if subject.release else 0.0
+  worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
+  extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"
+  detail = f"largest z of {seen.count:.2g} values ({extremes} std): {what}"
+  return row(name, worst, _Z, detail)
+
+
+def noise_std(subject: Subject) -> Row:
+  """The noise has the standard deviation that is paid for, in every leaf and at every
+  step, and is Gaussian."""
+  name, multiplier = "noise as charged", _charged_multiplier(subject.plan)
+  if multiplier is None:
+    return not_applicable(name, "no noise is charged")
+  std = multiplier * subject.plan.l2_bound
+  (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
+  grid = noise.source.grid_step(std) if subject.release else 0.0
+  worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
+  pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
+  spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
+  distance: Any = stats.kstest((pooled + spread) / std, "norm")
+  shape = float(distance.statistic) * math.sqrt(pooled.size)
+  return row(
+    name,
+    max(worst / _Z, shape / _KS, key=lambda x: _nan_first((x, ""))),
+    1.0,
+    f"std {pooled.std():.5g} (charged {std:.5g}), worst z={worst:.1f} (<= {_Z:g}) of "
+    f"{where} in {_span(recorded)}, Kolmogorov-Smirnov {shape:.2f} (<= {_KS:g})",
+  )
+
+
+def _span(recorded: Record) -> str:
+  steps, coordinates = len(recorded.steps), sum(x.shape[1] for x in recorded.sampled)
+  skipped = f", {recorded.stepped_over} skipped" if recorded.stepped_over else ""
+  return f"{steps} steps{skipped} x {coordinates} coordinates"
+
+
+def _nan_first(found: tuple[float, str]) -> tuple[bool, float]:
+  """Sorts NaN above every number: it must never pass."""
+  return not math.isfinite(found[0]), found[0]
+
+
+def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
+  """z of the most correlated pair of rows: a [n, d], b [m, d] -> exact for Gaussians.
+
+  Args:
+    skip: (row numbers of a [n', 1], of b [1, m]) -> pairs that are one row, or None.
+  """
+  dimension, worst = a.shape[1], 0.0
+  if dimension < 3 or not len(a) or not len(b):
+    return 0.0
+  unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+  a, b = unit(a), unit(b)
+  for start in range(0, len(a), 512):
+    seen = np.abs(a[start : start + 512] @ b.T)
+    if skip is not None:
+      mine = np.arange(start, start + len(seen))[:, None]
+      seen[skip(mine, np.arange(len(b))[None])] = 0
+    worst = max(worst, float(seen.max(initial=0.0)))
+  worst = min(worst, 1 - 1e-7)
+  t = worst * math.sqrt((dimension - 1) / (1 - worst**2))
+  return _as_z(2 * float(stats.t.sf(t, dimension - 1)), a.shape[0] * b.shape[0])
+
+
+def _below(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+  return other <= mine
+
+
+def _lag_z(rows: np.ndarray) -> float:
+  """z of the most correlated lag, over all lags and coordinates: rows [T, k]."""
+  times = len(rows)
+  spectrum = np.fft.rfft(rows, 2 * times, axis=0)
+  power = np.sum(np.abs(spectrum) ** 2, axis=1)
+  shared = np.fft.irfft(power, 2 * times)[1:times]
+  counts = (times - np.arange(1, times)) * rows.shape[1]
+  scale = float(np.mean(rows**2))
+  enough = counts >= 200
+  return float(np.max(np.abs(shared / np.sqrt(counts))[enough] / scale, initial=0.0))
+
+
+def _lowest_eigenvalue(rows: np.ndarray) -> float:
+  """How far the least eigenvalue of the coordinates' correlation is below what independent
+  ones have (Marchenko and Pastur 1967), in multiples of the alarm: rows [T, k]."""
+  rows = rows[:, : len(rows) // 4]
+  if rows.shape[1] < 2:
+    return 0.0
+  ratio = rows.shape[1] / len(rows)
+  least = np.linalg.eigvalsh(rows.T @ rows / len(rows))[0] / float(np.mean(rows**2))
+  alarm = (1 - math.sqrt(ratio)) ** 2 / 3
+  return _Z * alarm / max(float(least), 1e-12)
+
+
+def _matches(a: np.ndarray, b: np.ndarray) -> float:
+  """z of the count of values of b that stand in a as well (sorted absolute values)."""
+  gap = _TOLERANCE * b
+  hits = np.searchsorted(a, b + gap, "right") > np.searchsorted(a, b - gap, "left")
+  std = math.sqrt(float(np.mean(a**2))) or 1.0
+  density = 2 * stats.norm.pdf(b / std) / std  # of an absolute value
+  chance = -np.expm1(-a.size * density * 2 * gap)
+  expected = float(chance.sum())
+  # Poisson, as chance hits are rare: exact where few are expected
+  return _as_z(2 * float(stats.poisson.sf(int(hits.sum()) - 1, max(expected, 1e-9))))
+
+
+def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
+  """Sizes of N(0, 1) values, brought to N(0, 1): signs are gone, and nothing else."""
+  size = np.abs(values)
+  upper = special.ndtri(np.clip(2 * special.ndtr(-size), 1e-300, 1 - 1e-16))
+  return -upper
+
+
+def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
+  rows = np.concatenate(mine.sampled, axis=1)
+  others = np.concatenate(other.sampled, axis=1)
+  # Signs that are drawn anew hide a correlation, but not that of the sizes.
+  sizes, other_sizes = _gaussian_sizes(rows / std), _gaussian_sizes(others / std)
+  yield _alike(sizes, sizes, _below), "sizes in steps"
+  yield _alike(other_sizes, sizes), "sizes under keys"
+  yield _alike(sizes.T, sizes.T, _below), "sizes of coordinates"
+  for i, leaf in enumerate(mine.whole):
+    if leaf.shape[1] >= 64:
+      yield _lag_z(leaf.T), f"places in leaf {i}"
+      yield _lag_z(_gaussian_sizes(leaf.T / std)), f"sizes at places in leaf {i}"
+  yield _alike(rows, rows, _below), "steps"
+  if not mine.stepped_over:
+    yield _lag_z(rows), "steps"
+  yield _alike(others, rows), "keys"
+  yield _alike(rows.T, rows.T, _below), "coordinates"
+  yield _lowest_eigenvalue(rows), "coordinates together"
+  for i, sums in enumerate(mine.sums):
+    rest = [leaf for j, leaf in enumerate(mine.sampled) if j != i]
+    rest += [leaf for j, leaf in enumerate(mine.sums) if j != i]
+    if rest and sums.shape[1]:
+      yield _alike(sums.T, np.concatenate(rest, axis=1).T), "leaves (sums over an axis)"
+
+
+def _ties(values: np.ndarray, std: float) -> float:
+  """z of the pairs of values that agree in size, which no two should: values of one leaf that
+  come again in it, atoms, and noise on a grid."""
+  sizes, often = np.unique(np.abs(values) / std, return_counts=True)
+  count, same = values.size, values.size - sizes.size
+  expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
+  pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
+  # No value comes m times: about n^m / m! (spacing times density)^(m - 1) of them are expected.
+  most = int(often.max())
+  logarithm = most * math.log(count) - math.lgamma(most + 1)
+  logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
+  return max(pairs, _as_z(math.exp(min(0.0, logarithm))))
+
+
+def _same_marks(a: Record, b: Record | None) -> float:
+  """Infinite where two steps, of one run or of two, hold the same values in another order."""
+  for i, marks in enumerate(a.marks or ()):
+    if (a.places or [])[i][0].size < _LEAST_MARKED:
+      continue
+    rows = marks if b is None else np.concatenate([marks, (b.marks or [])[i]])
+    rows = rows[np.argsort(rows[:, 0]), :3]
+    close = np.abs(np.diff(rows, axis=0)) <= 4 * _TOLERANCE * np.abs(rows[1:])
+    if close.all(axis=1).any():
+      return math.inf
+  return 0.0
+
+
+def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
+  """Values of one leaf at one step that come again elsewhere, in any order or sign."""
+  for name, values in noise_record.blocks(recorded):
+    yield _ties(values, std), f"values within {name}"
+  for i, leaf in enumerate(recorded.whole):
+    yield _ties(leaf.ravel(), std), f"values of leaf {i}"
+  pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
+  yield _ties(pooled, std), "any two values"
+  for (first, a), (second, b) in itertools.combinations(noise_record.blocks(recorded), 2):
+    large, small = (a, b) if a.size >= b.size else (b, a)
+    yield _matches(large, small), f"values of {first} and {second}"
+
+
+def noise_independence(subject: Subject) -> Row:
+  """No two steps, leaves, coordinates or keys share noise."""
+  name = "noise independent"
+  if _charged_multiplier(subject.plan) is None:
+    return not_applicable(name, "no noise is charged")
+  keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
+  mine, other = noise_record.records(subject, keys)
+  # Noise of another size than is charged is for the other rows to refuse.
+  std = (
+    math.sqrt(np.mean(np.concatenate([leaf.ravel() for leaf in mine.whole]) ** 2)) or 1.0
+  )
+  plain = mine
+  if subject.release:  # on its grid all values come again
+    (plain,) = noise_record.records(subject, [noise_record.plain_keys])
+  found = [*_dependences(mine, other, std), *_copies(plain, std)]
+  found.append((_same_marks(plain, other if plain is mine else None), "steps, reordered"))
+  worst, what = max(found, key=_nan_first)
+  return row(
+    name,
+    worst,
+    _Z,
+    f"largest z of {len(found)} comparisons over {_span(mine)}, between {what}",
+  )
+
+
+CHECKS = (noise_std, noise_tails, noise_independence)

@@ -1,0 +1,370 @@
+"""What the noise of a run is made of, recorded over all of its steps.
+
+A transform is run on nothing for as many steps as the plan has. Of each step a sample of
+the coordinates is kept, of a few steps every value, so that noise which fades late, or
+comes again after a thousand steps, is seen on a model of any size.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import noise, transforms, trees
+from dpjax.experiments.checks.subject import SEED, Subject
+from dpjax.plan import Plan
+from dpjax.types import Array, ArrayTree, ClippedSum, Params
+
+NEAR = 0.05  # standard deviations: noise below is counted, value by value
+COORDINATES = 512  # of one step, over all leaves
+_VALUES = 300_000  # noise values to be seen whole, at least
+_LONGEST = 4000  # steps of a plan that has fewer, so that small models give enough values
+_WORK = 600_000_000  # values to be drawn before steps are skipped: ten seconds or so
+_SMALL = 4096  # numbers in the state of a transform that remembers no noise
+_LONG = 20_000  # steps that are all compared with each other; more are skipped
+_WHOLE = 50_000  # values of one leaf at one step that are compared with others, at most
+_TAIL = 10_000_000  # values whose tails are counted: a cut at 4.5 standard deviations shows
+_AT_ONCE = 2_000_000  # of them in memory
+THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)  # standard deviations, of either sign
+_COMPARED = 200_000_000  # values of all pairs of blocks
+
+
+class Record(NamedTuple):
+  """Noise in units of the sum, with correlation, schedules and shares undone."""
+
+  steps: np.ndarray  # [T] which steps these are, ascending
+  sampled: list[np.ndarray]  # of each leaf that gets noise: [T, k] values of k coordinates
+  sums: list[np.ndarray]  # of each such leaf: [T, s] sums over one axis, of unit variance
+  whole: list[np.ndarray]  # of each such leaf: [W, size] every value of the first W steps
+  stepped_over: int  # steps that were skipped
+  # White noise alone; None where it is correlated.
+  energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
+  places: (
+    list[tuple[np.ndarray, np.ndarray]] | None
+  )  # [size] sum of squares over the steps,
+  # and number of steps with less than NEAR standard deviations, of each of its values
+  marks: list[np.ndarray] | None = (
+    None  # of each such leaf: [T, 4] of the sizes of its values
+  )
+  # at a step: largest, least, sum of squares, sum; two steps that hold the same values in any
+  # order and with any signs agree in the first three
+  runs: int = 1  # of the plan, one after the other under keys of their own
+
+
+class Tails(NamedTuple):
+  """Counts over many runs of the plan, in standard deviations; of all leaves together."""
+
+  count: int  # values
+  lowest: float
+  highest: float
+  beyond: np.ndarray  # [2, len(THRESHOLDS)] values below -threshold, and above it
+  powers: np.ndarray  # [4] sums of x, x^2, x^3, x^4
+
+
+def test_key(subject: Subject, number: int) -> jax.Array:
+  """A key of the kind that the run uses, the same at every check."""
+  if not subject.release:
+    return jax.random.key(SEED + number)
+  return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
+
+
+def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
+  """run -> key: those of one record, which differ from those of every other."""
+  return lambda run: test_key(subject, number + 1000 * run)
+
+
+def plain_keys(run: int) -> jax.Array:
+  """Keys of noise that is not rounded to a grid."""
+  return jax.random.key(SEED + 1000 * run)
+
+
+def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
+  """Runs the transform on empty sums through all steps of the plan, and never beyond them.
+
+  A short plan is run several times, each time with another key, until there are enough values.
+
+  Args:
+    keys: run -> key, of each record; all of one kind.
+  """
+  steps = np.arange(subject.plan.num_steps)
+  size = max(1, trees.size(subject.params))
+  affordable = min(_LONG, _WORK // size + 4)
+  if len(steps) > affordable:
+    covered = walks(subject, keys[0](0))
+    steps = _covering(len(steps)) if covered else steps[:affordable]
+  wanted = max(4, min(_LONGEST, _VALUES // size + 1))
+  runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
+  whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
+  run = _runner(subject, steps, min(whole, len(steps)))
+  return [
+    _joined(
+      [_undone(subject.plan, subject.params, steps, *run(key(i))) for i in range(runs)],
+      whole,
+    )
+    for key in keys
+  ]
+
+
+def _joined(runs: list[Record], whole: int) -> Record:
+  """One record of several runs under keys of their own, as if it were one long run."""
+  first = runs[0]
+  if len(runs) == 1:
+    return first
+
+  def rows(field: str) -> Any:
+    if getattr(first, field) is None:
+      return None
+    return [np.concatenate(leaf) for leaf in zip(*(getattr(run, field) for run in runs))]
+
+  kept = [leaf[:whole] for leaf in rows("whole")]
+  places = None
+  if first.places is not None:
+    places = [
+      (sum(squares for squares, _ in leaf), sum(near for _, near in leaf))
+      for leaf in zip(*(run.places or [] for run in runs))
+    ]
+  total = sum(len(run.steps) for run in runs)
+  return first._replace(
+    steps=np.arange(total),
+    sampled=rows("sampled"),
+    sums=rows("sums"),
+    whole=kept,
+    energy=rows("energy"),
+    marks=rows("marks"),
+    places=places,
+    runs=len(runs),
+  )
+
+
+def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
+  """What many runs of the plan have far from zero; None where noise is correlated."""
+  plan = subject.plan
+  if plan.noise_shape.correlation is not None:
+    return None
+  size, steps = max(1, trees.size(subject.params)), plan.num_steps
+  together = int(np.clip(_AT_ONCE // size, 1, 64))
+  calls = max(1, -(-_TAIL // (size * steps * together)))
+  length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
+  live, scales = _live(subject)
+  factors = jnp.asarray(_factors(plan, np.arange(length)), jnp.float32)
+  limits = np.asarray(THRESHOLDS, np.float32)
+
+  def one(key):
+    state, step = _updater(subject, key)
+
+    def body(state, factor):
+      drawn, state = step(state)
+      parts = [drawn[i].ravel() * (unit / factor) for i, unit in zip(live, scales)]
+      flat = jnp.concatenate(parts)
+      powers = jnp.stack([jnp.sum(flat**power) for power in (1, 2, 3, 4)])
+      below = jnp.stack([jnp.sum(flat < -limit) for limit in limits])
+      above = jnp.stack([jnp.sum(flat > limit) for limit in limits])
+      return state, (jnp.min(flat), jnp.max(flat), below, above, powers)
+
+    return jax.lax.scan(body, state, factors)[1]
+
+  run = jax.jit(jax.vmap(one))
+  found = [
+    run(jnp.stack([keys(call * together + i) for i in range(together)]))
+    for call in range(calls)
+  ]
+  lowest, highest, below, above, powers = zip(*found)
+  add = lambda arrays: np.sum(
+    [np.asarray(part, np.float64).sum(axis=(0, 1)) for part in arrays], axis=0
+  )
+  count = sum(int(np.size(jax.tree.leaves(subject.params)[i])) for i in live)
+  return Tails(
+    count * length * together * calls,
+    float(np.min(lowest)),
+    float(np.max(highest)),
+    np.stack([add(below), add(above)]),
+    add(powers),
+  )
+
+
+def _live(subject: Subject) -> tuple[list[int], list[float]]:
+  """(leaves that get noise, what makes one of their values a standard deviation)."""
+  stds = _relative_stds(subject.plan, subject.params)
+  live = [i for i, std in enumerate(stds) if std]
+  unit = subject.plan.normalize_by / _std(subject.plan)
+  return live, [unit / stds[i] for i in live]
+
+
+def _undone(
+  plan: Plan, params: Any, steps: np.ndarray, sampled, sums, marks, places, whole
+) -> Record:
+  live = [std for std in _relative_stds(plan, params) if std]
+
+  def undo(leaves, at):
+    return [
+      _whitened(plan, np.asarray(rows) * (plan.normalize_by / std), at)
+      for rows, std in zip(leaves, live)
+    ]
+
+  first = steps[: len(whole[0])] if whole else steps
+  skipped = int(steps[-1]) + 1 - len(steps)
+  white = plan.noise_shape.correlation is None
+  return Record(
+    steps, undo(sampled, steps), undo(sums, steps), undo(whole, first), skipped,
+    [np.asarray(leaf, np.float64)[:, 2] for leaf in marks] if white else None,
+    [(np.asarray(x), np.asarray(near)) for x, near in places] if white else None,
+    [np.asarray(leaf, np.float64) for leaf in marks] if white else None,
+  )  # fmt: skip
+
+
+def _covering(count: int) -> np.ndarray:
+  """Steps below `count` among which every lag occurs: noise that comes again with any
+  period is seen twice. The last step is one of them."""
+  stride = math.isqrt(count) + 1
+  return np.unique([*range(min(stride, count)), *range(0, count, stride), count - 1])
+
+
+def _relative_stds(plan: Plan, params: Any) -> list[float]:
+  """Noise of each leaf in units of the clip norm times the noise multiplier."""
+  stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
+  spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
+  return jax.tree.leaves(jax.tree.map(spread, stds, params))
+
+
+def _std(plan: Plan) -> float:
+  """Of the noise on the sum that is charged, in an ungrouped leaf; 1 where there is none."""
+  return plan.noise_multiplier * plan.l2_bound or 1.0
+
+
+def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+  """[T, k]: C times the rows, each divided by its factor of the schedule."""
+  rows = rows.astype(np.float64)
+  if not rows.size:
+    return rows
+  shape = plan.noise_shape
+  white = rows if shape.correlation is None else shape.correlation.multiply(rows)
+  return white / _factors(plan, steps)[:, None]
+
+
+def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
+  """[T] of the noise schedule."""
+  return np.array(plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
+
+
+def updated(
+  update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
+):
+  """(the transform's update as at a constant clip norm, its next state)."""
+  scale = transforms.clip_scale(state)
+  update, state = update_fn(summed, state, params, mask=mask)
+  return (update if scale is None else trees.scale(update, 1 / scale)), state
+
+
+def _updater(subject: Subject, key: jax.Array):
+  """(state at step 0, state -> (noise leaves in units of the update, next state))."""
+  tx, plan = subject.transform(key), subject.plan
+  # A sum is at least float32, whatever the parameters are.
+  zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
+  empty = jnp.zeros(1)
+  bounds = plan.l2_clip_norm.group_bounds()
+  nothing = ClippedSum(zeros, empty, empty, plan.l2_bound, bounds)
+
+  def step(state):
+    update, state = updated(tx.update, nothing, state, subject.params, jnp.zeros(1, bool))
+    return jax.tree.leaves(update), state
+
+  return tx.init(subject.params), step
+
+
+def walks(subject: Subject, key: jax.Array) -> bool:
+  """Whether the state is small, so that going on without drawing costs next to nothing."""
+  leaves = jax.tree.leaves(_updater(subject, key)[0])
+  return sum(int(np.size(leaf)) for leaf in leaves if not trees.is_key(leaf)) <= _SMALL
+
+
+def _places(leaves: list[Any]) -> list[np.ndarray]:
+  """Coordinates of each leaf: its head, its tail and some between."""
+  share = max(8, COORDINATES // max(1, len(leaves)))
+  rng = np.random.default_rng(SEED)
+  ends = share // 4
+  return [
+    np.arange(size)
+    if size <= share
+    else np.unique(
+      [*range(ends), *range(size - ends, size), *rng.integers(0, size, share - 2 * ends)]
+    )
+    for size in (int(np.size(leaf)) for leaf in leaves)
+  ]
+
+
+def _axis_sums(leaf: jax.Array) -> jax.Array:
+  """[s]: sums over each axis of a matrix or kernel, scaled to the variance of one value."""
+  if leaf.ndim < 2:
+    return jnp.zeros(0)
+  sums = [
+    (leaf.sum(axis) / math.sqrt(max(1, leaf.shape[axis]))).ravel()[:16]
+    for axis in range(leaf.ndim)
+  ]
+  return jnp.concatenate([*sums, leaf.sum().reshape(1) / math.sqrt(max(1, leaf.size))])
+
+
+def _runner(subject: Subject, steps: np.ndarray, whole: int):
+  """key -> per live leaf: sampled values [T, k], sums [T, s], every value [W, size]."""
+  stds = _relative_stds(subject.plan, subject.params)
+  live = [i for i, std in enumerate(stds) if std]
+  shapes = [jax.tree.leaves(subject.params)[i] for i in live]
+  places = _places(shapes)
+  gaps = np.diff(steps, prepend=-1) - 1
+  unit = subject.plan.normalize_by / _std(subject.plan)
+  factors = _factors(subject.plan, steps)
+
+  def one(step, carry, inputs):
+    (state, kept, seen), (gap, row, factor) = carry, inputs
+    if gaps.any():
+      # of a step that is passed over only the state is used: XLA draws no noise there
+      state = jax.lax.fori_loop(0, gap, lambda _, s: step(s)[1], state)
+    drawn, state = step(state)
+    leaves = [drawn[i] for i in live]
+    kept = [all_rows.at[row].set(x.ravel()) for all_rows, x in zip(kept, leaves)]
+    sampled = [leaf.ravel()[place] for leaf, place in zip(leaves, places)]
+    unity = [leaf.ravel() * (unit / stds[i] / factor) for leaf, i in zip(leaves, live)]
+    seen = [
+      (energy + x**2, near + (jnp.abs(x) < NEAR)) for (energy, near), x in zip(seen, unity)
+    ]
+    sizes = [jnp.abs(x) for x in unity]
+    marks = [
+      jnp.stack([jnp.max(size), jnp.min(size), jnp.sum(size**2), jnp.sum(x)])
+      for size, x in zip(sizes, unity)
+    ]
+    return (state, kept, seen), (sampled, [_axis_sums(leaf) for leaf in leaves], marks)
+
+  @jax.jit
+  def run(key):
+    state, step = _updater(subject, key)
+    kept = [jnp.zeros((whole + 1, np.size(leaf))) for leaf in shapes]
+    rows = np.minimum(np.arange(len(steps)), whole)  # the last row holds what is not kept
+    none = [(jnp.zeros(np.size(x)), jnp.zeros(np.size(x), jnp.int32)) for x in shapes]
+    inputs = (jnp.asarray(gaps), jnp.asarray(rows), jnp.asarray(factors, jnp.float32))
+    carry = (state, kept, none)
+    (_, kept, places), seen = jax.lax.scan(functools.partial(one, step), carry, inputs)
+    return (*seen, places, [all_rows[:whole] for all_rows in kept])
+
+  return run
+
+
+def blocks(recorded: Record) -> list[tuple[str, np.ndarray]]:
+  """(name, sorted absolute values) of each leaf at each of the first steps."""
+  rng = np.random.default_rng(SEED)
+  times = 4 if len(recorded.whole) <= 12 else 2
+  pairs = math.comb(len(recorded.whole) * times, 2)
+  most = int(np.clip(_COMPARED // max(1, pairs), 2000, _WHOLE))
+
+  def taken(values: np.ndarray) -> np.ndarray:
+    return values if values.size <= most else rng.choice(values, most, replace=False)
+
+  return [
+    (f"leaf {i} at step {t}", np.sort(np.abs(taken(values))))
+    for i, leaf in enumerate(recorded.whole)
+    for t, values in enumerate(leaf[:times])
+  ]

@@ -1,0 +1,208 @@
+"""The table of `launch.check` for a loss, parameters, a plan and data of one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import gradients, training, trees
+from dpjax.data.dataset import first_line
+from dpjax.experiments.checks.subject import BATCH, Subject
+from dpjax.experiments.checks.table import CheckTable, checks
+from dpjax.plan import Plan
+from dpjax.types import Algorithm, Array, Indexed, LossFn, Params
+from dpjax.validate import UserError
+
+
+class _Rows:
+  """The caller's data, whose rows come as trees of NumPy arrays."""
+
+  def __init__(self, data: Any):
+    self._data = data
+
+  def __len__(self) -> int:
+    return len(self._data)
+
+  def __getitem__(self, indices: np.ndarray) -> Any:
+    rows = self._data[indices]
+    return jax.tree.map(lambda leaf: leaf if trees.is_key(leaf) else np.asarray(leaf), rows)
+
+
+def _checked_rows(data: Any) -> _Rows:
+  """UserError unless rows of the data are trees of arrays, one entry for each row."""
+  needs = "data: must have len() and data[indices], a tree of stacked arrays"
+  kind = type(data).__name__
+  try:
+    size, rows = len(data), _Rows(data)
+    taken = rows[np.zeros(min(size, 2), int)] if size else None
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(taken)]
+  except Exception as error:
+    # The message of pandas' KeyError holds the indices, which are a secret in training.
+    raise UserError(f"{needs}; got {kind} ({type(error).__name__})") from None
+  if size < 2:
+    raise UserError(f"{needs}; got {kind} of {size} records, must be at least 2")
+  if not shapes or any(shape[:1] != (2,) for shape in shapes):
+    raise UserError(
+      f"{needs}; got {kind}, whose two rows have the shapes {str(shapes)[:80]}"
+    )
+  # jnp's question knows bfloat16 and float8, which NumPy takes for no numbers.
+  real = lambda dtype: jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
+  leaves = [leaf for leaf in jax.tree.leaves(taken) if not trees.is_key(leaf)]
+  odd = [leaf.dtype for leaf in leaves if not real(leaf.dtype)]
+  if odd:
+    raise UserError(f"{needs} of numbers; got {kind}, which holds {odd[0]}")
+  return rows
+
+
+def _check_arguments(
+  functions: dict[str, Any], plan: Any, optimizer: Any, example_key: Any
+) -> None:
+  """UserError unless each is of its kind; all but the loss and the plan may be None."""
+  for name, part in functions.items():
+    if not callable(part) and (part is not None or name == "loss_fn"):
+      raise UserError(f"{name}={part!r:.60}: must be a function")
+  if not isinstance(plan, Plan):
+    raise UserError(f"plan={plan!r:.60}: must be a dpjax.Plan")
+  if optimizer is not None and not hasattr(optimizer, "update"):
+    raise UserError(
+      f"optimizer={optimizer!r:.60}: must be an Optax transformation, or None"
+    )
+  if example_key is not None:
+    trees.check_key(example_key=example_key)
+
+
+def check(
+  loss_fn: LossFn,
+  params: Params,
+  plan: Plan,
+  data: Indexed,
+  *,
+  apply: Callable[[Params, Any], Array] | None = None,
+  optimizer: optax.GradientTransformation | None = None,
+  example_key: Array | None = None,
+  method: str = "auto",
+  microbatch_size: int | None = None,
+  clipped_grad: Callable[..., Any] | None = None,
+  transform: Callable[[Array], Any] | None = None,
+  algorithm: Callable[[Array], Algorithm] | None = None,
+) -> CheckTable:
+  """Checks the parts of a private training that is put together by hand.
+
+  Each fact about code on which an epsilon rests is measured, on this loss and these data: how
+  far one example moves the sum, padding, empty batches, examples that are not finite, leaks
+  between examples; the noise's law, tails and independence over all steps and leaves; the
+  sampler's law and seed; the accountant; what gradient canaries prove.
+
+  Args:
+    loss_fn: `(params, ONE example) -> scalar`, of any library (linen, nnx, Equinox, plain JAX).
+    params: tree of floating-point arrays at which it is looked at.
+    plan: the `dpjax.Plan`, with its number of steps.
+    data: `len(data)` records, `data[indices]` a tree of stacked arrays, as for `plan.batches`.
+    apply: `(params, x [B, ...]) -> outputs [B, ...]`; with it, whether the model mixes
+      examples is looked at too, on `data[indices].x`.
+    optimizer: the Optax transformation after the private one; with it, the whole step of
+      `training.dp_sgd` is compared with its parts.
+    example_key: typed key, where the loss draws from `example.key` (dropout, augmentation).
+    method, microbatch_size: see `dpjax.clipped_grad`.
+    clipped_grad, transform, algorithm: parts of your own, `(params, batch, mask) ->
+      ClippedSum`, `noise key -> optax transformation`, and `noise key -> Algorithm`, in place
+      of `plan.clipped_grad(loss_fn)`, `plan.transform` and `training.dp_sgd`. An algorithm needs
+      `optimizer`, and takes `plan.slices` batches for a step. Its first steps are compared with
+      the parts, 4 to 64 of them by the size of the model. With `example_key` the batches bring
+      `example.key`, which the algorithm must hand to the loss as it is.
+
+  Returns:
+    A table: `.ok`, `.failed`, `.rows`; its repr has a line for each check. A pass is evidence,
+    not a proof. A failure is a bug that voids the epsilon. Statistics of sound noise and batches
+    exceed their bounds with a chance below 1e-5, all together; the audit by canaries, by
+    its confidence, with one below .01. The same arguments always give the same table.
+
+  Raises:
+    UserError: arguments that are none of these, or a loss that is not one of ONE example; an
+      algorithm without an optimizer, or beside a clipped_grad of one's own whose norm moves.
+
+  >>> import dpjax
+  >>> plan = dpjax.Plan(sampler=dpjax.PoissonSampler(prob=0.2, capacity=64),
+  ...   noise_multiplier=1.0, l2_clip_norm=1.0, normalize_by=16, num_steps=20, delta=1e-5)
+  >>> check(lambda w, x: jnp.sum(w * x), jnp.zeros(3), plan, "text")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: data: must have len() and data[indices], a tree of stacked ...
+  """
+  functions = {
+    "loss_fn": loss_fn,
+    "apply": apply,
+    "clipped_grad": clipped_grad,
+    "transform": transform,
+    "algorithm": algorithm,
+  }
+  _check_arguments(functions, plan, optimizer, example_key)
+  clip = plan.l2_clip_norm
+  if algorithm is not None and optimizer is None:
+    raise UserError("algorithm: needs optimizer=, with which its steps are compared")
+  if (
+    algorithm is not None
+    and clipped_grad is not None
+    and (clip.schedule or clip.rule.adapts)
+  ):
+    raise UserError(
+      "algorithm: cannot be compared with clipped_grad=, which is not told how the clip norm "
+      f"of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out"
+    )
+  rows = _checked_rows(data)
+  plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
+  options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
+  keyed = example_key is not None
+  if keyed and not hasattr(rows[np.zeros(1, int)], "key"):
+    raise UserError("example_key: needs examples with a field `key`, such as dpjax.Example")
+
+  def gradient_of(loss: LossFn) -> gradients.ClippedGrad:
+    return plan.clipped_grad(loss, **options)
+
+  def whole_step(key: Array) -> Algorithm:
+    assert optimizer is not None
+    # The batches of a check bring the keys of their examples.
+    return training.dp_sgd(loss_fn, plan, optimizer, noise_key=key, **options)
+
+  if algorithm is None and optimizer is not None:
+    algorithm = whole_step
+  # A run in slices hands whole steps on.
+  whole = dataclasses.replace(plan, slices=1)
+  subject = Subject(
+    config=None,
+    plan=plan,
+    loss_fn=loss_fn,
+    clipped_grad=gradient_of(loss_fn) if clipped_grad is None else clipped_grad,
+    transform=whole.transform if transform is None else transform,
+    draw=plan.sampler.draw,
+    apply=apply,
+    streams=None,
+    params=params,
+    train=rows,
+    keyed=keyed,
+    gradient_of=gradient_of if clipped_grad is None else None,
+    algorithm=algorithm,
+    optimizer=optimizer,
+  )
+  _try(subject)
+  return CheckTable(list(checks(subject)))
+
+
+def _try(subject: Subject) -> None:
+  """Raises UserError where the loss cannot be clipped for a batch of these data at all."""
+  batch, mask = subject.batch(), jnp.ones(BATCH, bool)
+  try:
+    jax.eval_shape(subject.clipped_grad, subject.params, batch, mask)
+    if subject.apply is not None:
+      jax.eval_shape(subject.apply, subject.params, batch.x)
+  except UserError:
+    raise
+  except Exception as error:
+    told = f"{type(error).__name__}: {first_line(error)[:160]}"
+    raise UserError(f"loss_fn: fails on one example of these data ({told})") from error

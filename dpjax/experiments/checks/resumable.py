@@ -1,0 +1,97 @@
+"""Tables of games that are written row by row: the same command goes on with what is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dpjax import validate
+from dpjax.auditing.games import registry
+from dpjax.experiments.run import provenance, writers
+from dpjax.validate import UserError
+
+Row = dict[str, Any]
+
+
+def check_asked(only: str, seed: int) -> None:
+  """Raises for a name that no game has, and for a seed that is out of range.
+
+  >>> check_asked("", -1)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: seed=-1: must be an integer >= 0
+  """
+  validate.integer_at_least(0, seed=seed)
+  if seed >= 2**62:
+    raise UserError(f"seed={hex(seed)[:20]}: must be below 2**62")
+  registry.subjects(only)
+
+
+def stated(settings: Any) -> Row:
+  """Returns what rows belong to: settings, a dataclass, and the versions of libraries."""
+  return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
+
+
+def resumed(
+  settings: Any,
+  file: pathlib.Path,
+  *,
+  what: str,
+  holds: str,
+  name_of: Callable[[Row], str | None],
+) -> dict[str, Row]:
+  """Returns the rows that a file holds already, by name; none where there is no file.
+
+  Args:
+    settings: that the rows must have.
+    file: JSON that holds what `stated` gives, and `rows`.
+    what: the file holds, in words, such as "an audit".
+    holds: the same before the word settings, such as "an audit with".
+    name_of: the name of a row; None for one that is to be played again.
+
+  Raises:
+    UserError: the file is another one, or of other settings or versions.
+  """
+  if not file.exists():
+    return {}
+  try:
+    found = json.loads(file.read_text())
+    same = {key: found[key] for key in ("settings", "versions")} == stated(settings)
+    named = [(name_of(row), row) for row in found["rows"]]
+  except (ValueError, KeyError, TypeError):
+    raise UserError(f"out={file.parent}: {file.name} there is not that of {what}") from None
+  if not same:
+    raise UserError(
+      f"out={file.parent}: holds {holds} other settings or versions; choose another folder"
+    )
+  return {name: row for name, row in named if name is not None}
+
+
+def played(
+  todo: Mapping[str, Callable[[], Row]],
+  done: Mapping[str, Row],
+  *,
+  write: Callable[[list[Row]], None],
+  label: str,
+) -> list[Row]:
+  """Plays what is not done, and returns all rows.
+
+  Args:
+    todo: what gives the row of each name.
+    done: rows by name.
+    write: is given all rows after each one, and at the end.
+    label: of the progress bar.
+  """
+  rows = dict(done)
+  with writers.progress(len(todo), len(rows), label) as bar:
+    for name, play in todo.items():
+      if name in rows:
+        continue
+      rows[name] = play()
+      write(list(rows.values()))
+      bar.update(1, last=name)
+  write(list(rows.values()))
+  return list(rows.values())

@@ -1,0 +1,66 @@
+"""Check that nothing of a run follows from the number of records, which is a secret under
+add-or-remove-one: neither its plan and promise nor what is written before its end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from dpjax import data
+from dpjax.experiments.checks.subject import Row, Subject, not_applicable, row
+from dpjax.experiments.kinds.central import build, facts
+from dpjax.experiments.kinds.central.config import AuditConfig
+from dpjax.types import NeighboringRelation
+
+_NAME = "number of records"
+
+
+def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
+  """So many records of zeros: no number of a plan may follow from what records hold, either."""
+  # one row, repeated without memory
+  x = np.broadcast_to(
+    np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
+  )
+  y = np.zeros(count, train.y.dtype)
+  return dataclasses.replace(train, x=x, y=y, present=None)
+
+
+def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
+  """What a run on these records would do, promise and say, but for its outcome."""
+  assert subject.config is not None and subject.streams is not None
+  # canaries take records away, by coins
+  config = dataclasses.replace(subject.config, audit=AuditConfig())
+  run = build.assemble(config, (train, train), subject.streams(config))
+  stated = run.promise
+  return {
+    "plan": repr(run.plan),
+    "events": repr(stated.remaining_event(0)),
+    "statement": stated.statement(config.num_steps),
+    "number of records in the promise": repr(stated.num_records),
+    "noise that the optimizer knows": repr(run.noise),
+    "result.json": repr(facts.planned(config, run)),
+  }
+
+
+def size_of_data(subject: Subject) -> Row:
+  """Builds the run on one record less and on one more, and compares what comes out.
+
+  Plan, promise and results must be equal: whoever sees the scale of the noise would else count
+  the records, and with them see whether one of them is there (arXiv 2605.15648).
+  """
+  if subject.config is None:
+    return not_applicable(_NAME, "the plan is given, none is made of a config")
+  relation = subject.plan.neighboring_relation
+  if relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
+    return not_applicable(_NAME, f"is the same in neighbouring data sets under {relation}")
+  count = len(subject.train)
+  less = _built(subject, _of_zeros(subject.train, count - 1))
+  more = _built(subject, _of_zeros(subject.train, count + 1))
+  differ = [name for name in less if less[name] != more[name]]
+  detail = ", ".join(differ) or "things that differ between a record less and a record more"
+  return row(_NAME, len(differ), 0, detail)
+
+
+CHECKS: tuple[Callable[[Subject], Row], ...] = (size_of_data,)

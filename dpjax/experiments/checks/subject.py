@@ -1,0 +1,87 @@
+"""What the checks of `launch.check` look at, and what each of them answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.plan import Plan
+from dpjax.types import Algorithm, ArrayTree, LossFn
+
+BATCH = 8  # examples of a checked batch
+SEED = 20_26  # of every random choice of a check: a repeated check gives the same numbers
+
+
+class Row(NamedTuple):
+  """One line of the table."""
+
+  name: str
+  passed: bool | None  # None: does not apply to this run
+  measured: float
+  bound: float
+  detail: str  # what was measured, in which unit
+
+
+def row(name: str, measured: float, bound: float, detail: str) -> Row:
+  """A check that passes where measured <= bound; NaN never passes.
+
+  >>> row("x", float("nan"), 1.0, "").passed
+  False
+  """
+  return Row(name, bool(measured <= bound), float(measured), float(bound), detail)
+
+
+def not_applicable(name: str, why: str) -> Row:
+  """A check that has nothing to look at in this run."""
+  return Row(name, None, float("nan"), float("nan"), why)
+
+
+class Subject(NamedTuple):
+  """The parts of a run, each as a function, so that a check sees what really runs.
+
+  What a loss without a config lacks is None: the checks of it do not apply then.
+  """
+
+  config: TrainConfig | None
+  plan: Plan
+  loss_fn: LossFn
+  clipped_grad: Callable[..., Any]  # (params, batch, mask) -> ClippedSum
+  transform: Callable[[jax.Array], Any]  # key -> optax transformation
+  draw: Callable[..., np.ndarray]  # (num_examples, seed=, step=) -> indices
+  apply: Callable[[Any, Any], Any] | None  # (params, x [B, ...]) -> outputs [B, ...]
+  streams: Callable[..., Streams] | None  # (config, digest of other data than its own)
+  params: Any
+  train: Any  # len() and train[indices]
+  keyed: bool = False  # whether the loss reads `example.key`
+  # loss -> its `clipped_grad`, by the same route; None: only that of the loss itself is known
+  gradient_of: Callable[[LossFn], Callable[..., Any]] | None = None
+  # noise key -> the run's whole step; None: only its parts are known
+  algorithm: Callable[[jax.Array], Algorithm] | None = None
+  promise: Promise | None = None  # what the run states at its end
+  optimizer: Any = None  # the Optax transformation that the whole step gives its updates to
+
+  @property
+  def release(self) -> bool:
+    """Whether noise is rounded to a grid, as that of a release is."""
+    return self.config is not None and self.config.release
+
+  @property
+  def seed_bits(self) -> int:
+    """Bits of the run's own kind of sampler seed; of a seed that is not known, 128."""
+    if self.streams is None:
+      return 128
+    return -(-self.streams(self.config).sampler.bit_length() // 8) * 8
+
+  def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
+    """A few training examples, with keys if the loss needs them; leaves [size, ...]."""
+    rng = np.random.default_rng(SEED + start)
+    taken = self.train[rng.integers(0, len(self.train), size)]
+    if not self.keyed:
+      return taken
+    return taken._replace(key=jax.random.split(jax.random.key(SEED + start), size))

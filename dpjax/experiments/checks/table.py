@@ -1,0 +1,158 @@
+"""Checks of a user's own run before it is trusted: `python -m launch.check`.
+
+The promise of a run rests on facts about code: nobody moves the sum by more than the
+sensitivity, the noise is as large as charged, batches are drawn as charged. Each is
+measured on the run's own model, gradient, transform, sampler and keys, against a bound.
+A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax import data, gradients
+from dpjax.data.dataset import first_line
+from dpjax.experiments.checks import (
+  batches,
+  before_steps,
+  charges,
+  influence,
+  noise_laws,
+  size_of_data,
+  whole_step,
+)
+from dpjax.experiments.checks.influence import (
+  cross_example_leakage as cross_example_leakage,
+)
+from dpjax.experiments.checks.subject import Row as Row
+from dpjax.experiments.checks.subject import Subject as Subject
+from dpjax.experiments.kinds.central import build, privacy
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import streams
+from dpjax.experiments.run.streams import Streams
+from dpjax.types import LossFn
+from dpjax.validate import UserError
+
+
+def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
+  """The parts of the run of a config, as they would be trained with."""
+  if config.privacy.method not in privacy.PRIVATE_METHODS:
+    raise UserError(
+      f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
+      "check; use 'dp_sgd' or 'dp_ftrl'"
+    )
+  loaded = build.load_data(config) if loaded is None else loaded
+  whole = data.digest(loaded[0])
+  run = build.assemble(config, loaded, _streams(config, whole))
+  plan = run.plan
+
+  def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
+    return plan.clipped_grad(
+      loss_fn,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=build.memory_budget(config),
+    )
+
+  return Subject(
+    config=config,
+    plan=plan,
+    loss_fn=run.loss_fn,
+    clipped_grad=clipped_grad(run.loss_fn),
+    # of whole steps, as a run in slices hands them on
+    transform=dataclasses.replace(plan, slices=1).transform,
+    draw=plan.sampler.draw,
+    apply=run.apply,
+    streams=lambda c, digest=whole: _streams(c, digest),
+    params=run.params,
+    train=run.train,
+    keyed=run.keyed,
+    gradient_of=clipped_grad,
+    # The batches of a check bring the keys of their examples.
+    algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
+    promise=run.promise,
+    optimizer=run.optimizer,
+  )
+
+
+def _streams(config: TrainConfig, digest: bytes) -> Streams:
+  return streams.fresh(config.seed) if config.release else build.streams(config, digest)
+
+
+def checks(checked: Subject) -> Iterator[Row]:
+  """Every check, one after the other. One that cannot be run to its end fails."""
+  fitted = (before_steps,) if checked.plan.statistics is not None else ()
+  rooms = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  for room in rooms:
+    for one in room.CHECKS:
+      try:
+        yield one(checked)
+      except Exception as error:
+        # What raises here is the run's own code, on inputs that training may meet.
+        told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CheckTable:
+  """The rows of all checks; printed, a line for each."""
+
+  rows: list[Row]
+
+  @property
+  def ok(self) -> bool:
+    """Whether no check fails. Evidence, not a proof."""
+    return not self.failed
+
+  @property
+  def failed(self) -> list[Row]:
+    """The checks that do not hold; those that do not apply are not among them."""
+    return failed(self.rows)
+
+  def to_json(self) -> dict[str, Any]:
+    """The rows as data."""
+    return to_json(self.rows)
+
+  def __repr__(self) -> str:
+    return table(self.rows)
+
+  def __iter__(self) -> Iterator[Row]:
+    return iter(self.rows)
+
+  def __len__(self) -> int:
+    return len(self.rows)
+
+
+def failed(rows: list[Row]) -> list[Row]:
+  """The checks that do not hold; those that do not apply are not among them."""
+  return [row for row in rows if row.passed is False]
+
+
+def table(rows: list[Row]) -> str:
+  """The rows for people.
+
+  >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
+  pass  noise  0.5 <= 1  z-score
+  """
+  lines, width = [], max(len(row.name) for row in rows)
+  for row in rows:
+    word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
+    found = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
+    word, found = ("n/a ", "") if row.passed is None else (word, found)
+    lines.append(f"{word}  {row.name:<{width}}  {found}{row.detail}")
+  return "\n".join(lines)
+
+
+def to_json(rows: list[Row]) -> dict[str, Any]:
+  """The rows as data, for check.json."""
+  finite = lambda value: value if math.isfinite(value) else str(value)
+  return {
+    "passed": not failed(rows),
+    "checks": [
+      row._asdict() | {"measured": finite(row.measured), "bound": finite(row.bound)}
+      for row in rows
+    ],
+  }

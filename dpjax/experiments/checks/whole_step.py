@@ -1,0 +1,169 @@
+"""Checks of a step as a whole: the parts that the other checks look at are all that moves the
+parameters. An optimizer that is handed raw gradients, or a memory of earlier batches beside
+the private sum, would pass each of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import sampling, transforms, trees
+from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
+from dpjax.types import Batch, ClippedSum
+
+_NAME = "step is its parts"
+_SLACK = 2e-3  # relative to what a step moves: another program, rounded otherwise
+_FEWEST = 5  # steps: one of each kind of batch
+_MOST = 64
+_WORK = 1e8  # batch sizes times parameters of all steps
+
+
+def _num_steps(subject: Subject) -> int:
+  """How many steps are compared: fewer of a large model, whose steps are slow."""
+  plan = subject.plan
+  most = int(_WORK / (plan.sampler.slots * max(trees.size(subject.params), 1)))
+  # A norm that is rounded across an adaptive bound moves it, and every later step with it.
+  most = _FEWEST if plan.l2_clip_norm.rule.adapts else min(max(most, _FEWEST), _MOST)
+  return min(most, plan.num_steps)
+
+
+def _batches(subject: Subject) -> Iterator[list[Batch]]:
+  """The slices of each step, padded batches of the run's own size: many examples, none, the
+  last slot alone, all, all of which one is not finite; and again."""
+  slices = subject.plan.slices
+  size = sampling.slice_slots(subject.plan.sampler.slots, slices)
+  rng = np.random.default_rng(SEED)
+  for step in range(_num_steps(subject)):
+    parts = []
+    for place in range(slices):
+      number = step * slices + place
+      masks = [
+        rng.random(size) < 0.6,
+        np.zeros(size, bool),
+        np.arange(size) == size - 1,
+        np.ones(size, bool),
+        np.ones(size, bool),
+      ]
+      kind = number % len(masks)
+      examples = subject.batch(size, start=number)
+      if kind == len(masks) - 1:
+        examples = _with_one_not_finite(examples)
+      parts.append(Batch(examples, jnp.asarray(masks[kind])))
+    yield parts
+
+
+def _with_one_not_finite(examples: Any) -> Any:
+  """The examples [B, ...], the first with NaN in all that is no integer and no key.
+
+  Its gradient is dropped. A step that is skipped for it would tell that it was there.
+  """
+
+  def spoiled(leaf: Any) -> Any:
+    if trees.is_key(leaf) or not jnp.issubdtype(leaf.dtype, jnp.floating):
+      return leaf
+    return jnp.asarray(leaf).at[0].set(jnp.nan)
+
+  return jax.tree.map(spoiled, examples)
+
+
+def _joined(parts: list[ClippedSum]) -> ClippedSum:
+  """The sum of a whole step, of those of its slices."""
+  if len(parts) == 1:
+    return parts[0]
+  rows = lambda name: jnp.concatenate([getattr(part, name) for part in parts])
+  return ClippedSum(
+    functools.reduce(trees.add, [part.total for part in parts]),
+    rows("norms"),
+    rows("losses"),
+    parts[0].l2_bound,
+    parts[0].group_bounds,
+    rows("mask"),
+  )
+
+
+class _Parts:
+  """The clipped sum, the transform and the optimizer of a run, and nothing else.
+
+  Every step begins at the parameters that the run had: what is rounded otherwise does not add up.
+  """
+
+  def __init__(self, subject: Subject, key: jax.Array):
+    tx = subject.transform(key)
+    optimizer = subject.optimizer
+    self._held = (tx.init(subject.params), optimizer.init(subject.params))
+
+    def step(params, held, parts):
+      state, own = held
+      grad_fn = _clipped_grad(subject, transforms.clip_scale(state))
+      summed = _joined([grad_fn(params, part.examples, part.mask) for part in parts])
+      mask = jnp.concatenate([part.mask for part in parts])
+      noisy, state = tx.update(summed, state, params, mask=mask)
+      updates, own = optimizer.update(noisy, own, params)
+      return optax.apply_updates(params, updates), (state, own)
+
+    self._step = jax.jit(step)
+
+  def after(self, params: Any, parts: list[Batch]) -> Any:
+    """Parameters after the next step, of these slices."""
+    params, self._held = self._step(params, self._held, parts)
+    return params
+
+
+def _clipped_grad(subject: Subject, scale: Any) -> Callable[..., Any]:
+  """That of the loss divided by `scale`, by which the clip norm of the step is multiplied."""
+  if scale is None:
+    return subject.clipped_grad
+  assert subject.gradient_of is not None
+  divided = lambda params, example: subject.loss_fn(params, example) / scale
+  return subject.gradient_of(divided)
+
+
+def _distance(a: Any, b: Any) -> float:
+  squares = [
+    float(np.sum((np.asarray(x, np.float64) - np.asarray(y, np.float64)) ** 2))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b))
+  ]
+  return math.sqrt(sum(squares))
+
+
+def whole_step(subject: Subject) -> Row:
+  """The parameters after each step are those that the clipped sum, the private transform and
+  the optimizer give, over batches with many examples, one, none, and one that is not finite.
+
+  Where the loss draws from `example.key`, the batches bring the keys, and the run takes them.
+  """
+  plan = subject.plan
+  if subject.algorithm is None or subject.optimizer is None:
+    return not_applicable(_NAME, "the steps are the caller's own")
+  clip = plan.l2_clip_norm
+  if subject.gradient_of is None and (clip.schedule or clip.rule.adapts):
+    return not_applicable(_NAME, "of a sum of the caller's own, whose clip norm moves")
+  key = jax.random.key(SEED)
+  algorithm = subject.algorithm(key)
+  state = algorithm.init(subject.params)
+  advance: Callable[..., Any] = jax.jit(algorithm.step)
+  expected = _Parts(subject, key)
+  worst, before = 0.0, subject.params
+  for parts in _batches(subject):
+    wanted = expected.after(before, parts)
+    moved = max(_distance(wanted, before), 1e-30)
+    for number, part in enumerate(parts):
+      state, _ = advance(state, part)
+      # Nothing moves before the last slice of a step.
+      aim = wanted if number == len(parts) - 1 else before
+      off = _distance(state.params, aim) / moved
+      worst = max(worst, off if math.isfinite(off) else math.inf)
+    before = state.params
+  rounding = 1e-6 * math.sqrt(trees.size(subject.params))
+  told = f"off by this share of what a step moves; {_num_steps(subject)} of {plan.num_steps} steps"
+  return row(_NAME, worst, _SLACK + rounding, told)
+
+
+CHECKS = (whole_step,)

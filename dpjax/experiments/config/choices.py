@@ -1,0 +1,222 @@
+"""A field that holds one of several frozen values of the library, and the walk over fields.
+
+The annotation of such a field carries a `Choice`: a table of the values by their names. What
+only one of them reads is a field of that value, so a config cannot hold what nothing reads.
+`dpjax.experiments.config.fields` reads, checks and replaces such fields as it does all others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+  """Of an annotation, `Annotated[ClipRule, Choice(RULES)]`: the values that a field takes.
+
+  Args:
+    table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
+      asked, so a row that is added later is known.
+    own: an import path is taken, too, and kept as it is.
+  """
+
+  table: Mapping[str, type]
+  own: bool = False
+
+  def __post_init__(self):
+    for name, kind in self.table.items():
+      if issubclass(kind, Setting):  # many are made of a lambda
+        kind.__qualname__ = name
+
+  def holds(self, value: Any) -> bool:
+    """Whether it is of a class of the table itself; no instance of another, and no class."""
+    return type(value) in self.table.values()
+
+  def name(self, value: Any) -> Any:
+    """That of the value's class; an import path, or what is no choice, as it is."""
+    return next((name for name, kind in self.table.items() if type(value) is kind), value)
+
+  def told(self, value: Any) -> Any:
+    """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
+    if not self.holds(value):
+      return value
+    changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
+    return f"{self.name(value)}({changed})" if changed else str(self.name(value))
+
+  def owners(self) -> dict[str, list[str]]:
+    """Field of a value -> names of those that have it."""
+    found: dict[str, list[str]] = {}
+    for name, kind in self.table.items():
+      for field in dataclasses.fields(kind):
+        found.setdefault(field.name, []).append(name)
+    return found
+
+
+class Setting:
+  """Base of `settings`."""
+
+  function: ClassVar[Callable[..., Any]]
+  _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
+
+  def make(self, *args: Any, **named: Any) -> Any:
+    """What the function returns for these arguments and those that were set."""
+    own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+    return type(self).function(*args, **named, **own)
+
+  def __reduce__(self) -> Any:
+    """As such classes are rows of tables, pickle does not find them by name."""
+    return _again, (self._place, dict(vars(self)))
+
+
+# Module -> what `settings` made for it, in order.
+_MADE: dict[str, list[type[Setting]]] = {}
+
+
+def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
+  module, number = place
+  importlib.import_module(module)
+  return _MADE[module][number](**values)
+
+
+def settings(
+  function: Callable[..., Any], documented: Any = None, /, **defaults: Any
+) -> type[Setting]:
+  """A frozen dataclass of those arguments of a function that a person sets, for a `Choice`.
+
+  Args:
+    documented: whose docstring says what it is, where it is not the function's own.
+
+  >>> made = settings(round, ndigits=2)
+  >>> made(), made(ndigits=1).make(3.14159)
+  (round(ndigits=2), 3.1)
+  """
+  hints = typing.get_type_hints(function) if None in defaults.values() else {}
+  kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
+  module = sys._getframe(1).f_globals["__name__"]
+  made = _MADE.setdefault(module, [])
+  kind = dataclasses.make_dataclass(
+    function.__name__,
+    kinds,
+    bases=(Setting,),
+    namespace={
+      "function": staticmethod(function),
+      "__doc__": (documented or function).__doc__ or "",
+      "__module__": module,
+      "_place": (module, len(made)),
+    },
+    frozen=True,
+  )
+  made.append(kind)
+  return kind
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+  """Field -> annotation, with what it carries."""
+  return typing.get_type_hints(kind, include_extras=True)
+
+
+def choice_of(hint: Any) -> Choice | None:
+  """The choice that an annotation carries."""
+  found = getattr(hint, "__metadata__", ())
+  return next((one for one in found if isinstance(one, Choice)), None)
+
+
+def choice_at(kind: type, path: str) -> Choice | None:
+  """The choice that a dotted field of a config's class is.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
+  'flat'
+  """
+  into = lambda room, name: hints_of(room).get(name)
+  return choice_of(functools.reduce(into, path.split("."), kind))
+
+
+class Leaf(NamedTuple):
+  """A field that is no dataclass itself, or a choice, whose value is told by its name."""
+
+  path: str
+  hint: Any
+  value: Any
+  default: Any  # of a field of a chosen value: that of its class
+
+
+def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
+  """Every leaf, in order; after a choice those of its value.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> found = leaves(PrivacyConfig(clipping="automatic"))
+  >>> [leaf[2:] for leaf in found if leaf.path.startswith("clipping")]
+  [('automatic', 'flat'), (0.01, 0.01)]
+  """
+  default = default if prefix else type(config)()
+  for field in dataclasses.fields(config):
+    path, hint = f"{prefix}{field.name}", hints_of(type(config))[field.name]
+    value, usual = getattr(config, field.name), getattr(default, field.name, None)
+    choice = choice_of(hint)
+    has_fields = _is_room(value) if choice is None else choice.holds(value)
+    if choice is not None:
+      yield Leaf(path, hint, choice.name(value), choice.name(usual))
+    elif not has_fields:
+      yield Leaf(path, hint, value, usual)
+    if has_fields:
+      other = choice is not None and type(usual) is not type(value)
+      yield from leaves(value, type(value)() if other else usual, f"{path}.")
+
+
+def _is_room(value: Any) -> bool:
+  return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
+  """Leaf -> (value, default) of those that are neither at their default nor None."""
+  return {
+    leaf.path: leaf[2:]
+    for leaf in leaves(config)
+    if leaf.value is not None and leaf.value != leaf.default
+  }
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+  """The config as plain data, each chosen value with its name.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
+  {'name': 'automatic', 'gamma': 0.01}
+  """
+  found: dict[str, Any] = {}
+  for field in dataclasses.fields(config):
+    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
+    if dataclasses.is_dataclass(value):
+      named = {} if choice is None else {"name": choice.name(value)}
+      found[field.name] = named | to_dict(value)
+    else:
+      found[field.name] = _plain(value)
+  return found
+
+
+def name_of(config: Any, field: str) -> Any:
+  """The name of a field's chosen value.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
+  'automatic'
+  """
+  value, choice = getattr(config, field), choice_at(type(config), field)
+  return value if choice is None else choice.name(value)
+
+
+def _plain(value: Any) -> Any:
+  """A value in a dict or a list, such as a sweep's grid, is told by its class."""
+  if isinstance(value, dict):
+    return {key: _plain(entry) for key, entry in value.items()}
+  if isinstance(value, (list, tuple)):
+    return [_plain(entry) for entry in value]
+  return repr(value) if dataclasses.is_dataclass(value) else value

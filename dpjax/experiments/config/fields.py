@@ -1,0 +1,453 @@
+"""Typed, dotted fields of a config dataclass: look up, check, replace, read from text.
+
+A dataclass does not check what it is given, so `PrivacyConfig(epsilon="two")` would fail
+minutes later, far from its cause. The annotations are the one source of truth here.
+
+A field may hold one of several frozen values of the library, such as `Automatic(gamma=0.1)`:
+its annotation carries a `Choice`, the table of their names. It takes the value, its name (with
+its defaults), or {"name": "automatic", "gamma": 0.1}; one more name sets a field of the value
+(`privacy.clipping.gamma`). So a config has no field that the chosen value would not read.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dpjax import names, validate
+from dpjax.experiments.config.choices import Choice as Choice
+from dpjax.experiments.config.choices import Setting as Setting
+from dpjax.experiments.config.choices import choice_at, choice_of, hints_of
+from dpjax.experiments.config.choices import leaves as leaves
+from dpjax.experiments.config.choices import name_of as name_of
+from dpjax.experiments.config.choices import set_fields as set_fields
+from dpjax.experiments.config.choices import settings as settings
+from dpjax.experiments.config.choices import to_dict as to_dict
+from dpjax.validate import UserError, did_you_mean
+
+_UNIONS = (typing.Union, types.UnionType)
+_WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
+          list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
+_LISTED = 200  # characters of a list of fields in an error
+_INT_BITS = 64  # JAX and NumPy take no larger one
+
+
+class WithChoices:
+  """Base of a config that has choices: it holds the value where a name is written. What is
+  neither is kept, for `check` to refuse by its whole dotted name."""
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    choice = choice_at(type(self), name)
+    if choice is not None:
+      with contextlib.suppress(UserError):
+        value = _chosen(value, choice, name)
+    super().__setattr__(name, value)
+
+
+def get(config: Any, path: str, *, name: str = "config") -> Any:
+  """The value of one dotted field, a chosen one by its name; None where a dict, or a chosen
+  value, has no such key.
+
+  Raises:
+    UserError: an unknown field.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> get(TrainConfig(), "privacy.delta"), get(TrainConfig(), "privacy.clipping")
+  (1e-05, 'flat')
+  """
+  head, _, rest = path.partition(".")
+  if isinstance(config, dict):
+    value, choice = config.get(head), None
+  else:
+    _check_room(config, path, name)
+    _check_field(config, head, name)
+    value, choice = getattr(config, head), choice_at(type(config), head)
+  if choice is not None and not rest:
+    return choice.told(value)
+  if choice is not None and rest in choice.owners():
+    return getattr(value, rest, None)
+  return get(value, rest, name=f"{name}.{head}") if rest else value
+
+
+def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
+  """A copy of the config with one dotted field replaced, checked against its annotation.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> replace(TrainConfig(), "privacy.epsilon", 8).privacy.epsilon
+  8.0
+  >>> replace(TrainConfig(), "num_steps", 2.5)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: config.num_steps=2.5: must be an integer
+  """
+
+  def change(hint: Any, at: str, old: Any) -> Any:
+    return check(_continued(value, hint, old), hint, at)
+
+  return _update(config, path, change, name)
+
+
+def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config") -> Any:
+  """`replace` of one dotted field after the other; whole values before what is in them.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> config = replace_all(TrainConfig(), {"privacy.epsilon": 8, "num_steps": 3})
+  >>> config.privacy.epsilon, config.num_steps
+  (8.0, 3)
+  """
+  for path in sorted(values, key=lambda path: path.count(".")):
+    config = replace(config, path, values[path], name=name)
+  return config
+
+
+def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
+  """Like `replace`, with the value read from command-line text by its annotation.
+
+  "none" empties an optional field. A key of a dict field is given as one more name. A name
+  of a chosen value keeps the numbers that were set and that the new value has, too.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> override(TrainConfig(), "privacy.epsilon", "none").privacy.epsilon is None
+  True
+  >>> override(TrainConfig(), "model.options.width", "64").model.options
+  {'width': 64}
+  """
+
+  def change(hint: Any, at: str, old: Any) -> Any:
+    if choice_of(hint) is None:
+      return parse(text, hint, at)
+    given = _literal(text) if text.lstrip().startswith("{") else text
+    return check(_continued(given, hint, old), hint, at)
+
+  return _update(config, path, change, name)
+
+
+def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
+  """The config that plain data say, such as a config.json; `to_dict` backwards.
+
+  Args:
+    kind: a dataclass, all of whose fields have defaults.
+    held: dict of its fields; those that are left out are at their defaults.
+
+  Raises:
+    UserError: a field that there is not, or a value of another type.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
+  >>> from_dict(PrivacyConfig, to_dict(made)) == made
+  True
+  """
+  if not isinstance(held, dict):
+    raise _wrong(held, kind, name)
+  config, hints = kind(), hints_of(kind)
+  for field, value in held.items():
+    _check_field(config, field, name)
+    hint, at = hints[field], f"{name}.{field}"
+    rooms = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
+    if choice_of(hint) is None and rooms and isinstance(value, dict):
+      value = from_dict(rooms[0], value, name=at)
+    config = _replaced(config, {field: check(_unwritten(value, hint), hint, at)}, name)
+  return config
+
+
+def _unwritten(value: Any, hint: Any) -> Any:
+  """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
+  choice, members = choice_of(hint), _members(hint)
+  if choice is not None and isinstance(value, dict) and value.get("name") in choice.table:
+    hints = hints_of(choice.table[value["name"]])
+    return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
+  if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in members):
+    return tuple(value)
+  if float in members and value in ("inf", "-inf"):
+    return float(value)
+  return value
+
+
+def check(value: Any, hint: Any, name: str) -> Any:
+  """The value, if it conforms to the annotation; an int becomes a float where one is due.
+
+  Raises:
+    UserError: naming the field, its value and what it must be. NaN is never a number, and
+      an integer of more than 64 bits is refused.
+  """
+  choice = choice_of(hint)
+  if choice is not None:
+    return _check_choice(value, choice, name)
+  if hint in (Any, object) or (value is None and hint in (None, type(None))):
+    return _bounded(value, name)
+  if dataclasses.is_dataclass(hint):
+    return _check_dataclass(value, hint, name)
+  if typing.get_origin(hint) in _UNIONS:
+    return _check_union(value, hint, name)
+  if typing.get_origin(hint) is not None:
+    return _check_container(value, hint, name)
+  if hint is float and _is_number(value):
+    return float(value)
+  if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
+    return _bounded(value, name)
+  raise _wrong(value, hint, name)
+
+
+def parse(text: str, hint: Any, name: str) -> Any:
+  """The value that a text stands for, under an annotation.
+
+  >>> parse("none", float | None, "epsilon"), parse("1e-5", float | None, "delta")
+  (None, 1e-05)
+  >>> parse("[1, 2]", list[float], "values")
+  [1.0, 2.0]
+  """
+  options = _members(hint)
+  if type(None) in options and text.strip().lower() == "none":
+    return None
+  if str in options:
+    return _bounded(text, name)
+  return check(_literal(text), hint, name)
+
+
+def _continued(given: Any, hint: Any, old: Any) -> Any:
+  """A name with those of the old value's numbers that were set and that it has, too."""
+  choice = choice_of(hint)
+  kind = choice.table.get(given) if choice is not None and isinstance(given, str) else None
+  if kind is None or choice is None or not choice.holds(old):
+    return given
+  known = {field.name for field in dataclasses.fields(kind)}
+  kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
+  return {"name": given, **kept}
+
+
+def _check_choice(value: Any, choice: Choice, name: str) -> Any:
+  chosen = _chosen(value, choice, name)
+  if isinstance(chosen, str):
+    names.find(chosen, name)
+  return chosen
+
+
+def _chosen(value: Any, choice: Choice, name: str) -> Any:
+  """The chosen value, or that which a name, or a dict with one, stands for."""
+  if choice.own and isinstance(value, str) and names.is_path(value):
+    return value
+  given = {"name": value} if isinstance(value, str) else value
+  if not isinstance(given, dict):
+    if not choice.holds(value):
+      raise _not_chosen(value, value, choice, name)
+    return _check_dataclass(value, type(value), name)
+  given = {str(key): entry for key, entry in _bounded(given, name).items()}
+  word = given.pop("name", None)
+  if not isinstance(word, str) or word not in choice.table:
+    raise _not_chosen(value, word, choice, name)
+  made = choice.table[word]()
+  for field in given:
+    _check_field(made, field, name, choice)
+  hints = hints_of(type(made))
+  return _replaced(
+    made, {f: check(v, hints[f], f"{name}.{f}") for f, v in given.items()}, name
+  )
+
+
+def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
+  hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
+  known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
+  return UserError(f"{name}={value!r}: must be one of {known}{hint}")
+
+
+def _check_room(config: Any, path: str, name: str) -> None:
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
+
+
+def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
+  """Raises unless the config has such a field; names the nearest, also of its rooms, and of a
+  chosen value whose it is."""
+  known = [field.name for field in dataclasses.fields(config)]
+  if head in known:
+    return
+  if choice is not None:
+    owners = choice.owners()
+    whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
+    hint = whose or _meant(head, {field: field for field in owners}, known)
+    raise UserError(f"{name}.{head}: {choice.name(config)!r} has no such field{hint}")
+  deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
+  places = {path.rpartition(".")[2]: path for path in deep_first}
+  raise UserError(f"{name}.{head}: no such field{_meant(head, places, known)}")
+
+
+def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
+  """The end of a message: the place of a name that is a slip away, or else what there is.
+
+  >>> _meant("epsilom", {"epsilon": "privacy.epsilon"}, ["privacy"])
+  " (did you mean 'privacy.epsilon'?)"
+  >>> _meant("nope", {"noise": "privacy.clipping.noise"}, ["privacy", "seed"])
+  '; must be one of privacy, seed'
+  """
+  near = validate.slip_of(word, places)
+  if near is not None:
+    return f" (did you mean {places[near]!r}?)"
+  if not known:
+    return ", and no other"
+  listed = ", ".join(known)
+  if len(listed) > _LISTED:
+    listed = f"{listed[:_LISTED].rpartition(', ')[0]}, ... ({len(known)} fields)"
+  return f"; must be one of {listed}"
+
+
+def _paths(config: Any, prefix: str = "") -> Iterator[str]:
+  for field in dataclasses.fields(config):
+    yield f"{prefix}{field.name}"
+    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
+    if choice is not None:
+      yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
+    elif dataclasses.is_dataclass(value):
+      yield from _paths(value, f"{prefix}{field.name}.")
+
+
+def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
+  head, dot, rest = path.partition(".")
+  if dot and not rest:
+    raise UserError(f"{name}.{path}: no such field; must not end in a dot")
+  if isinstance(config, dict):
+    return _update_dict(config, path, change, name, hint)
+  _check_room(config, path, name)
+  hints = hints_of(type(config))
+  _check_field(config, head, name, choice_of(hint))
+  at, value = f"{name}.{head}", getattr(config, head)
+  hint = hints[head]
+  new = _update(value, rest, change, at, hint) if rest else change(hint, at, value)
+  return _replaced(config, {head: new}, name)
+
+
+def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
+  """A copy; what the dataclass itself refuses of a field names where that stands."""
+  try:
+    return dataclasses.replace(config, **values)
+  except UserError as error:
+    at = f"{name}." if str(error).partition("=")[0] in values else ""
+    raise UserError(f"{at}{error}") from error
+
+
+def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
+  head, _, rest = path.partition(".")
+  value_hint = (typing.get_args(hint) or (str, Any))[1]
+  if rest and isinstance(config.get(head), dict):
+    return {**config, head: _update_dict(config[head], rest, change, name, Any)}
+  return {**config, path: change(value_hint, f"{name}.{path}", None)}  # keys may hold dots
+
+
+def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
+  if not isinstance(value, kind):
+    raise _wrong(value, kind, name)
+  hints = hints_of(kind)
+  for given in getattr(value, "__dict__", ()):
+    if not hasattr(kind, given):  # a class keeps what it computes under a name of its own
+      _check_field(value, given, name)
+  fields = {
+    field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
+    for field in dataclasses.fields(kind)
+  }
+  return _replaced(value, fields, name)
+
+
+def _check_union(value: Any, hint: Any, name: str) -> Any:
+  if type(value) in _members(hint) and dataclasses.is_dataclass(value):
+    return _check_dataclass(value, type(value), name)  # its error names the field at fault
+  for option in _members(hint):
+    try:
+      return check(value, option, name)
+    except UserError:
+      continue
+  raise _wrong(value, hint, name)
+
+
+def _check_container(value: Any, hint: Any, name: str) -> Any:
+  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  if kind is list and isinstance(value, tuple):
+    value = list(value)
+  if not isinstance(value, kind):
+    raise _wrong(value, hint, name)
+  if kind is dict:
+    return {check(k, inner[0], name): check(v, inner[1], f"{name}[{k!r}]")
+            for k, v in value.items()}  # fmt: skip
+  if kind is list or inner[-1] is ...:
+    return kind(check(v, inner[0], f"{name}[{i}]") for i, v in enumerate(value))
+  if len(value) != len(inner):
+    raise UserError(f"{name}={value!r}: must have {len(inner)} entries")
+  return tuple(check(v, h, f"{name}[{i}]") for i, (v, h) in enumerate(zip(value, inner)))
+
+
+def _members(hint: Any) -> tuple:
+  return typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+
+
+def _is_number(value: Any) -> typing.TypeGuard[float]:
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    return False
+  try:
+    return not math.isnan(value)
+  except OverflowError:  # an integer beyond every float
+    return False
+
+
+def _bounded(value: Any, name: str) -> Any:
+  """The value, unless it is, or holds, an integer or a text that can be kept nowhere."""
+  entries = value.values() if isinstance(value, dict) else value
+  for entry in entries if isinstance(value, (dict, list, tuple)) else ():
+    _bounded(entry, name)
+  if isinstance(value, str) and not _is_writable(value):
+    raise UserError(f"{name}={value!a}: must be text that UTF-8 can write")
+  if isinstance(value, int) and value.bit_length() >= _INT_BITS:
+    raise UserError(f"{name}={_shown(value)}: must be below 2**{_INT_BITS - 1} in size")
+  return value
+
+
+def _is_writable(text: str) -> bool:
+  """False for bytes of the command line that are no UTF-8."""
+  try:
+    return bool(text.encode()) or not text
+  except UnicodeEncodeError:
+    return False
+
+
+def _shown(value: Any) -> str:
+  """Of an integer some digits: Python refuses to write them all where they are thousands."""
+  long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
+  return f"{hex(value)[:12]}..." if long else repr(value)
+
+
+def _literal(text: str) -> Any:
+  text = text.strip()
+  words = {"true": True, "false": False, "inf": math.inf, "none": None}
+  if text.lower() in words:
+    return words[text.lower()]
+  for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
+    try:
+      return read(text)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+      continue
+  return text
+
+
+def _wrong(value: Any, hint: Any, name: str) -> UserError:
+  return UserError(f"{name}={_shown(value)}: must be {_describe(hint)}")
+
+
+def _describe(hint: Any) -> str:
+  if hint is type(None):
+    return "none"
+  if typing.get_origin(hint) in _UNIONS:
+    return " or ".join(_describe(option) for option in typing.get_args(hint))
+  if dataclasses.is_dataclass(hint):
+    return f"a {hint.__name__} (set its fields one by one)"  # type: ignore[union-attr]
+  if hint in (Any, object):
+    return "anything"
+  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  if kind is not None:
+    kept = inner[1:] if kind is dict else [one for one in inner if one is not ...]
+    words = ", ".join(_describe(one) for one in kept if one not in (Any, object))
+    return f"{_WORDS[kind]} of {words}" if words else _WORDS[kind]
+  return _WORDS.get(hint, f"of type {hint}")

@@ -1,0 +1,68 @@
+"""The optimizers that a config names, each with the numbers that it alone reads."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import optax
+
+from dpjax import transforms
+from dpjax.experiments.config.choices import settings
+
+
+class Noise(NamedTuple):
+  """What an optimizer may know of the private gradient: public numbers."""
+
+  std: Any  # of the mean gradient; see Plan.noise_std
+  num_examples: int
+
+
+def _sgd(rate: Any, noise: Noise | None, momentum: float) -> Any:
+  """Stochastic gradient descent, with momentum unless it is 0."""
+  return optax.sgd(rate, momentum=momentum or None)
+
+
+def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
+  return transforms.dp_sgld(
+    lambda step: rate(step) / noise.num_examples,
+    noise_std=noise.std,
+    num_examples=noise.num_examples,
+    prior_precision=prior_precision,
+  )
+
+
+# made of (schedule, noise)
+CENTRAL = {
+  "sgd": settings(_sgd, momentum=0.9),
+  "adam": settings(lambda rate, noise: optax.adam(rate), optax.adam),
+  "adamw": settings(
+    lambda rate, noise, weight_decay: optax.adamw(rate, weight_decay=weight_decay),
+    optax.adamw,
+    weight_decay=0.0,
+  ),
+  "rmsprop": settings(
+    lambda rate, noise, momentum: optax.rmsprop(rate, momentum=momentum),
+    optax.rmsprop,
+    momentum=0.9,
+  ),
+  "adagrad": settings(lambda rate, noise: optax.adagrad(rate), optax.adagrad),
+  "dp_adam": settings(
+    lambda rate, noise, noise_floor: transforms.dp_adam(
+      rate, noise_std=noise.std, noise_floor=noise_floor
+    ),
+    transforms.dp_adam,
+    noise_floor=0.3,  # least denominator, in standard deviations of the noise
+  ),
+  "dp_sgld": settings(
+    _dp_sgld,
+    transforms.dp_sgld,
+    prior_precision=0.0,  # of a normal prior on every parameter
+  ),
+}
+# of a client, made of (rate, None): they start afresh in every round
+FEDERATED = {
+  "sgd": settings(_sgd, momentum=0.0),
+  "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),
+  "yogi": settings(lambda rate, _: optax.yogi(rate, b1=0.9, b2=0.99, eps=1e-3), optax.yogi),
+  "adagrad": settings(lambda rate, _: optax.adagrad(rate, 0.0, eps=1e-3), optax.adagrad),
+}

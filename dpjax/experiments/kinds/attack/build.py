@@ -1,0 +1,122 @@
+"""From an `AttackConfig` to the job of one attack; the module that the attack names does the
+work.
+
+A step of it is a piece of that work, such as a model that is trained or a message that is
+inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
+promises, not the attack.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from dpjax import data as data_lib
+from dpjax.accounting import Ledger
+from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Ended, Fit, Job, Play
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.validate import UserError
+
+LOADERS = {"train": central.load_resident, "federate": federated.load_data}
+
+
+def load_data(config: AttackConfig) -> tuple[Any, Any]:
+  """(what is trained on, test data) of the attacked run."""
+  return named(config, LOADERS[config.attack.room], room(config))
+
+
+def named(config: AttackConfig, call: Any, *args: Any) -> Any:
+  """The call on the attacked run; its errors name fields of the whole config."""
+  try:
+    return call(*args)
+  except UserError as error:
+    known = str(error).partition("=")[0].partition(".")[0] in to_dict(room(config))
+    prefix = f"{config.attack.room}." if known else ""
+    raise UserError(f"{prefix}{error}") from error
+
+
+def digest(config: AttackConfig) -> bytes:
+  """Of everything in the config that this attack reads, but for where data lie and what is
+  only told. Public."""
+  fields = to_dict(config)
+  for name in (other(config), *config.of_table):
+    fields.pop(name)
+  attacked = fields[config.attack.room]
+  attacked["data"].pop("data_dir")
+  for name in room(config).where:
+    attacked.pop(name)
+  if config.attack.room == "federate" and attacked["memory_budget_gb"] is None:
+    attacked.pop("memory_budget_gb")  # came later; a central run has always had one
+  return streams_lib.config_digest("attack", fields)
+
+
+@bounds.names_fields
+def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """The job of one attack: no rows.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  for name in ("rows", "beside"):
+    if getattr(config, name):
+      raise UserError(f"{name}: must be empty for one attack; it is of a table of several")
+  read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
+  kind = importlib.import_module(f"dpjax.experiments.kinds.attack.{config.attack.module}")
+
+  def start(random: Streams) -> Play:
+    attacked = named(config, kind.prepare, config, read(), random)
+    named(config, attacked.promise.check_budget, Ledger())
+    return functools.partial(_play, config, kind, attacked)
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data_lib.digest(read()[0]),
+    start=start,
+  )
+
+
+def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
+  state = fit(kind.work(config, attacked)).state
+  found, own = kind.found(config, attacked, state), room(config)
+  num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
+  result = {
+    **promised(attacked.promise, num_steps),
+    "task": config.attack.task,
+    "attack": name_of(config, "attack"),
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": own.privacy.method,
+    "num_steps": num_steps,
+    **found.result,
+  }
+  return Ended(found.scores, lambda folder: result, found.write, saved_as="attack.npz")
+
+
+def promised(promise: Promise, num_steps: int) -> dict[str, Any]:
+  """The privacy part of result.json: of the attacked run after all of its steps."""
+  if promise.kind == "none":
+    return promise.facts(Ledger(), 0.0)
+  promise.warn()
+  ledger = Ledger()
+  for step in range(num_steps if promise.kind == "simulated" else 0):
+    ledger = ledger.charge(  # a simulation also says what its own small cohorts cost
+      promise.step_event(step),
+      l2_clip_norm=promise.l2_bound,
+      neighboring_relation=promise.relation,
+      noise_key_id="attacked",
+      first_step=step,
+    )
+  return promise.facts(ledger, promise.curve(num_steps))

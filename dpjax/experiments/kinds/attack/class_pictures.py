@@ -1,0 +1,97 @@
+"""Class inversion as a run: a model of the public pipeline, and what it takes classes to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import attacks, training, trees
+from dpjax.attacks.fitting import Fit
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.streams import Streams
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+_OF_RECORDS = "protects one record, not what the records of a class have in common"
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
+  """Builds the run whose model is to be inverted.
+
+  UserError: inputs that are no numbers; a class that no test record has for the judge.
+  """
+  train, test = loaded
+  if not np.issubdtype(np.asarray(train.x).dtype, np.floating):
+    raise UserError(f"data.name={config.train.data.name!r}: must have inputs of numbers")
+  if config.attack.total_variation and np.ndim(train.x) != 4:
+    raise UserError(
+      f"attack.total_variation={config.attack.total_variation}: must be 0, inputs are no images"
+    )
+  for name, part in (("training", train), ("test", test)):
+    if len(np.unique(part.y)) < train.num_classes:
+      raise UserError(
+        f"data.name={config.train.data.name!r}: must hold every class among its {name} records"
+      )
+  return central.assemble(config.train, loaded, random)
+
+
+def work(config: AttackConfig, attacked: central.Run) -> Work:
+  """That of `launch.train`; what it promises is said of the attacked run in the result."""
+  return central.work(config.train, attacked)._replace(promise=None)
+
+
+def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
+  """How many inverted inputs the judge calls by their class, against one of K by chance."""
+  own = config.attack
+  params, x = training.eval_params(state), np.asarray(run.test.x)
+  prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
+  classes = np.arange(run.train.num_classes)
+  key = jax.random.fold_in(run.random.init, 1)  # not that of the target's own first weights
+  made = own.method(**prior)(
+    run.apply, params, x.shape[1:], classes=classes, count=own.starts, key=key
+  )
+  judge = _judge(config, run, key)
+  score = attacks.judge_inversion(made, run.apply, judge, run.train, target=params)
+  held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
+  result = {
+    "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
+    "recognised": {name: getattr(score, name) for name in ("count", "total", "interval")},
+    "judge_accuracy": held,
+    "mse_to_class_mean": score.mse.tolist(),
+    "confidence": made.confidence.tolist(),
+    "verdict": verdict(score, len(classes)),
+    "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
+  }
+  return Found({"x": made.x, "y": made.y}, result)
+
+
+def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
+  """Of the same shape, from other first weights, on the test records."""
+  first = central.start(config.train, run.train, run.random._replace(init=key))[2]
+
+  def loss(params: Params, batch: tuple[Array, Array]) -> Array:
+    logits = trees.at_least_float32(run.apply(params, batch[0]))
+    labels = optax.softmax_cross_entropy_with_integer_labels(logits, batch[1])
+    return jnp.mean(labels)
+
+  rows = np.asarray(run.test.x), np.asarray(run.test.y)
+  return Fit(steps=config.attack.judge_steps)(loss, first, rows, seed=run.random.order)
+
+
+def verdict(score: attacks.InversionScore, num_classes: int) -> str:
+  """A defence fails where inputs are recognised more often than by chance.
+
+  >>> from dpjax.attacks.roc import exact_interval
+  >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])
+  >>> verdict(ten(8), 10), verdict(ten(2), 10)
+  ('FAILS: classes are recognised', 'not shown to fail')
+  """
+  apart = score.interval[0] > 1 / num_classes
+  return "FAILS: classes are recognised" if apart else "not shown to fail"

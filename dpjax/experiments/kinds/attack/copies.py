@@ -1,0 +1,100 @@
+"""Extraction as a run: a model of the public pipeline, and copies of it made of its answers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import attacks, training
+from dpjax.attacks.fitting import Fit
+from dpjax.attacks.roc import Counted
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.validate import UserError
+
+_OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
+
+
+class Copied(NamedTuple):
+  """A model that is to be copied, and the inputs of its thief."""
+
+  run: central.Run
+  queries: np.ndarray  # [most queries, ...]
+  held_out: np.ndarray  # [m, ...], on which copy and model are compared: never asked
+  promise: Promise
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
+  """Builds the run, and deals the test inputs: what is not asked is compared on."""
+  run = central.assemble(config.train, loaded, random)
+  asked, x = max(config.attack.num_queries), np.asarray(run.test.x)
+  order = np.random.default_rng(random.order).permutation(len(x))
+  queries, others = x[order[:asked]], x[order[asked:]]
+  known = {row.tobytes() for row in queries}
+  others = others[[row.tobytes() not in known for row in others]]
+  if not len(others):
+    raise UserError(
+      f"attack.num_queries={config.attack.num_queries!r}: must leave some of the {len(x)} test "
+      "inputs, on which the copy is compared"
+    )
+  return Copied(run, queries, others, run.promise)
+
+
+def work(config: AttackConfig, attacked: Copied) -> Work:
+  """That of `launch.train`; what it promises is said of the attacked run in the result."""
+  return central.work(config.train, attacked.run)._replace(promise=None)
+
+
+def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
+  """Fidelity of a copy for each number of queries, beside always the commonest answer."""
+  run, own = attacked.run, config.attack
+  params = training.eval_params(state)
+  door = attacks.ask(run.apply, params, labels_only=own.labels_only, decimals=own.decimals)
+  init = lambda key: central.start(config.train, run.train, run.random._replace(init=key))[
+    2
+  ]
+  thief = attacks.Extraction(
+    run.apply, init, Fit(steps=own.steps, learning_rate=own.learning_rate)
+  )
+  with bounds.within("attack"):
+    rows = attacks.extraction_curve(
+      thief,
+      door,
+      attacked.queries,
+      attacked.held_out,
+      num_queries=own.num_queries,
+      seed=run.random.order,
+    )
+  guess = _commonest(door(attacked.queries), door(attacked.held_out))
+  result = {
+    "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
+    "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
+    "commonest": {"count": guess.count, "total": guess.total},
+    "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
+  }
+  rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
+  return Found({"rates": rates}, result)
+
+
+def _commonest(asked: np.ndarray, truth: np.ndarray) -> Counted:
+  """Agreement of who always says what most queries were answered."""
+  label = np.bincount(asked.argmax(axis=1)).argmax()
+  return attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
+
+
+def verdict(row: attacks.Agreement, guess: Counted) -> str:
+  """A defence fails where the copy agrees more than one answer to everything would.
+
+  >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
+  ...   num_queries=5)
+  >>> verdict(row, attacks.counted(50, 100)), verdict(row, attacks.counted(99, 100))
+  ('FAILS: the model is copied', 'not shown to fail')
+  """
+  apart = row.interval[0] > guess.interval[1]
+  return "FAILS: the model is copied" if apart else "not shown to fail"

@@ -1,0 +1,92 @@
+"""Pictures and tables of attacks: ROC on logarithmic axes, beside the line of the promise."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from dpjax.attacks import AllowedRoc, Leakage, Roc, table
+from dpjax.experiments.run import report, writers
+from dpjax.validate import UserError
+
+Rates = Sequence[float] | np.ndarray
+_LEFT = 0.1  # of both axes, or what one record is worth
+
+
+def roc_report(
+  out_dir: str | os.PathLike,
+  found: Mapping[str, Leakage],
+  *,
+  line: AllowedRoc | None = None,
+  title: str = "",
+) -> None:
+  """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
+
+  Args:
+    found: by attack, `attacks.measure`.
+    line: what the promise of the target allows, drawn beside them.
+
+  UserError: no attacks.
+  """
+  if not found:
+    raise UserError("found: must hold at least one attack")
+  out_dir = pathlib.Path(out_dir)
+  figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+  axes = figure.subplots()
+  draw_roc(axes, {name: one.curve for name, one in found.items()}, line)
+  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
+  axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
+  points = [
+    {"attack": name, "fpr": fpr, "tpr": tpr}
+    for name, one in found.items()
+    for fpr, tpr in zip(*_best(one.curve))
+  ]
+  report.write_csv(out_dir / "roc.csv", points)
+  writers.replace_file(out_dir / "attacks.md", table(found).encode())
+  report.save_figure(figure, out_dir / "roc.png")
+
+
+def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
+  """`draw_curves` of them and of `line`.
+
+  The axes begin at what one record is worth: a curve further to the left would show a rate that
+  so few records cannot, and seem to cross the line.
+  """
+  left = min(1 / max(c.num_members, c.num_non_members) for c in curves.values())
+  rates = np.geomspace(min(left, _LEFT), 1, 200)
+  best = {name: _best(curve) for name, curve in curves.items()}
+  allowed = ("", None) if line is None else (line.words, line(rates))
+  draw_curves(axes, best, rates, *allowed)
+
+
+def draw_curves(
+  axes: Axes,
+  curves: Mapping[str, tuple[Rates, Rates]],
+  rates: Rates,
+  words: str,
+  allowed: Rates | None,
+) -> None:
+  """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
+  `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
+  left = rates[0]
+  for index, (name, (fpr, tpr)) in enumerate(curves.items()):
+    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
+    steps: dict[str, Any] = dict(drawstyle="steps-post", color=color, linewidth=1.3)
+    axes.plot(np.maximum(fpr, left), np.maximum(tpr, left), label=name, **steps)
+  axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
+  if allowed is not None:
+    line: dict[str, Any] = dict(color="#000000", linestyle="--", linewidth=1)
+    axes.plot(rates, allowed, label=f"allowed: {words}", **line)
+  axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.1))
+
+
+def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
+  """For each number of false positives the most true ones: (fpr, tpr)."""
+  last = np.append(np.diff(curve.false_positives) > 0, True)
+  return curve.fpr[last], curve.tpr[last]

@@ -1,0 +1,85 @@
+"""An attack on a finished run of `launch.train`, by the name of its folder alone.
+
+The folder says everything: config.json which data, model and training, params.npz the target,
+result.json what is promised. Shadow models are trained by the run's own config.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack.config import AttackConfig, Membership
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import provenance, workdir, writers
+from dpjax.validate import UserError
+
+# Of the run itself: its shadows are not evaluated, released, saved or paid for.
+_OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
+_OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
+
+
+def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConfig:
+  """Membership inference on the model that a folder of `launch.train` holds.
+
+  Args:
+    num_shadows: models that are trained beside it, each on half of all records.
+
+  Raises:
+    UserError: one line: no folder of such a run, one that is not finished, without params.npz, of
+      another version of dpjax, audited (its records are not the data's alone), or changed.
+  """
+  path, at = pathlib.Path(folder), f"run={str(folder)[-100:]!r}"
+  if not path.is_dir():
+    raise UserError(f"{at}: must be the folder of a run of launch.train; there is none")
+  train = _config(path, at)
+  if not (path / writers.RESULT).exists():
+    raise UserError(
+      f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
+    )
+  if not (path / workdir.PARAMS).exists():
+    raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to attack")
+  _check_version(writers.read_json(path / writers.RESULT), at)
+  workdir.finished(path, train)
+  if train.audit.enabled:
+    raise UserError(
+      f"{at}: was trained with canaries (audit.enabled=True), so its members are not its data; "
+      "its result.json has a bound of its own"
+    )
+  usual = TrainConfig()
+  shadowed = {name: fields.get(usual, name) for name in _OF_RUN}
+  target = Membership(num_shadows=num_shadows, target=str(path / workdir.PARAMS))
+  return AttackConfig(train=fields.replace_all(train, shadowed), attack=target)
+
+
+def _config(path: pathlib.Path, at: str) -> TrainConfig:
+  file = path / workdir.CONFIG
+  held: Any = writers.read_json(file) if file.exists() else None
+  if not isinstance(held, dict):
+    raise UserError(f"{at}: has no {workdir.CONFIG} of a run of launch.train")
+  if "num_rounds" in held:
+    raise UserError(
+      f"{at}: is a run of launch.federate, whose members are clients; must be one of launch.train"
+    )
+  if "num_steps" not in held or "curves" in held or "rows" in held:
+    raise UserError(
+      f"{at}: is no run of launch.train; its {workdir.CONFIG} is another kind's"
+    )
+  try:
+    return fields.from_dict(TrainConfig, held)
+  except UserError as error:
+    told = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
+
+
+def _check_version(result: Any, at: str) -> None:
+  known = result.get("versions") if isinstance(result, dict) else None
+  theirs = known.get("dpjax") if isinstance(known, dict) else None
+  ours = provenance.versions().get("dpjax")
+  if theirs != ours:
+    raise UserError(
+      f"{at}: was trained by dpjax {theirs}, this is {ours}, whose shadows may differ; train it "
+      "again"
+    )

@@ -1,0 +1,347 @@
+"""Inversion of clients' messages as a run: each client of the federation once the victim.
+
+With a secure sum the adversary, the server, has no message: it inverts the mean over a cohort,
+one cohort after the other, as the mean of what it simulates of that many clients.
+"""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import flatten_util
+
+from dpjax import attacks, trees
+from dpjax.attacks import recovery
+from dpjax.experiments.kinds.attack.config import AttackConfig, DenseFirst
+from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated import distributed, privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.federated import LocalWork
+from dpjax.federated.cohort import LocalBatches
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+_NOT_AGAINST_SERVER = "holds for what the server releases; the server sees every message"
+_SHOWN = 8  # images in a picture
+
+
+class Victims(NamedTuple):
+  """The messages of a federation's clients in one round, and who simulates them."""
+
+  truths: list[Example]  # of each client, leaves [b, ...]
+  params: Any  # that every client has received
+  send: Any  # (client) -> its message, with its own noise and codes
+  guess: attacks.View  # what the adversary simulates: neither
+  batches: LocalBatches  # [S, B], of every client
+  num_classes: int
+  random: Streams
+  promise: Promise
+  note: str  # on the promise
+  together: int  # clients in what is seen: 1, or a cohort under a secure sum
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
+  """Builds the clients of the federation as a run has them."""
+  federate, (federation, _) = config.federate, loaded
+  count = _size(federation)
+  task, model, params = federated.start(federate, federation, random)
+  if config.attack.uniform_init is not None:
+    params = _uniform(params, config.attack.uniform_init, random.init)
+  loss = attacks.soft_labels(task.loss(model.apply))
+  batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
+  client, memory = federated.client_of(federate, loss)
+  guessed, _ = federated.client_of(federate, loss, guessed=True)
+  x, y = federation.dataset.x, federation.dataset.y
+  truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
+
+  @jax.jit  # once for all clients
+  def message(truth: Example, key: jax.Array) -> Any:
+    kept = None if memory is None else memory(params)
+    return attacks.client_view(client, params, batches, memory=kept, key=key)(truth)
+
+  def send(place: int) -> Any:
+    return message(truths[place], jax.random.fold_in(random.local, place))
+
+  guess = attacks.client_view(guessed, params, batches)
+  together = federated.summed_clients(federate)
+  number = privacy.public_size(federate, federation)
+  plan, reported = privacy.make_plan(federate, number)
+  mechanism = distributed.mechanism(federate, trees.size(params))
+  promise = privacy.make_promise(federate, plan, reported, number, mechanism)
+  seen, show = truths, send
+  if together > 1:
+    aggregator = federated.secure_aggregator(
+      federate, plan, random.noise, together, mechanism
+    )
+    bound = None if mechanism is None else mechanism.l2_clip_norm
+    seen, show = _cohorts(truths, send, aggregator, together)
+    guess = _mean_view(guess, together, bound)
+  # "both" promises what the server releases, too: its epsilon is that of the server's noise
+  hidden = federate.privacy.method in privacy.SUMMED
+  return Victims(
+    truths=seen,
+    params=params,
+    send=show,
+    guess=guess,
+    batches=batches,
+    num_classes=federation.dataset.num_classes,
+    random=random,
+    promise=promise,
+    note="" if hidden else _NOT_AGAINST_SERVER,
+    together=together,
+  )
+
+
+def _cohorts(
+  truths: list[Example], send: Any, aggregator: Any, together: int
+) -> tuple[list[Example], Any]:
+  """(the examples of each cohort, what the server gets of it)."""
+  if len(truths) % together:
+    raise UserError(
+      f"clients_per_round={together}: must divide partition.num_clients={len(truths)}, so that "
+      "each client is in one sum"
+    )
+  places = [range(i, i + together) for i in range(0, len(truths), together)]
+  joined = lambda *leaves: jnp.concatenate(leaves)
+
+  def mean(cohort: int) -> Any:
+    sent = [send(place) for place in places[cohort]]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *sent)
+    there = np.ones(together, bool)
+    return aggregator.update(stacked, there, jnp.int32(cohort), np.ones(together))[0]
+
+  groups = [jax.tree.map(joined, *(truths[place] for place in one)) for one in places]
+  return groups, mean
+
+
+def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
+  """What a cohort's mean would be, if its clients held these examples, equally many each.
+
+  Args:
+    bound: each message is clipped to it; None: not at all.
+  """
+
+  def clipped(message: Any) -> Any:
+    if bound is None:
+      return message
+    leaves = jax.tree.leaves(message)
+    length = jnp.sqrt(sum(jnp.vdot(leaf, leaf) for leaf in leaves) + 1e-30)
+    return trees.scale(message, jnp.minimum(1.0, bound / length))
+
+  def mean(examples: Example) -> Any:
+    split = lambda leaf: leaf.reshape(together, -1, *leaf.shape[1:])
+    each = jax.vmap(lambda own: clipped(view(own)))(jax.tree.map(split, examples))
+    return jax.tree.map(lambda leaf: jnp.mean(leaf, axis=0), each)
+
+  return jax.jit(mean)
+
+
+def _size(federation: Any) -> int:
+  """Examples of every client, which must be equally many: one attack for all."""
+  sizes = sorted({len(rows) for rows in federation.indices})
+  if len(sizes) > 1 or sizes[0] == 0:
+    raise UserError(
+      f"partition.num_clients={federation.num_clients}: deals {sizes[0]} to {sizes[-1]} "
+      f"examples to a client; must deal equally many, {len(federation.dataset)} in all"
+    )
+  return sizes[0]
+
+
+def _uniform(params: Any, bound: float, key: jax.Array) -> Any:
+  leaves, treedef = jax.tree.flatten(params)
+  keys = jax.random.split(key, len(leaves))
+  draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
+  return jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
+
+
+# --- the work
+
+
+def work(config: AttackConfig, attacked: Victims) -> Work:
+  """One step a message: sent, and inverted."""
+  invert = _inverter(config, attacked)
+  first = attacked.truths[0]
+  number, shape = len(attacked.truths), np.shape(first.x)
+
+  def init() -> Arrays:
+    return {
+      "found": np.zeros((number, *shape), np.float32),
+      "labels": np.zeros((number, shape[0]), np.int32),
+      "error": np.full(number, np.inf, np.float32),
+    }
+
+  def fill(state: Arrays, place: int) -> None:
+    truth, seen = attacked.truths[place], attacked.send(place)
+    x, labels = invert(seen, truth, place)
+    order = attacks.matched(truth.x, x)  # a batch comes back in no order
+    state["found"][place], state["labels"][place] = x[order], labels
+    state["error"][place] = np.mean(attacks.mse(truth.x, x[order]))
+
+  def error(state: Arrays) -> dict[str, float]:
+    known = np.asarray(state["error"])
+    return {"mse": float(np.mean(known[np.isfinite(known)]))}
+
+  return pieces.filled(number, init, fill, name="messages", evaluate=error)
+
+
+def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
+  """The message as a gradient: exact for one step of SGD."""
+  steps = int(attacked.batches.mask.any(axis=1).sum())
+  rate = config.client_optimizer.learning_rate
+  return attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
+
+
+def _inverter(config: AttackConfig, attacked: Victims) -> Any:
+  """(message, truth, client) -> (examples [b, ...], labels [b]); of the truth it takes the
+  shape, and its labels where the config says that they are known."""
+  own, shape = config.attack, np.shape(attacked.truths[0].x)
+
+  def labels(message: Any, truth: Example) -> np.ndarray:
+    if own.labels == "known":
+      return np.asarray(truth.y)
+    gradient = _gradient(config.federate, attacked, message)
+    return attacks.infer_labels(gradient, batch_size=shape[0])
+
+  if isinstance(own, DenseFirst):
+    return functools.partial(_by_division, own, labels)
+  attack = attacks.Inversion(
+    attacked.guess,
+    shape,
+    num_classes=attacked.num_classes,
+    method=own.method(),
+    restarts=own.restarts,
+    finalists=own.finalists,
+    trial=own.trial,
+  )
+
+  def search(seen: Any, truth: Example, place: int) -> tuple[np.ndarray, np.ndarray]:
+    key = jax.random.fold_in(attacked.random.noise, place)
+    guessed = labels(seen, truth)
+    made = attack(seen, guessed, key=key)
+    return made.x, made.labels
+
+  return search
+
+
+def _by_division(
+  own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """One guess for all examples of the client."""
+  del place
+  try:
+    one = attacks.first_dense(seen, own.layer)
+  except UserError as error:
+    if "is 0" not in str(error):
+      raise UserError(f"attack.{error}") from error
+    one = np.zeros(truth.x[0].size)  # nothing of the examples was sent
+  if one.size != truth.x[0].size:
+    raise UserError(
+      f"attack.layer={own.layer!r}: takes {one.size} numbers, an example has "
+      f"{truth.x[0].size}; must be the first layer"
+    )
+  guess = np.broadcast_to(one.reshape(truth.x.shape[1:]), truth.x.shape)
+  return guess, labels(seen, truth)
+
+
+# --- what is found
+
+
+def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
+  """Successes by every criterion, labels, and the leakage scores that are defined here."""
+  truth = np.concatenate([np.asarray(one.x) for one in attacked.truths])
+  made = np.asarray(state["found"]).reshape(truth.shape)
+  span = 2.0 if config.federate.data.center else 1.0
+  measured = attacks.fidelity(truth, made, data_range=span)
+  rows = attacks.success(measured)
+  right = sum(
+    in_common(np.asarray(one.y), labels)
+    for one, labels in zip(attacked.truths, np.asarray(state["labels"]))
+  )
+  result = {
+    "test_accuracy": None,  # nothing is trained
+    "num_messages": len(attacked.truths),
+    "num_records": len(truth),
+    "examples_per_message": len(attacked.truths[0].x),
+    "clients_per_message": attacked.together,
+    "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
+    "labels_right": int(right),
+    "mse": measured.mse.tolist(),
+    "median_psnr": float(np.median(measured.psnr)),
+    "success": {
+      row.criterion: {
+        "count": row.count, "total": row.total, "interval": [row.low, row.high],
+        "verdict": row.verdict,
+      }
+      for row in rows
+    },
+    # the strictest criterion by which something was recovered
+    "verdict": next((row for row in rows if row.count), rows[0]).verdict,
+    "leakage": _leakage(config, attacked, truth, made),
+    "epsilon_note": attacked.note,
+  }  # fmt: skip
+  captions = [f"{value:.0f} dB" for value in measured.psnr[:_SHOWN]]
+
+  def write(folder: pathlib.Path) -> None:
+    if truth.ndim != 4:
+      return
+    shown = lambda part: (part[:_SHOWN] + (span - 1.0) / 2) / span
+    path = folder / "reconstructions.png"
+    attacks.picture(shown(truth), shown(made), path, captions=captions)
+
+  held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
+  return Found(held, result, write)
+
+
+def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
+  """How many labels of a batch, in any order, were found."""
+  return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
+
+
+def _leakage(
+  config: AttackConfig, attacked: Victims, truth: np.ndarray, made: np.ndarray
+) -> dict[str, Any]:
+  """The three readings of the gradient leakage score, where they are defined."""
+  messages = [attacked.send(place) for place in range(len(attacked.truths))]
+  inputs = np.stack([np.asarray(one.x) for one in attacked.truths])  # [N, b, ...]
+  found: dict[str, Any] = {}
+  if len(truth) >= 3:
+    found["recovered"] = attacks.recovered_leakage(truth, made)
+  kernels = _first_kernels(config, messages, truth[0].size)
+  if kernels is not None and len(messages) >= 3:
+    found["dense"] = attacks.dense_leakage(kernels, inputs)
+  if len(messages) >= 4:
+    flat = [np.asarray(flatten_util.ravel_pytree(one)[0]) for one in messages]
+    found["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
+  return {name: _told(score) for name, score in found.items()}
+
+
+def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
+  """Of the messages, [N, d, units]; None where the first layer is not dense."""
+  name = getattr(config.attack, "layer", "dense_0")
+  try:
+    kernels = np.stack([recovery.layer(one, name)["kernel"] for one in messages])
+  except UserError:
+    return None
+  return kernels if kernels.shape[1] == size else None
+
+
+def _told(score: attacks.LeakageScore) -> dict[str, Any]:
+  return {
+    "score": score.score,
+    "interval": score.interval,
+    "null": float(np.mean(score.null)),
+    "p_value": score.p_value,
+  }

@@ -1,0 +1,442 @@
+"""Membership inference as a run: models on random halves, each once the target."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import special
+
+from dpjax import attacks, auditing, data, trees
+from dpjax.attacks import allowed, shadows, signals
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import curves as attack_report
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central import privacy
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import pieces, saved, workdir, writers
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.promise import NONE, Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.types import NeighboringRelation, Params
+from dpjax.validate import UserError
+
+_LOOKS = len(attacks.FPRS) + 1  # at which a verdict is reached: each rate, and the AUC
+_PROMISED = (
+  "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
+  "noise_multiplier",
+)  # fmt: skip
+_LEFT, _COUNT = 1e-4, 81  # least and number of the rates of the curves in result.json
+_UNTOLD = "no result.json of these parameters stands beside the target"
+
+
+class Targets(NamedTuple):
+  """A target and its shadows, before they are trained."""
+
+  records: data.Dataset  # all that an attacker asks about
+  included: (
+    np.ndarray
+  )  # [M, n] bool, who trains on what; all M models are targets, or none is
+  target: Params | None  # trained elsewhere; then the M models are its shadows
+  members: np.ndarray | None  # [n] bool, of such a target
+  run: central.Run  # of one half
+  test: Any
+  train: Any  # (group) -> models
+  promise: Promise
+  told: dict[str, Any]  # of a target, what its own run says of itself
+
+
+class Found(NamedTuple):
+  """What an attack leaves."""
+
+  scores: dict[str, Any]  # arrays, for attack.npz
+  result: dict[str, Any]
+  write: Callable[[pathlib.Path], None] = lambda folder: None
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
+  """Deals the records and builds the run that is attacked, for one half of them.
+
+  Who is in which half follows from the seed and the data alone, so that defences are
+  measured on the same targets.
+  """
+  (train, test), own, target = loaded, config.attack, None
+  records, members = (train, None) if own.target is None else _joined(train, test)
+  if own.queries > 1 and np.ndim(records.x) != 4:
+    raise UserError(
+      f"attack.queries={own.queries}: needs images [H, W, C] to flip and shift, data have shape "
+      f"{np.shape(records.x)[1:]}; must be 1"
+    )
+  count = own.num_shadows + (own.target is None)
+  included = _halves(config, count, len(records), random)
+  size = int(included.sum(axis=1).max())
+  # the attacked run is that of one half, and every half has its plan
+  records = records.declared(size)
+  half = records.subset(slice(0, size))
+  run = central.assemble(config.train, (half, test), random)
+  promise, told = run.promise, {}
+  if own.target is not None:
+    arrays = saved.read(own.target, "attack.target")
+    target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
+    told = told_of(own.target, target, config.train)
+    promise = NONE  # this config's steps are not what trained it
+  init = jax.jit(
+    lambda key: central.start(config.train, half, random._replace(init=key))[2]
+  )
+  models = attacks.shadow_models(
+    records,
+    included,
+    algorithm=lambda key: run.with_keys(*jax.random.split(key)),
+    batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
+    init_params=init,
+    seed=random.sampler,
+    side_by_side=own.side_by_side,
+  )
+  return Targets(records, included, target, members, run, test, models, promise, told)
+
+
+def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
+  if not len(test):
+    raise UserError("data.name: has no test data, so there are no non-members")
+  x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+  both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
+  return both, np.arange(len(y)) < len(train)
+
+
+def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.ndarray:
+  """Coins, or exact halves for samplers that are made for data of one size."""
+  least = 2 * config.attack.num_shadows
+  if n < least:
+    raise UserError(
+      f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
+      f"members or non-members; must leave at least {least}"
+    )
+  drawn_by = privacy.sampler(config.train, n)  # of a half, checked again where it is known
+  sized = drawn_by.only_size is not None
+  if sized and n % 2:
+    raise UserError(
+      f"data.limit={config.train.data.limit}: leaves {n} records, which must be even: "
+      f"{type(drawn_by).__name__} is made for halves of one size"
+    )
+  return attacks.random_halves(count, n, seed=random.order, exact=sized)
+
+
+def _data_in(config: pathlib.Path) -> Mapping[str, Any]:
+  """What a config.json says of its data; nothing where there is none."""
+  held = writers.read_json(config) if config.exists() else {}
+  data = held.get("data", {}) if isinstance(held, dict) else {}
+  return data if isinstance(data, dict) else {}
+
+
+def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
+  """What the run of a target says it promises: the result.json beside its params.npz, if it
+  is of these very parameters. Another config's epsilon was not charged for them.
+
+  UserError: its run had other data, so that its members are not those of `train`.
+  """
+  config, none = pathlib.Path(path).parent / workdir.CONFIG, dict.fromkeys(_PROMISED)
+  result = saved.result_of(path, params)
+  if result is None:
+    return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
+  # where the data lie, and how many records they are said to have, makes them no other data
+  apart = ("data_dir", "num_examples", "num_users")
+  wanted, known = (
+    {name: value for name, value in dict(data).items() if name not in apart}
+    for data in (
+      writers.plain(fields.to_dict(train))["data"],
+      _data_in(config),
+    )
+  )
+  if streams_lib.canonical(wanted) != streams_lib.canonical(known):
+    raise UserError(
+      f"attack.target={path!r}: was trained elsewhere: its run had data={known}, train.data "
+      f"is {wanted}"
+    )
+  names = (*_PROMISED, "failed_assumptions", "method", "num_steps")
+  return none | {name: result[name] for name in names if name in result}
+
+
+# --- the work
+
+
+def work(config: AttackConfig, attacked: Targets) -> Work:
+  """One step a group of models: trained, and asked about all records."""
+  both = attacked.included.shape  # models, records
+  width, asked = config.attack.side_by_side, _questions(attacked, config.attack.queries)
+  odds = (both[0], config.attack.queries * both[1])  # query by query
+  shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
+  empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+
+  def ask(state: Arrays, group: int) -> None:
+    for index, params in enumerate(attacked.train(group), start=group * width):
+      for name, value in asked(params, index).items():
+        state[name][index] = value
+
+  def accuracy(state: Arrays) -> dict[str, float]:
+    known = np.asarray(state["accuracy"])
+    return {"accuracy": float(known[known > 0].mean()) if known.any() else 0.0}
+
+  groups = shadows.num_groups(both[0], width)
+  return pieces.filled(groups, empty, ask, name="models", evaluate=accuracy)
+
+
+def _questions(attacked: Targets, queries: int) -> Any:
+  """(params, index) -> what is asked of one model: log odds [queries * n], confidences [n] of the
+  records as they are, accuracy."""
+  run, records = attacked.run, attacked.records
+  shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
+  odds = attacks.queries_of_model(
+    signals.log_odds_of_model(run.apply), queries, shift=shift
+  )
+  logits = jax.jit(lambda params, x: trees.at_least_float32(run.apply(params, x)))
+
+  def asked(params: Params, index: int) -> dict[str, Any]:
+    found = odds(params, records)
+    if not np.isfinite(found).all():
+      raise UserError(
+        f"train: the training of model {index} diverged; a smaller "
+        "optimizer.learning_rate may help"
+      )
+    parts = range(0, len(records), 500)
+    top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]
+    accuracy = run.task.evaluate(run.apply, params, attacked.test)["accuracy"]
+    return {"log_odds": found, "top": np.concatenate(top), "accuracy": accuracy}
+
+  return asked
+
+
+# --- what is found
+
+
+def _scored(
+  name: str, queries: Sequence[attacks.Evidence], top: np.ndarray, members: np.ndarray
+) -> np.ndarray:
+  if name == "confidence":
+    return attacks.confidence_rule(top)
+  if name == "loss_rule":
+    losses = -special.log_expit(queries[0].target)
+    mean = float(losses[members].mean())  # of which this adversary is told
+    return attacks.loss_rule(losses, mean_training_loss=mean)
+  return attacks.mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
+
+
+def scores(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+  """(scores by method, membership, log odds), each [targets * n]: every model once the target."""
+  odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
+  asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
+  if attacked.target is not None:
+    asked = _questions(attacked, config.attack.queries)(attacked.target, 0)
+    theirs = np.split(np.asarray(asked["log_odds"]), config.attack.queries)
+    queries = [
+      attacks.Evidence(target, shadows, attacked.included)
+      for target, shadows in zip(theirs, asked_odds)
+    ]
+    members = np.asarray(attacked.members)
+    told = asked["top"]
+    by_method = {
+      name: _scored(name, queries, told, members) for name in config.attack.methods
+    }
+    return by_method, members, queries[0].target
+  games = [attacks.each_as_target(one, attacked.included) for one in asked_odds]
+  targets = [
+    ([evidence for evidence, _ in queries], queries[0][1]) for queries in zip(*games)
+  ]
+  pooled = {
+    name: np.concatenate(
+      [_scored(name, queries, top[i], m) for i, (queries, m) in enumerate(targets)]
+    )
+    for name in config.attack.methods
+  }
+  joined = np.concatenate([members for _, members in targets])
+  return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
+
+
+def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
+  """Rates, verdicts and curves of every method, beside the line of the promise."""
+  by_method, members, odds = scores(config, attacked, state)
+  measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
+  line, private = None, attacked.run.plan.is_private
+  num_targets = 1 if attacked.target is not None else len(attacked.included)
+  if attacked.target is not None:  # the shadows' plan is not what trained it
+    private = attacked.told["epsilon_kind"] in ("proved", "claimed")
+  elif private:  # whose members were dealt by coins
+    line = _line(attacked)
+  result = {
+    "test_accuracy": _accuracy(attacked, state),
+    "num_models": len(attacked.included),
+    "num_records": len(attacked.records),
+    "noise_multiplier": attacked.run.plan.noise_multiplier,
+    "line": None if line is None else line.words,
+    "attacks": {
+      name: _row(one, line, private, num_targets) for name, one in measured.items()
+    },
+    "strongest": strongest(measured, num_targets),
+    "loss_tail": _loss_tail(odds, members),
+    "curves": _curves(measured, line),
+    **attacked.told,
+  }
+  if attacked.target is not None:
+    result |= _lower_bounds(by_method, members, attacked.told)
+
+  def write(folder: pathlib.Path) -> None:
+    attack_report.roc_report(folder, measured, line=line, title=config.data.name)
+
+  held = {name: np.asarray(leaf) for name, leaf in state.items()}
+  return Found(held | {"included": attacked.included}, result, write)
+
+
+def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
+  """What the best of all methods found: the largest TPR at 1 % FPR, then the largest AUC.
+
+  >>> truth = np.arange(400) < 200
+  >>> found = {"blind": np.zeros(400), "sure": truth + 0.0}
+  >>> strongest({name: attacks.measure(one, truth) for name, one in found.items()}, 1)["words"]
+  'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
+  """
+  power = {
+    name: (attacks.rate_at(one.curve, attacks.FPRS[-1]).tpr, one.auc)
+    for name, one in measured.items()
+  }
+  name = max(power, key=lambda name: power[name])
+  curve = measured[name].curve
+  rate = attacks.rate_at(curve, attacks.FPRS[-1])
+  ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
+  low, high = rate.tpr_interval
+  words = (
+    f"strongest of {len(measured)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
+    f"AUC {curve.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
+  )
+  return {
+    "method": name,
+    "tpr": rate.tpr,
+    "fpr": rate.fpr,
+    "tpr_interval": [low, high],
+    "auc": curve.auc,
+    "auc_interval": list(ends),
+    "words": words,
+  }
+
+
+def _loss_tail(odds: np.ndarray, members: np.ndarray) -> dict[str, dict[str, Any]]:
+  """By false negative rate, the share of non-members that are harder than almost all members."""
+  tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
+  return {
+    f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
+    for rate, tail in tails.items()
+  }
+
+
+def _lower_bounds(
+  by_method: Mapping[str, np.ndarray], members: np.ndarray, told: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What the scores of one target say of its epsilon, and what perfect scores would say.
+
+  Indicative, no proof: who trained was decided by the data set, not by coins, and the records
+  share one training. All methods hold together at 95 % (Bonferroni).
+  """
+  confidence, delta = 1 - 0.05 / len(by_method), told.get("delta") or 0.0
+
+  def bound(scores: np.ndarray) -> float:
+    sides = auditing.Scores(inside=scores[members], outside=scores[~members])
+    return auditing.clopper_pearson(sides, delta=delta, confidence=confidence)
+
+  return {
+    "epsilon_lower_indicative": max(map(bound, by_method.values())),
+    "epsilon_lower_ceiling": bound(members.astype(np.float64)),
+    "num_members": int(members.sum()),
+  }
+
+
+def _line(attacked: Targets) -> attacks.AllowedRoc:
+  plan, sizes = attacked.run.plan, attacked.included.sum(axis=1)
+  line = allowed.by_plan(plan)
+  exact = np.ptp(sizes) == 0  # as `_halves` dealt them: else one record more or less
+  same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE
+  return allowed.replaced(line) if exact and not same else line
+
+
+def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
+  """Of the targets."""
+  if attacked.target is None:
+    return float(np.mean(state["accuracy"]))
+  scored = attacked.run.task.evaluate(attacked.run.apply, attacked.target, attacked.test)
+  return float(scored["accuracy"])
+
+
+def _row(
+  one: attacks.Leakage, line: attacks.AllowedRoc | None, private: bool, num_targets: int
+) -> dict[str, Any]:
+  judged = None if line is None else attacks.judge(one.curve, line)
+  return {
+    "auc": one.auc,
+    "auc_interval": list(
+      attacks.auc_interval(one.curve, confidence=0.95, num_targets=num_targets)
+    ),
+    "balanced_accuracy": one.balanced_accuracy,
+    "tpr_at_fpr": {
+      f"{rate.fpr:g}": {
+        "tpr": rate.tpr,
+        "interval": list(rate.tpr_interval),
+        "fpr_interval": list(rate.fpr_interval),
+        "resolved": rate.resolved,
+      }
+      for rate in one.rates
+    },
+    "against_line": None if judged is None else judged.verdict,
+    "verdict": verdict(one.curve, judged, private=private, num_targets=num_targets),
+  }
+
+
+def verdict(
+  curve: attacks.Roc,
+  judged: attacks.Judgement | None,
+  *,
+  private: bool = False,
+  num_targets: int = 1,
+) -> str:
+  """What the attack says of the defence: that members are told apart is leakage, which a
+  promise bounds and does not forbid; without a promise the defence fails. No attack says
+  that one holds.
+
+  Args:
+    num_targets: models whose scores were pooled. The same records are asked of each, so the AUC's
+      interval is as wide as that of one.
+
+  >>> truth = np.arange(4000) >= 2000
+  >>> verdict(attacks.curve_of(truth + 0.0, truth), None)
+  'FAILS: members are told apart'
+  >>> verdict(attacks.curve_of(np.zeros(4000), truth), None)
+  'not shown to fail'
+  """
+  each = 1 - 0.05 / _LOOKS
+  rates = [attacks.rate_at(curve, fpr, confidence=each) for fpr in attacks.FPRS]
+  apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
+  apart |= attacks.auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
+  if judged is not None and judged.verdict == "above":
+    return "ABOVE the line that its promise allows"
+  if not apart:
+    return "not shown to fail"
+  if judged is None:
+    return "leaks" if private else "FAILS: members are told apart"
+  below = judged.verdict == "below"
+  return f"leaks, {'below' if below else 'too few records to tell from'} its line"
+
+
+def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
+  """The most true positives at each of some rates, and what is allowed there. Rates that so
+  few records cannot show are left out: the curve would seem to cross the line there."""
+  least = 1 / min(one.num_non_members for one in measured.values())
+  points = np.geomspace(max(_LEFT, least), 1, _COUNT)
+  found = {"fpr": points.tolist()}
+  for name, one in measured.items():
+    places = np.searchsorted(one.curve.fpr, points, side="right") - 1
+    found[name] = one.curve.tpr[places].tolist()
+  return found | ({} if line is None else {"allowed": line(points).tolist()})

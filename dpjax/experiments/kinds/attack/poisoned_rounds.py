@@ -1,0 +1,209 @@
+"""Poisoning of federated rounds as a run: the federation trained honestly, and under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import attacks
+from dpjax.attacks.roc import Counted
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated import privacy
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+_NOTES = {  # of where the noise is added
+  "local": "binds honest clients; an attacker sends what it likes, without noise",
+  "distributed": "binds honest clients; an attacker adds to the sum what it likes",
+}
+_SIMULATED = "is of a larger deployment, not of this run"
+
+
+class Poisoned(NamedTuple):
+  """A federation, and who of it attacks."""
+
+  run: federated.FedRun
+  attack: attacks.Poisoning
+  attackers: np.ndarray  # places of clients
+  tolerates: int | None  # attackers in a cohort that the aggregator is made for
+  promise: Promise
+  note: str  # on the promise
+
+
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
+  """Builds the run that is attacked, and chooses attackers: by the seed alone, so that
+  defences meet the same ones.
+
+  UserError: no attacker, labels that the data do not have, records that take no trigger.
+  """
+  run, own = federated.assemble(config.federate, loaded, random), config.attack
+  count = run.federation.num_clients
+  attackers = attacks.choose_attackers(count, own.fraction, seed=config.seed)
+  if not len(attackers):
+    raise UserError(
+      f"attack.fraction={own.fraction}: rounds to no attacker of {count} clients"
+    )
+  attack = own.method()
+  try:  # before anything is trained
+    attacks.poisoned(run.federation, attack, attackers)
+    _measured(run, attack, run.params)
+  except UserError as error:
+    raise UserError(f"attack.{error}".replace("attack.trigger.", "attack.")) from error
+  return Poisoned(
+    run=run,
+    attack=attack,
+    attackers=attackers,
+    tolerates=_tolerates(config),
+    promise=run.promise,
+    note=_note(config, run.promise),
+  )
+
+
+def _tolerates(config: AttackConfig) -> int | None:
+  """Of a cohort of the size that is drawn. None: each client is bounded instead, or the
+  aggregator is somebody's own."""
+  federate = config.federate
+  if federate.privacy.method in privacy.CENTRAL:
+    return None
+  known = attacks.breakdown_points(
+    num_byzantine=getattr(federate.aggregator, "num_byzantine", 0),
+    trim=getattr(federate.aggregator, "trim", 0.0),
+  ).get(name_of(federate, "aggregator"))
+  return None if known is None else known(int(federate.clients_per_round))
+
+
+def _note(config: AttackConfig, promise: Promise) -> str:
+  """What an epsilon of this run is worth against its own clients."""
+  of_rest = _SIMULATED if promise.kind == "simulated" else ""
+  return _NOTES.get(config.federate.privacy.method, of_rest)
+
+
+def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) -> Any:
+  return attacks.measure_poisoning(run.apply, params, attack, run.test)
+
+
+# --- the work
+
+
+def work(config: AttackConfig, attacked: Poisoned) -> Work:
+  """Two steps, a model each: without attackers, and with them."""
+  del config
+  run, nobody = attacked.run, np.zeros(0, np.int64)
+
+  def measure(state: Arrays, index: int) -> None:
+    params = trained(attacked, attacked.attackers if index else nobody)
+    found = _measured(run, attacked.attack, params)
+    pairs = [(0, 0) if one is None else (one.count, one.total) for one in found]
+    state["counts"][index] = pairs
+
+  def accuracy(state: Arrays) -> dict[str, float]:
+    right, total = np.asarray(state["counts"])[:, 0].T
+    known = total > 0
+    return {"accuracy": float(np.mean(right[known] / total[known])) if any(known) else 0.0}
+
+  # [without or with attackers, accuracy or success, (count, total)]
+  empty = lambda: {"counts": np.zeros((2, 2, 2), np.int32)}
+  return pieces.filled(2, empty, measure, name="models", evaluate=accuracy)
+
+
+def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
+  """After all rounds of the run as it is, with these attackers among its clients: their lie
+  goes around what an honest client does last, its noise and compression."""
+  run = attacked.run
+
+  def algorithm(wrap: Any, memory: Any) -> Any:
+    del memory  # of a client that keeps nothing else
+
+    def lying(own: federated.Wrapping) -> federated.Wrapping:
+      keeps = own["memory"] or (lambda params: None)
+      return {
+        "wrap": lambda client: wrap(own["wrap"](client)),
+        "memory": lambda params: attacks.attacker_memory(keeps(params)),
+      }
+
+    return run.wrapped(lying)
+
+  return attacks.poisoned_training(
+    algorithm,
+    attacked.attack,
+    attackers,
+    federation=run.federation,
+    work=run.work,
+    params=run.params,
+    rng=run.random.sampler,
+  )
+
+
+# --- what is found
+
+
+def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) -> Found:
+  """Accuracy and success with and without attackers, and whether the attack moved them."""
+  counts = np.asarray(state["counts"])
+  (clean, clean_success), (accuracy, success) = (
+    [attacks.counted(int(n), int(total)) if total else None for n, total in model]
+    for model in counts
+  )
+  name = name_of(config, "attack")
+  outcome = attacks.PoisoningOutcome(
+    name,
+    name_of(config.federate, "aggregator"),
+    len(attacked.attackers),
+    attacked.run.num_clients,
+    attacked.tolerates,
+    accuracy,  # pyright: ignore[reportArgumentType]  # there always are test records
+    success,
+    clean,  # pyright: ignore[reportArgumentType]
+    clean_success,
+  )
+  result = {
+    "test_accuracy": outcome.accuracy.rate,
+    "poisoning": name,
+    "num_attackers": outcome.num_attackers,
+    "num_clients": outcome.num_clients,
+    "tolerates": outcome.tolerates,
+    "accuracy": _told(outcome.accuracy),
+    "clean_accuracy": _told(outcome.clean_accuracy),
+    "victims_misled": _told(success),
+    "clean_victims_misled": _told(clean_success),
+    "verdict": verdict(outcome, private=attacked.run.plan.is_private),
+    "epsilon_note": attacked.note,
+  }
+  held = {"counts": counts, "attackers": attacked.attackers}
+  return Found(held, result)
+
+
+def _told(one: Counted | None) -> dict[str, Any] | None:
+  return None if one is None else one._asdict()
+
+
+def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
+  """What the attack says of the defence; beyond its breakdown point nothing was promised.
+
+  Args:
+    private: whether the server's noise makes a user's epsilon, which bounds one client.
+
+  >>> ten, none = attacks.counted(10, 10), attacks.counted(0, 10)
+  >>> verdict(attacks.PoisoningOutcome("flip", "mean", 2, 9, 0, ten, ten, ten, none))
+  'FAILS: victims are misled (2 attackers, its breakdown point is 0)'
+  >>> still = attacks.PoisoningOutcome("flip", "dp", 2, 9, None, ten, none, ten, none)
+  >>> verdict(still, private=True)
+  'not shown to fail (epsilon bounds one client, 2 attack)'
+  """
+  fell = outcome.accuracy.interval[1] < outcome.clean_accuracy.interval[0]
+  what = "accuracy falls" if fell else "victims are misled"
+  word = f"FAILS: {what}" if outcome.fails else "not shown to fail"
+  count = outcome.num_attackers
+  if outcome.beyond:
+    return f"{word} ({count} attackers, its breakdown point is {outcome.tolerates})"
+  return f"{word} (epsilon bounds one client, {count} attack)" if private else word

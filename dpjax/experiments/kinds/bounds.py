@@ -1,0 +1,351 @@
+"""The bounds of the fields that several kinds of config share: type first, then range."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dpjax import accounting, gradients, models, names, validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.validate import UserError
+
+LOSSES = ("auto",)  # of both kinds of runs
+SCHEDULES = ("constant", "cosine", "linear")
+ACCOUNTANTS = ("", *accounting.ACCOUNTANTS)  # "": the tightest that is proved
+_FLOAT32 = np.finfo(np.float32)
+# Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
+MOST_STEPS = 10**8  # of a run; rounds, epochs
+MOST_SHAPED = (
+  10**6
+)  # steps whose noise has a plan of its own for each: correlated, or levels
+MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
+MOST_CLIENTS = 10**7
+MOST_THREADS = 1024
+MOST_VIEWS = 1024  # of one example
+MOST_RUNS = 10**5  # of one sweep, or one experiment
+MOST_DRAWS = 10**7  # attacks of an audit
+_MOST_TOKENS = 10**6  # of an example
+_MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+_ANY_BATCH = 1024  # of a client, however few examples there are
+_LEAST_COHORT = 1e-3  # clients expected in a round
+_LEAST_ALPHA, _MOST_EXPONENT = 1e-9, 50.0  # beyond them shares are 0 or 1 anyway
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def typed(config: Any) -> None:
+  """Raises unless every field has the type of its annotation; NaN is never a number.
+
+  >>> typed(OptimizerConfig(learning_rate="a lot"))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: config.learning_rate='a lot': must be a number
+  """
+  fields.check(config, type(config), "config")
+
+
+def names_fields(call: _F) -> _F:
+  """`call(config, ...)` with errors that name fields of the config by their dotted names,
+  also where a lower room raised them about an argument."""
+
+  @functools.wraps(call)
+  def told(config: Any, *args: Any, **kwargs: Any) -> Any:
+    try:
+      return call(config, *args, **kwargs)
+    except UserError as error:
+      raise UserError(dotted(str(error), config)) from error
+
+  return told  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def within(room: str) -> Iterator[None]:
+  """Errors name fields of that room of the config.
+
+  >>> with within("train"):
+  ...   raise UserError("seed=-1: must be >= 0")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: train.seed=-1: must be >= 0
+  """
+  try:
+    yield
+  except UserError as error:
+    raise UserError(f"{room}.{error}") from error
+
+
+@contextlib.contextmanager
+def renamed(config: Any, **field_of: str) -> Iterator[None]:
+  """Errors about an argument name the field that gives it, where that has another name.
+
+  >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
+  ...   raise UserError("memory_budget=1000: must be >= 2900 bytes")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: memory_budget_gb=1e-06: must be >= 2900 bytes
+  """
+  try:
+    yield
+  except UserError as error:
+    name, _, rest = str(error).partition("=")
+    if name not in field_of:
+      raise
+    value = fields.get(config, field_of[name])
+    told = rest.partition(": ")[2]
+    raise UserError(f"{field_of[name]}={value!r}: {told}") from error
+
+
+def dotted(text: str, config: Any) -> str:
+  """The text of an error, with the room of the one field that it begins with, by name and
+  value; as it is, where there is none or more than one.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> dotted("delta=2.0: must be in (0, 1)", TrainConfig(privacy=PrivacyConfig(delta=2.0)))
+  'privacy.delta=2.0: must be in (0, 1)'
+  >>> dotted("delta=3.0: must be in (0, 1)", TrainConfig())
+  'delta=3.0: must be in (0, 1)'
+  """
+  found = [
+    leaf.path
+    for leaf in fields.leaves(config)
+    if text.startswith(f"{leaf.path.rpartition('.')[2]}={leaf.value!r}:")
+  ]
+  return f"{found[0].rpartition('.')[0]}.{text}".lstrip(".") if len(found) == 1 else text
+
+
+def named(room: str, config: Any, *names: str) -> dict[str, Any]:
+  """The fields of a room ("": of the config itself) by their dotted names, those at None,
+  and those that a chosen value has not, left out.
+
+  >>> named("data", DataConfig(limit=3), "limit", "data_dir")
+  {'data.limit': 3}
+  """
+  dot = "." if room else ""
+  found = {f"{room}{dot}{name}": getattr(config, name, None) for name in names}
+  return {name: value for name, value in found.items() if value is not None}
+
+
+def data(config: DataConfig) -> None:
+  """Raises UserError for a number of examples, bytes or classes below one."""
+  counts = ("limit", "num_classes", "num_examples", "num_users")
+  validate.integer_at_least(1, **named("data", config, *counts))
+  validate.integer_in(1, _MOST_TOKENS, **named("data", config, "max_length"))
+  if names.is_path(config.name):
+    names.find(config.name, "data.name")
+
+
+def limit(config: DataConfig, num_examples: int) -> None:
+  """Raises UserError for a limit that leaves all of that many examples."""
+  if config.limit is not None and config.limit > num_examples:
+    raise UserError(
+      f"data.limit={config.limit}: must be <= {num_examples}, the training examples of "
+      f"data.name={config.name!r}, or none"
+    )
+
+
+def local_batch(config: FedConfig, num_examples: int) -> None:
+  """Raises UserError for a batch of a client that is padded to more examples than there are."""
+  size, most = config.local.batch_size, max(num_examples, _ANY_BATCH)
+  if size is not None and size > most:
+    raise UserError(
+      f"local.batch_size={size}: must be <= {most}, or none, a client's examples at once"
+    )
+
+
+def model(config: ModelConfig, room: str = "model") -> None:
+  """Raises UserError for a model or an option that does not exist, or a value of one of ours
+  that suits no data; a user's own model is built when there are data."""
+  names.one_of(models.names(), **{f"{room}.name": config.name})
+  for option, value in config.options.items():
+    _written(value, f"{room}.options.{option}")
+  validate.one_of(models.COLOURS, **{f"{room}.colours": config.colours})
+  models.check_options(config.name, config.options, prefix=f"{room}.options.")
+  if config.options.get("dtype") is not None and not names.is_path(config.name):
+    # of activations: those for which the bound of clipped sums is shown (tests/gradients)
+    validate.one_of(
+      ("float32", "bfloat16", "float16"),
+      **{f"{room}.options.dtype": config.options["dtype"]},
+    )
+  if not names.is_path(config.name):
+    with of_model(config, room):
+      models.build(config.name, num_classes=2, **config.options)
+
+
+@contextlib.contextmanager
+def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
+  """Errors of a model name its options as fields, and else the model itself.
+
+  >>> with of_model(ModelConfig("mlp", {"features": [0]})):
+  ...   raise UserError("features=0: must be an integer >= 1")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: model.options.features=0: must be an integer >= 1
+  """
+  try:
+    yield
+  except UserError as error:
+    text = str(error)
+    name = text.partition("=")[0].partition("[")[0]
+    if name.split(".")[0] == room or text.startswith("model="):
+      raise
+    if name == "options":
+      raise UserError(f"{room}.{text}") from error
+    own = name in config.options
+    place = f"{room}.options." if own else f"{room}.name={config.name!r}: "
+    raise UserError(f"{place}{text}") from error
+
+
+def _written(value: Any, name: str) -> None:
+  """Raises UserError for what config.json would not hold as it is: objects are told by their
+  words there, and two of them may share those, and so their noise."""
+  if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+    for key, entry in value.items():
+      _written(entry, f"{name}.{key}")
+  elif isinstance(value, (list, tuple)):
+    for index, entry in enumerate(value):
+      _written(entry, f"{name}[{index}]")
+  elif type(value) not in (bool, int, float, str, type(None)):
+    told = " ".join(repr(value).split())
+    raise UserError(
+      f"{name}={told:.60}: must be a number, text, true, false or none, or a list or dict "
+      "(with names) of these"
+    )
+
+
+def in_float32(name: str, value: Any) -> None:
+  """Raises UserError for a positive number that float32 turns into 0 or infinity."""
+  low, high = float(_FLOAT32.tiny), float(_FLOAT32.max)
+  if isinstance(value, (int, float)) and value > 0 and not low <= value <= high:
+    raise UserError(
+      f"{name}={value!r}: must be in [{low:.3g}, {high:.3g}], the range of float32"
+    )
+
+
+def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
+  """Raises UserError for a rate, a momentum or a penalty outside its range."""
+  validate.positive(**named(room, config, "learning_rate"))
+  own = lambda *names: named(f"{room}.rule", config.rule, *names)
+  validate.share(**own("momentum"))
+  others = own("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**others)
+  for name, value in (others | named(room, config, "learning_rate")).items():
+    in_float32(name, value)
+  validate.one_of(SCHEDULES, **named(room, config, "schedule"))
+
+
+def privacy(config: Any) -> None:
+  """Raises UserError for what both kinds of runs promise, and how they clip."""
+  positive = ("epsilon", "epsilon_budget", "l2_clip_norm")
+  validate.positive(**named("privacy", config, *positive))
+  in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
+  validate.non_negative(**named("privacy", config, "noise_multiplier"))
+  if isinstance(config.clipping, gradients.ClipRule):
+    config.clipping.check(config.l2_clip_norm)
+  validate.open_unit(**named("privacy", config, "delta"))
+  validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
+  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config.ftrl, "separation"))
+  if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
+    raise UserError(
+      f"privacy.sampling_prob={config.sampling_prob!r}: must be in [{1 / _MOST_PASSES:g}, 1]"
+    )
+
+
+def steps(name: str, num_steps: int, privacy: Any) -> None:
+  """Raises UserError for a number of steps or rounds without end."""
+  shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
+  validate.integer_in(1, MOST_SHAPED if shaped else MOST_STEPS, **{name: num_steps})
+
+
+def training(config: TrainConfig) -> None:
+  """Raises UserError for a number of a central run outside its range."""
+  data(config.data)
+  model(config.model)
+  names.one_of((*LOSSES, "contrastive"), loss=config.loss)
+  privacy(config.privacy)
+  optimizer(config.optimizer)
+  validate.one_of(gradients.METHODS, grad_method=config.grad_method)
+  validate.probability(**named("privacy", config.privacy, "sampling_prob"))
+  validate.positive(**named("privacy", config.privacy, "clip_schedule_final"))
+  low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
+  if not low <= config.privacy.clip_schedule_final <= high:
+    raise UserError(
+      f"privacy.clip_schedule_final={config.privacy.clip_schedule_final!r}: must be in "
+      f"[{low:g}, {high:g}]"
+    )
+  validate.integer_at_least(1, **named("privacy", config.privacy, "capacity"))
+  counts = ("slices", "eval_every", "checkpoint_every", "microbatch_size")
+  validate.integer_at_least(1, **named("", config, *counts))
+  steps("num_steps", config.num_steps, config.privacy)
+  validate.integer_in(1, MOST_VIEWS, augmult=config.augmult)
+  validate.integer_at_least(0, seed=config.seed)
+  validate.positive(**named("", config, "memory_budget_gb"))
+  if config.mesh is not None:
+    gradients.mesh_of(config.mesh)
+  validate.open_unit(**named("", config, "ema_decay"))
+
+
+def federation(config: FedConfig) -> None:
+  """Raises UserError for a number of a run over clients outside its range."""
+  data(config.data)
+  model(config.model)
+  names.one_of(LOSSES, loss=config.loss)
+  optimizer(config.client_optimizer, "client_optimizer")
+  optimizer(config.server_optimizer, "server_optimizer")
+  privacy(config.privacy)
+  validate.non_negative(**named("privacy", config.privacy, "local_noise_multiplier"))
+  simulated = named("privacy", config.privacy, "simulated_cohort", "simulated_clients")
+  validate.integer_at_least(1, **simulated)
+  _partition(config)
+  validate.non_negative(**named("algorithm", config.algorithm, "mu"))
+  validate.positive(**named("algorithm", config.algorithm, "tau_eff"))
+  for chosen in (config.weighting, config.aggregator, config.compression):
+    if isinstance(chosen, fields.Setting):
+      chosen.make()  # it checks its numbers
+  local = named("local", config.local, "batch_size", "max_examples")
+  validate.integer_at_least(1, **local)
+  validate.integer_in(1, MOST_EPOCHS, **named("local", config.local, "epochs"))
+  counts = ("eval_every", "checkpoint_every", "num_devices")
+  validate.integer_at_least(1, **named("", config, *counts))
+  steps("num_rounds", config.num_rounds, config.privacy)
+  validate.integer_in(1, MOST_THREADS, **named("", config, "num_threads"))
+  validate.positive(**named("", config, "memory_budget_gb"))
+  validate.integer_at_least(0, seed=config.seed)
+  validate.positive(clients_per_round=config.clients_per_round)
+  if config.clients_per_round < _LEAST_COHORT:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round!r}: must be >= {_LEAST_COHORT:g}"
+    )
+  targets = {f"targets[{index}]": value for index, value in enumerate(config.targets)}
+  validate.probability(**targets, **named("", config, "stop_at_accuracy"))
+
+
+def _partition(config: FedConfig) -> None:
+  room = config.partition
+  validate.integer_at_least(1, **named("partition", room, "min_chars", "max_examples"))
+  shape = getattr(room, "shape", None)
+  if shape is not None and not (shape and all(side > 0 for side in shape)):
+    raise UserError(f"partition.shape={shape!r}: must be positive integers, or none")
+  if getattr(room, "client_id", None) == "" and not names.is_path(config.data.name):
+    raise UserError(
+      "partition.client_id='': must name the field that says whose each record is"
+    )
+  counts = ("num_clients", "shards_per_client")
+  validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
+  validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
+  alpha, exponent = getattr(room, "alpha", math.inf), getattr(room, "exponent", 0.0)
+  low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+  if not (low <= alpha <= high or alpha == math.inf):
+    raise UserError(f"partition.alpha={alpha!r}: must be in [{low:g}, {high:g}] or inf")
+  if not 0 <= exponent <= _MOST_EXPONENT:
+    raise UserError(f"partition.exponent={exponent!r}: must be in [0, {_MOST_EXPONENT:g}]")

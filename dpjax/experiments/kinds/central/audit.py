@@ -1,0 +1,113 @@
+"""An audit inside a training run: canaries go in, a lower bound on epsilon comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from dpjax import auditing
+from dpjax.experiments.kinds import audits
+from dpjax.experiments.kinds.central.config import AuditConfig, TrainConfig
+from dpjax.plan import Plan
+from dpjax.types import LossFn, Params
+from dpjax.validate import UserError
+
+NOTE = (
+  "Canaries are part of the training data of this run: {out_of} rows were taken out of the "
+  "training set and {included} of them came back as {kind} canaries. The accuracy and the "
+  "model are those of that changed data set."
+)
+
+
+def check(config: AuditConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
+  if not config.enabled:
+    return
+  if (config.kind == "gradient") != (score(config) == "sums"):
+    raise UserError(
+      f"audit.score={config.score!r}: must be 'sums' with audit.kind='gradient', whose canaries "
+      f"have a parameter of their own, and with no other kind; audit.kind={config.kind!r}"
+    )
+  if config.method == "one_run_gaussian" and score(config) != "sums":
+    raise UserError(
+      f"audit.method='one_run_gaussian': is valid for audit.score='sums' only, not "
+      f"{score(config)!r}"
+    )
+
+
+def score(config: AuditConfig) -> str:
+  """What tells canaries: `auto` is the strongest of their kind."""
+  if config.score != "auto":
+    return config.score
+  return "sums" if config.kind == "gradient" else "loss"
+
+
+def in_gradients(config: TrainConfig) -> bool:
+  """Whether the canaries are gradients along parameters of their own."""
+  return config.audit.enabled and config.audit.kind == "gradient"
+
+
+def beside(
+  config: TrainConfig, params: Params, apply: Callable[..., Any]
+) -> tuple[Params, Callable[..., Any]]:
+  """Parameters and model of a run, the canaries' beside the model's where they need any."""
+  if not in_gradients(config):
+    return params, apply
+  whole = auditing.with_canaries(params, config.audit.num_canaries)
+  return whole, lambda params, x: apply(params["model"], x)
+
+
+def loss(
+  config: TrainConfig,
+  make: Callable[..., LossFn],
+  apply: Callable[..., Any],
+  *,
+  num_classes: int,
+  plan: Plan,
+) -> LossFn:
+  """The loss of one example of the data with their canaries; `apply` is the model's own."""
+  if not in_gradients(config):
+    return make(apply)
+  return auditing.canary_loss(
+    make(apply), num_classes=num_classes, l2_clip_norm=plan.l2_bound
+  )
+
+
+def watched(
+  config: TrainConfig, tx: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  """The optimizer, behind what adds up the noisy sums where canaries are gradients."""
+  return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
+
+
+def facts(
+  config: TrainConfig,
+  *,
+  plan: Plan,
+  loss_fn: LossFn,
+  before: Params,
+  after: Params,
+  state: Any,
+  canaries: auditing.Canaries,
+  epsilon: float | None,
+) -> dict[str, Any]:
+  """The audit's part of result.json, at the delta of the claim."""
+  scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
+  if in_gradients(config):
+    scores = auditing.sum_scores(state, canaries)
+  else:
+    scores = scored[score(config.audit)](loss_fn, before, after, canaries)
+  return audits.facts(
+    config.audit,
+    scores,
+    score=score(config.audit),
+    plan=plan,
+    included=canaries.included,
+    delta=config.privacy.delta,
+    epsilon=epsilon,
+    seed=config.seed,
+    note=NOTE,
+  )

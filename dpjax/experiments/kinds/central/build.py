@@ -1,0 +1,516 @@
+"""From a typed config to the objects of a run. No training happens here."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from dpjax import (
+  auditing,
+  data,
+  gradients,
+  models,
+  names,
+  training,
+  trees,
+  validate,
+)
+from dpjax import (
+  parallel as processes,
+)
+from dpjax.data.dataset import first_line
+from dpjax.experiments.config import user_code
+from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.config.optimizers import Noise
+from dpjax.experiments.kinds import audits, bounds, unused
+from dpjax.experiments.kinds.central import (
+  audit,
+  embeddings,
+  facts,
+  modes,
+  normalization,
+  privacy,
+  starting_point,
+)
+from dpjax.experiments.kinds.central import features as features_lib
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.central.features import featured as featured
+from dpjax.experiments.kinds.central.tasks import Task, check_unit, make_task, of_people
+from dpjax.experiments.run import promise, saved
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Job, Play, Work, every, single
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.plan import Plan
+from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
+from dpjax.validate import UserError
+
+AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+
+
+class OnData(Config, Protocol):
+  """A config of a run that is one training on the data that it names."""
+
+  @property
+  def data(self) -> DataConfig: ...
+  @property
+  def model(self) -> ModelConfig: ...
+  @property
+  def seed(self) -> int: ...
+  @property
+  def release(self) -> bool: ...
+
+
+def digest(config: TrainConfig) -> bytes:
+  """Of everything in the config but for where data lie and on which devices it runs, so that
+  a run can be repeated on another machine, what an audit that is switched off would do, and
+  the loss of the task. Public."""
+  fields = to_dict(config)
+  for name in config.where:
+    fields.pop(name)
+  fields["data"].pop("data_dir")
+  if not config.audit.enabled:
+    fields.pop("audit")
+  if config.loss == "auto":
+    fields.pop("loss")
+  return streams_lib.config_digest("central", fields)
+
+
+def streams(config: TrainConfig, data: bytes) -> Streams:
+  """Streams that depend on the seed, on everything else in the config and on the data.
+
+  Args:
+    data: `dpjax.data.digest` of the training data, before canaries.
+  """
+  return streams_lib.derived(config.seed, digest(config), data)
+
+
+class Run(NamedTuple):
+  """Every object of a training run."""
+
+  plan: Plan
+  promise: Promise
+  algorithm: Algorithm
+  # (key of the noise, of what examples draw) -> the same algorithm with other keys; None: the
+  # examples bring their own
+  with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
+  params: Any  # at step 0
+  apply: Any  # (params, x [B, ...]) -> logits
+  schedule: optax.Schedule
+  random: Streams
+  train: Any
+  test: Any
+  task: Task
+  # of ONE example, augmentation included: what is clipped; refuses where the loss has none
+  loss_fn: LossFn
+  canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
+  noise: Noise | None = None  # for an optimizer that must know it
+  first_steps: Algorithm | None = None  # in the same states, where they train less
+  pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
+  # by which `train` and `test` are normalised
+  statistics: normalization.Released | None = None
+  mesh: Mesh | None = None  # devices, where there are several
+  keyed: bool = False  # whether every example gets a key of its own, `example.key`
+  optimizer: Any = None  # the Optax transformation behind the private gradient
+  save: Callable[..., None] = lambda folder, params: None  # more than params.npz
+
+
+@bounds.names_fields
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  bounds.typed(config)
+  bounds.training(config)
+  privacy.check_names(config.privacy)
+  validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
+  if config.augmult > 1 and config.augmentation == "none":
+    raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
+  audit.check(config.audit)
+  embeddings.check(config)
+  privacy.check(config)
+  normalization.check(config)
+  starting_point.check(config)
+  unused.refuse(config, unused.of_training(config))
+
+
+@bounds.names_fields
+def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
+  """(train, test), preprocessed by public constants only.
+
+  Args:
+    features: compute those that the model needs; `dpjax.data.digest` is the same without.
+  """
+  train, test = data.load(
+    config.data.name,
+    data_dir=config.data.data_dir,
+    max_length=config.data.max_length,
+    num_classes=config.data.num_classes,
+    num_examples=config.data.num_examples,
+    resident=config.resident,
+  )
+  unused.refuse(config, unused.of_dataset(train))
+  loaded = preprocessed(config, train, test)
+  return with_features(config, loaded) if features else loaded
+
+
+def preprocessed(
+  config: TrainConfig, train: data.Dataset, test: data.Dataset
+) -> tuple[Any, Any]:
+  """What `load_data` returns without features, of data that are loaded."""
+  if config.data.center:
+    train, test = data.preprocess.center(train), data.preprocess.center(test)
+  return limited(train, config.data), test
+
+
+@bounds.names_fields
+def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
+  """What `load_data` returns, of what it returned without features."""
+  own, kept = normalization.per_example(config), data.cache.folder()
+  given: Any = own, kept, config.resident
+  train, test = (featured(config.model, part, *given) for part in loaded)
+  return train, test
+
+
+def load_resident(config: TrainConfig) -> tuple[Any, Any]:
+  """`load_data` in memory, for who looks at all of them at once."""
+  return load_data(dataclasses.replace(config, resident=True))
+
+
+def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
+  """The first `config.limit` examples, which declares that number.
+
+  Neighbouring data sets are those AFTER the limit: a row that is taken out of them leaves one
+  less. (Before it, a row that goes would let another one in, and two rows would differ.) More
+  than the declared number is refused: then the number that a config states would not be the
+  number that the run treats as public.
+  """
+  if config.limit is None:
+    return train
+  known = train.nominal_size
+  if known is None and config.limit <= len(train) + 1:
+    known = config.limit  # a row of these may be the one that is taken out
+  bounds.limit(config, len(train) if known is None else known)
+  return train.subset(slice(0, config.limit)).declared(config.limit)
+
+
+def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
+  """The model that a config names, with `width` outputs; `fixed` goes before its options."""
+  with bounds.of_model(config):
+    return models.build(config.name, num_classes=width, **{**config.options, **fixed})
+
+
+def init_params(
+  config: ModelConfig, model: nn.Module, key: jax.Array, first: ArrayLike
+) -> Params:
+  """`model.init(key, first)`.
+
+  Raises:
+    UserError: the model cannot be built with its options on examples of this shape, in
+      whatever way it fails: a module checks its fields where it is first applied; or it has
+      more parameters than the machine has memory for.
+  """
+  try:
+    with bounds.of_model(config):
+      shapes = jax.eval_shape(model.init, key, first)
+    if "batch_stats" in shapes:
+      raise UserError(
+        f"model.name={config.name!r}: its BatchNorm mixes examples; use GroupNorm, which sees "
+        "one example"
+      )
+    size = trees.size(shapes)
+    if 4 * size > _memory():
+      told = f"model.name={config.name!r}, model.options={config.options!r}"
+      raise UserError(
+        f"{told}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        "machine hold; width, classes or the size of an example must be smaller"
+      )
+    return model.init(key, first)
+  except UserError:
+    raise
+  except Exception as error:
+    reason = first_line(error)
+    raise UserError(
+      f"model.options={config.options!r}: model.name={config.name!r} cannot be built with "
+      f"them on examples of shape {jnp.shape(first)[1:]} ({type(error).__name__}: {reason})"
+    ) from error
+
+
+def _memory() -> int:
+  """Bytes of the machine."""
+  return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
+  """Learning rate by step; fixed in advance, so it costs no privacy."""
+  rate = config.learning_rate
+  if config.schedule == "cosine":
+    return optax.cosine_decay_schedule(rate, num_steps)
+  if config.schedule == "linear":
+    return optax.linear_schedule(rate, 0.0, num_steps)
+  return optax.constant_schedule(rate)
+
+
+def optimizer(
+  config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
+) -> optax.GradientTransformation:
+  """The Optax optimizer of a config; `noise` is for those that must know it."""
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, schedule)
+  return config.rule.make(schedule, noise)
+
+
+def memory_budget(config: TrainConfig) -> float | None:
+  """Bytes that a microbatch may take; None where no budget is set."""
+  return None if config.memory_budget_gb is None else config.memory_budget_gb * 1e9
+
+
+def start(
+  config: TrainConfig, dataset: data.Dataset, random: Streams
+) -> tuple[Task, nn.Module, Params]:
+  """(what is learnt from a data set, the model, its first parameters)."""
+  task, name = make_task(config, dataset), config.model.name
+  # load_data has standardised the features of a scattering head already
+  fixed = {"num_groups": None} if models.needs_features(name) else {}
+  # of the shape of an example, never of one: no model may start from somebody's record
+  first, wanted = jnp.zeros_like(dataset.x[:1]), (1, task.width(dataset))
+  first = first[:, 0] if of_people(dataset) else first
+
+  def made() -> tuple[Task, nn.Module, Params]:
+    model = modes.modes(make_model(config.model, task.width(dataset), **fixed))
+    params = init_params(config.model, model, random.init, first)
+    params = starting_point.loaded(config, model, params)
+    drawing = modes.draws(model, params, first, f"model.name={name!r}")
+    whole = task
+    if drawing:  # dropout: each example has a key of its own in training
+      whole = task._replace(loss=modes.keyed_loss(task.loss), keyed=True)
+    if names.is_path(name):  # a classifier, for text has a model of ours
+      logits = jax.eval_shape(model.apply, params, first)
+      if getattr(logits, "shape", None) != wanted:
+        told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
+        raise UserError(f"model.name={name!r}: must return logits {told}")
+    return whole, model, params
+
+  return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
+
+
+@bounds.names_fields
+def assemble(
+  config: TrainConfig,
+  loaded: tuple[Any, Any] | None = None,
+  random: Streams | None = None,
+) -> Run:
+  """Every object of a run. Deterministic in (config, data, streams); the streams are those
+  of config and data unless given."""
+  check(config)
+  train, test = load_data(config) if loaded is None else loaded
+  random = streams(config, data.digest(train)) if random is None else random
+  augmented = config.augmentation != "none"
+  if augmented:
+    features_lib.check_images(train, f"augmentation={config.augmentation!r}")
+  known = saved.pretrained_on(config.pretrained, config.data.name, train)
+  task, model, params = start(config, train, random)
+  keyed = augmented or task.keyed
+  trained = starting_point.trained(config, task, model, params, random.init)
+  params, apply = audit.beside(config, trained.params, trained.apply)
+  # Of the whole set: canaries take rows away or exchange them.
+  num_examples = privacy.public_size(config, train)
+  # Batches check the capacity for it, also where it is the config that declares it.
+  train = train.declared(num_examples)
+  plan = privacy.make_plan(config, num_examples, params)
+  check_unit(config, train, plan)
+  numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
+  loss_fn = audit.loss(config, trained.loss, trained.apply, **numbers)
+  train, canaries = audits.insert(config, train, plan, auditing.insert_canaries)
+  statistics = normalization.released(plan, random, train)  # of what is trained on
+  if statistics is not None:
+    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+    canaries = normalization.of_canaries(canaries, statistics)
+  if augmented:
+    augment = training.AUGMENTATIONS[config.augmentation]
+    loss_fn = training.augmented(loss_fn, augment, augmult=config.augmult)
+  schedule = learning_rate_schedule(config.optimizer, config.num_steps)
+  mesh = None if config.mesh is None else gradients.mesh_of(config.mesh)
+  aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
+  noise = Noise(plan.noise_std, num_examples) if aware else None
+  tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
+
+  def with_keys(
+    noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
+  ) -> Algorithm:
+    if config.loss == embeddings.NAME:
+      views: Any = training.AUGMENTATIONS[config.augmentation]
+      own: Any = dict(view_key=example_key, ema_decay=config.ema_decay)
+      return training.contrastive(apply, views, tx, **own)
+    moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
+    return training.dp_sgd(
+      moved[0],
+      plan,
+      moved[1],
+      noise_key=noise_key,
+      example_key=example_key if keyed else None,
+      ema_decay=config.ema_decay,
+      method=config.grad_method,
+      microbatch_size=config.microbatch_size,
+      memory_budget=memory_budget(config),
+      mesh=mesh,
+    )
+
+  return Run(
+    plan=plan,
+    promise=promise.noted(
+      promise.of_plan(
+        plan, num_examples, budget=config.privacy.epsilon_budget, release=config.release
+      ),
+      saved.statement(config.pretrained, known),
+      saved.assumed(config.pretrained, known),
+    ),
+    pretrained_on=known,
+    algorithm=with_keys(random.noise, random.local),
+    with_keys=with_keys,
+    first_steps=with_keys(random.noise, random.local, first=True)
+    if starting_point.first_steps(config)
+    else None,
+    params=params,
+    apply=apply,
+    schedule=schedule,
+    random=random,
+    train=train,
+    test=test,
+    task=task,
+    loss_fn=loss_fn,
+    canaries=canaries,
+    noise=noise,
+    statistics=statistics,
+    mesh=mesh,
+    keyed=keyed,
+    optimizer=tx,
+    save=lambda folder, params: starting_point.write(
+      config, model, trained.whole(params), folder
+    ),
+  )
+
+
+def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """The job of a training run.
+
+  Args:
+    loaded: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  whole = lambda *parts: work(config, assemble(config, *parts))
+  return job_on_data(config, digest(config), load_data, with_features, loaded, whole)
+
+
+def job_on_data(
+  config: OnData,
+  named: bytes,
+  load: Callable[..., tuple[Any, Any]],
+  complete: Callable[[Any, Any], tuple[Any, Any]],
+  loaded: tuple[Any, Any] | None,
+  work: Callable[[Any, Streams], Work],
+) -> Job:
+  """The job of a run that is one training on the data of its config.
+
+  Args:
+    named: digest of the config. load: its data, as `load_data`. complete: those with their
+      features, as `with_features`. loaded: given ones.
+    work: (data, streams) -> work.
+  """
+  read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
+
+  def start(random: Streams) -> Play:
+    if loaded is not None or not models.needs_features(config.model.name):
+      return single(work(read(), random))
+    # Not before: a digest needs no features, so a run that is done does not compute them.
+    found = complete(config, read())
+    read.cache_clear()  # what features were computed of need not stay in memory
+    return single(work(found, random))
+
+  return Job(
+    config=config,
+    digest=named,
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data.digest(read()[0]),
+    start=start,
+    release=config.release,
+    over_processes=True,
+  )
+
+
+def batches(run: Run, start: int = 0) -> Generator[Any]:
+  """Those of the steps from `start` on, on the devices. Data that lie in files are read, in a
+  thread that ends with the generator, while the batch before is trained on."""
+  split, placed = None, {}
+  if run.mesh is not None:
+    split = functools.partial(gradients.split_rows, run.mesh)
+    placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
+  train = data.resident(run.train, **placed)
+  drawn = run.plan.batches(train, rng=run.random.sampler, start=start)
+  if run.train.in_memory:
+    yield from drawn if split is None else map(split, drawn)
+    return
+  read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
+  with contextlib.closing(read):
+    yield from read if split is None else map(split, read)
+
+
+def work(config: TrainConfig, run: Run) -> Work:
+  """The training itself, step by step."""
+  kinds = (run.algorithm, run.first_steps or run.algorithm)
+  later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
+  num_first, scored = starting_point.first_steps(config), training.eval_params
+  own = processes.own_copy  # process 0 of several is alone with it
+
+  def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
+    info = None
+    with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
+      for batch in slices:  # a step is complete with the last of them
+        early = num_first and int(state.step) < num_first  # who has none never waits
+        state, info = (first if early else later)(state, batch)
+    return state, info
+
+  def draws(start: int) -> Iterator[Iterator[Any]]:
+    with contextlib.closing(batches(run, start)) as held:
+      for _ in range(start, config.num_steps):
+        yield itertools.islice(held, run.plan.slices)
+
+  def scores(state: Any) -> dict[str, float]:
+    params = scored(state)
+    if run.mesh is not None:
+      params = gradients.on_one(run.mesh, params)
+    return run.task.evaluate(run.apply, params, run.test)
+
+  return Work(
+    num_steps=config.num_steps,
+    init=lambda: run.algorithm.init(run.params),
+    step=step,
+    draws=draws,
+    released=lambda state: normalization.beside(own(scored(state)), run.statistics),
+    evaluate=scores,
+    write=lambda folder, state: run.save(folder, scored(state)),
+    promise=run.promise,
+    row_at=lambda step: every(config.eval_every, step, config.num_steps),
+    observe=lambda state, info, step: facts.observed(config, run, state, info, step),
+    save_every=config.checkpoint_every,
+    before_steps=None if run.statistics is None else run.statistics._asdict(),
+    planned=lambda: facts.planned(config, run),
+    describe=lambda state, stated, rows: facts.of(
+      config, run, own(state), stated["epsilon"]
+    ),
+  )

@@ -1,0 +1,99 @@
+"""`loss='contrastive'`: embeddings of two views, for data that nobody owns; never private.
+
+The outputs of the network are the embedding; a run that begins from it (`pretrained`) has
+other outputs, so it takes the layers below and begins with a last layer of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import data, losses, metrics, training
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.training.augment import AugmentFn
+from dpjax.types import Array, Batch, Example, LossFn, Params
+from dpjax.validate import UserError
+
+NAME = "contrastive"
+WIDTH = 128  # of an embedding, as Wang and Isola have it
+_TOLD = f"loss={NAME!r}"
+_WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what needs a loss of one example."""
+  if config.loss != NAME:
+    return
+  if config.privacy.method != "sgd":
+    raise UserError(
+      f"{_TOLD}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "
+      "no epsilon would hold"
+    )
+  if config.audit.enabled:
+    raise UserError(f"{_TOLD}: needs audit.enabled=False: it {_WHY}")
+  trainable = fields.name_of(config, "trainable")
+  if trainable != "all":
+    raise UserError(f"{_TOLD}: needs trainable='all', not {trainable!r}")
+  if config.augmentation == "none":
+    raise UserError(f"{_TOLD}: needs an augmentation, of which it compares two views")
+
+
+def refuse(config: TrainConfig, room: str) -> None:
+  """Raises UserError: who asks wants a loss of one example."""
+  if config.loss == NAME:
+    raise UserError(f"{room}.{_TOLD}: must be another: it {_WHY}")
+
+
+def loss(apply: losses.Apply) -> LossFn:
+  """Stands where a loss of one example would: whoever calls it is refused."""
+  del apply
+
+  def of_one_example(params: Params, example: Example) -> Array:
+    raise UserError(f"{_TOLD}: {_WHY}, and there is none of one example")
+
+  return of_one_example
+
+
+def evaluate(
+  augment_fn: AugmentFn,
+  apply: Callable[..., Any],
+  params: Params,
+  dataset: data.Dataset,
+  *,
+  batch_size: int = 500,
+) -> dict[str, float]:
+  """{"accuracy", "loss"}: of the class of the nearest other image, and the loss of two views of
+  each, the same ones every time, in batches."""
+  scored = _compiled(apply, augment_fn)
+  found = [scored(params, *batch) for batch in _batches(dataset, batch_size)]
+  points = np.concatenate([np.asarray(embedded) for embedded, _ in found])
+  sizes = [len(embedded) for embedded, _ in found]
+  nats = np.average([float(nats) for _, nats in found], weights=sizes)
+  accuracy = metrics.nearest_neighbour_accuracy(points, dataset.y)
+  return {"accuracy": accuracy, "loss": float(nats)}
+
+
+# Bounded, so that the models of a long session are let go.
+@functools.lru_cache(maxsize=64)
+def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
+  @jax.jit
+  def scored(params: Params, x: Array, keys: Array) -> tuple[Array, Array]:
+    batch = Batch(Example(x, None), jnp.ones(len(x), bool))
+    loss = training.contrastive_loss(apply, augment_fn, params, batch, keys)
+    return training.on_sphere(apply(params, x)), loss
+
+  return scored
+
+
+def _batches(dataset: data.Dataset, size: int) -> Iterator[tuple[Any, Any]]:
+  keys = jax.random.split(jax.random.key(0), len(dataset.y))
+  for start in range(0, len(dataset.y), size):
+    rows = slice(start, start + size)
+    yield np.asarray(dataset.x[rows]), keys[rows]

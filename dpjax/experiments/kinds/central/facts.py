@@ -1,0 +1,96 @@
+"""What a training run reports: a row of metrics, the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpjax import training, transforms
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import audit, starting_point
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import provenance, saved
+from dpjax.plan import Plan
+from dpjax.types import ArrayLike
+
+if TYPE_CHECKING:
+  from dpjax.experiments.kinds.central.build import Run
+
+
+def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
+  """{name: that of the next step} where it changes: public, or an output of the mechanism."""
+  return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
+
+
+def observed(
+  config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
+) -> dict[str, float]:
+  """What a row says beside scores and epsilon."""
+  row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
+  row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
+  if not config.diagnostics or config.release:
+    return row
+  shown = info._asdict().items()
+  return row | {f"not_private/{name}": float(value) for name, value in shown}
+
+
+def pretrained(run: Run) -> dict[str, Any]:
+  """What the first parameters know."""
+  return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
+
+
+def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
+  """What result.json says of central runs alone, and what is known before the first step."""
+  plan = run.plan
+  found: dict[str, Any] = {
+    "task": run.task.name,
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": config.privacy.method,
+    "noise_multiplier": plan.noise_multiplier,
+    "l2_clip_norm": plan.l2_clip_norm.norms,
+    "clipping": fields.get(config, "privacy.clipping")
+    if config.privacy.method != "sgd"
+    else None,
+    "sampler": repr(plan.sampler),
+    "normalize_by": plan.normalize_by,
+  }
+  if plan.statistics is not None:
+    found["normalization"] = fields.name_of(config.privacy, "normalization")
+    noise = plan.statistics.total_noise_multiplier
+    # without an epsilon their noise is part of no promise
+    found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
+  found |= pretrained(run) | starting_point.facts(config)
+  if config.mesh is not None:
+    found["mesh"] = config.mesh
+  if config.resident is not None:
+    found["resident"] = config.resident
+  if fields.name_of(config.optimizer, "rule") == "dp_sgld" and run.noise is not None:
+    found["sgld_temperature"] = transforms.sgld_temperature(
+      step_size=config.optimizer.learning_rate / run.noise.num_examples,
+      noise_std=run.noise.std,
+      num_examples=run.noise.num_examples,
+    )
+  return found
+
+
+def of(
+  config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
+) -> dict[str, Any]:
+  """And what only the end tells."""
+  used = 1 if run.mesh is None else run.mesh.size
+  found: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
+  found |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
+  if run.canaries is None:
+    return found
+  return found | audit.facts(
+    config,
+    plan=run.plan,
+    loss_fn=run.task.loss(run.apply),  # without augmentation
+    before=run.params,
+    after=training.eval_params(state),
+    state=state,
+    canaries=run.canaries,
+    epsilon=epsilon,
+  )

@@ -1,0 +1,135 @@
+"""The inputs of models that take scattering features; computed once, or read from a cache."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import math
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import data, models
+from dpjax.data import cache, rows
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.run import writers
+from dpjax.validate import UserError
+
+_CODE = (
+  "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images", __name__
+)  # fmt: skip
+_BLOCK = 1000  # examples standardised at a time, whose shape decides the last bit
+
+
+def check_images(dataset: data.Dataset, needed_by: str) -> None:
+  """Raises UserError for examples that are no images."""
+  shape = dataset.x.shape[1:]
+  if len(shape) != 3:
+    raise UserError(f"{needed_by}: needs images [H, W, C]; an example is of shape {shape}")
+
+
+def featured(
+  config: ModelConfig,
+  dataset: data.Dataset,
+  standardized: bool = True,
+  kept: pathlib.Path | None = None,
+  resident: bool | None = True,
+) -> Any:
+  """The data set as inputs of the model: the features of it, for one that takes features,
+  each example standardised by itself; else each channel in units of its typical size.
+
+  Args:
+    kept: folder of features that earlier runs computed (`data.cache`); None: computed here.
+    resident: in memory; False: read from that folder as they are asked for; None: by size.
+
+  Raises:
+    UserError: no images; features that are not to lie in memory, and no folder.
+  """
+  if models.needs_features(config.name) != "scattering":
+    return dataset
+  check_images(dataset, f"model.name={config.name!r}")
+  if config.colours == "opponent" and dataset.x.shape[-1] != 3:
+    depth = dataset.x.shape[-1]
+    raise UserError(f"model.colours='opponent': needs images of 3 colours, not of {depth}")
+  options: Any = {"num_classes": dataset.num_classes, **config.options}
+  groups = models.build(config.name, **options).num_groups if standardized else None
+  shape = models.features_shape(dataset.x.shape)
+  seen = {"mirrored": config.mirrored, "colours": config.colours}
+  make = functools.partial(_blocks, dataset, groups, standardized, seen)
+  in_files = rows.stay_in_files(4 * math.prod(shape), resident)
+  if kept is None:
+    if in_files and not (resident is None and dataset.in_memory):
+      raise UserError(
+        f"resident=False: the features of model.name={config.name!r} are computed once and "
+        f"kept on disk: set {cache.VARIABLE} to a folder for them, as private as the data"
+      )
+    return data.computed(dataset, _joined(make(), shape))
+  settings = (shape, groups, standardized, *seen.values())
+  key = cache.key(data.digest(dataset), *settings, *_makers())
+  tell = lambda line: print(line, file=sys.stderr, flush=True)
+  found = cache.rows(kept, key, shape, make, tell)
+  return data.computed(dataset, found if in_files else found[:])
+
+
+def _makers() -> tuple[str, ...]:
+  """What decides the last bit of a feature, beside settings: code, library and platform."""
+  # typical sizes are those of random images. By name: a room exports a function `scattering`
+  code = "".join(inspect.getsource(sys.modules[name]) for name in _CODE)
+  device = jax.devices()[0]
+  return (
+    hashlib.sha256(code.encode()).hexdigest(),
+    importlib.metadata.version("jaxlib"),
+    device.platform,
+    device.device_kind,
+  )
+
+
+def _blocks(
+  dataset: data.Dataset, groups: int | None, standardized: bool, seen: dict[str, Any]
+) -> Iterator[np.ndarray]:
+  """The features of all examples, in order; equal bit by bit wherever they are put."""
+  images = dataset.x.shape[1:]
+  scales = None
+  if not standardized:
+    scales = models.typical_scales(images, colours=seen["colours"])
+  with writers.progress(len(dataset), 0, "scattering features") as bar:
+
+    def counted() -> Iterator[np.ndarray]:
+      for chunk in models.scattering_chunks(dataset.x, **seen):
+        bar.update(len(chunk))
+        yield chunk
+
+    for block in _regrouped(counted(), _BLOCK):
+      if scales is None:
+        yield models.standardized_features(block, groups, in_place=True)
+      else:
+        block /= scales
+        yield block
+
+
+def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
+  """The same rows in arrays of `size`, the last of fewer."""
+  held: list[np.ndarray] = []
+  for chunk in chunks:
+    held.append(chunk)
+    while sum(map(len, held)) >= size:
+      whole = np.concatenate(held)
+      yield whole[:size].copy()
+      held = [whole[size:]]
+  rest = np.concatenate(held) if held else np.zeros((0,))
+  if len(rest):
+    yield rest
+
+
+def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+  out, done = np.empty(shape, np.float32), 0
+  for block in blocks:
+    out[done : done + len(block)] = block
+    done += len(block)
+  return out

@@ -1,0 +1,138 @@
+"""How the inputs of a model are normalised: by themselves, or by private statistics.
+
+Statistics are computed from the data that are trained on, canaries included; test data and
+canaries are normalised by the same. They are kept in the released params.npz alone, as what the
+mechanism released; normalised inputs are never written. A run that goes on computes them again,
+with the same key, and is refused where they are not the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import accounting, auditing, data, mechanisms, sampling
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.central.config import (
+  NORMALIZATIONS,
+  ByStatistics,
+  TrainConfig,
+  Whitened,
+)
+from dpjax.experiments.run.streams import Streams
+from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.plan import Plan
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+_MECHANISMS = {ByStatistics: mechanisms.ChannelStatistics, Whitened: mechanisms.Whitening}
+Released = mechanisms.ChannelMoments | mechanisms.Spread
+RELEASED = "statistics"  # their name beside the parameters in params.npz
+_CHUNK = 1000  # examples
+
+
+def is_private(config: TrainConfig) -> bool:
+  """Whether statistics of the data are part of the run."""
+  return type(config.privacy.normalization) in _MECHANISMS
+
+
+def per_example(config: TrainConfig) -> bool:
+  """Whether features are normalised by the model's own groups, in each example by itself."""
+  groups = config.model.options.get("num_groups")
+  chosen = config.privacy.normalization
+  return not is_private(config) or (isinstance(chosen, Whitened) and groups is not None)
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  if not is_private(config):
+    return
+  if config.privacy.method == "sgd":
+    # Never dropped with the rest of a promise: the model would get other inputs.
+    chosen = name_of(config.privacy, "normalization")
+    raise UserError(
+      f"privacy.normalization={chosen!r}: must be 'per_example' with privacy.method='sgd', which "
+      "releases no statistics"
+    )
+  mechanism(config, 1)  # checks its numbers
+  groups = config.model.options.get("num_groups")
+  if groups is not None and not per_example(config):
+    raise UserError(
+      f"model.options.num_groups={groups!r}: would be ignored, it needs "
+      "privacy.normalization='per_example'; leave it out"
+    )
+
+
+def mechanism(
+  config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
+) -> NoisyMeans | None:
+  """What the plan charges, for so many examples (public), under the relation of its sampler."""
+  chosen, relation = config.privacy.normalization, "add_or_remove_one"
+  if not is_private(config):
+    return None
+  if sampler is not None:
+    asked, name = config.privacy.neighboring_relation, type(sampler).__name__
+    relation = accounting.checked_relation(sampler.law, asked, name)
+  given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
+  try:
+    return _MECHANISMS[type(chosen)](**given, **dataclasses.asdict(chosen))
+  except UserError as error:
+    raise UserError(f"privacy.normalization.{error}") from error
+
+
+def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
+  """The statistics of the data that are trained on; rows that are empty records are left out.
+
+  UserError: tokens, which have no channels.
+  """
+  if plan.statistics is None:
+    return None
+  known = {
+    name: _MECHANISMS[one] for name, one in NORMALIZATIONS.items() if one in _MECHANISMS
+  }
+  chosen = next(name for name, one in known.items() if isinstance(plan.statistics, one))
+  argument = f"privacy.normalization={chosen!r}"
+  if train.x.dtype == np.int32:
+    raise UserError(f"{argument}: needs inputs of numbers, data.name holds tokens")
+  there = train if train.present is None else train.subset(train.present)
+  try:
+    found = plan.statistics(random.noise, there.x)
+  except UserError as error:
+    raise UserError(f"{argument}: {error}") from error
+  return jax.tree.map(np.asarray, found)
+
+
+def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
+  """The data set with its inputs normalised, once: a copy, chunk by chunk; or as they are
+  read, where they are read from files."""
+  step = statistics.standardizer()
+
+  def change(x: np.ndarray) -> np.ndarray:
+    out, chunk = np.empty_like(x), np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
+    for start in range(0, len(x), _CHUNK):
+      rows = x[start : start + _CHUNK]
+      chunk[: len(rows)] = rows  # of one shape, however many a batch from files has
+      out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
+    return out
+
+  x = change(dataset.x) if dataset.in_memory else dataset.x.then(change)
+  return dataclasses.replace(dataset, x=x)
+
+
+def of_canaries(
+  canaries: auditing.Canaries | None, statistics: Released
+) -> auditing.Canaries | None:
+  """The canaries as inputs of the model."""
+  if canaries is None:
+    return None
+  return canaries._replace(examples=normalized(canaries.examples, statistics))
+
+
+def beside(params: Params, statistics: Released | None) -> Params:
+  """What leaves a run: the parameters, and the statistics without which they say nothing."""
+  if statistics is None:
+    return params
+  return {**dict(params), RELEASED: statistics._asdict()}

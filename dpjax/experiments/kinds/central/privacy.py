@@ -1,0 +1,274 @@
+"""What a training run promises, and the plan that keeps it: from a `TrainConfig`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from dpjax import accounting, data, gradients, names, sampling, transforms, validate
+from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import ftrl, normalization
+from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+from dpjax.experiments.run import sizes
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+PRIVATE_METHODS = {
+  "dp_sgd": "clipped gradients, fresh noise in every step; privacy is amplified by the sampler",
+  "dp_ftrl": "clipped gradients, noise that is correlated over the steps",
+}
+METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
+SAMPLERS = {
+  "poisson": sampling.PoissonSampler,
+  "users": sampling.UserSampler,
+  "random_allocation": sampling.RandomAllocationSampler,
+  "truncated_poisson": sampling.TruncatedPoissonSampler,
+  "fixed_size": sampling.FixedSizeSampler,
+  "shuffled": sampling.ShuffledSampler,
+}
+NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
+
+
+def check_names(privacy: PrivacyConfig) -> None:
+  """Raises UserError for a method, a sampler or noise levels that do not exist."""
+  validate.one_of(METHODS, **{"privacy.method": privacy.method})
+  ftrl.check_levels(privacy)
+  if privacy.method == "dp_ftrl":
+    ftrl.check(privacy)
+  names.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what does not go together, as can be told without data."""
+  privacy = config.privacy
+  if config.release and privacy.method not in PRIVATE_METHODS:
+    raise UserError(
+      f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
+      "without noise nothing may be released"
+    )
+  if config.release and privacy.noise_multiplier == 0:
+    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
+  if privacy.sampler == "random_allocation":
+    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
+  _check_clipping(config)
+  _check_noise_aware(config)
+  if privacy.method in PRIVATE_METHODS:
+    _check_promise(privacy)
+
+
+def _check_clipping(config: TrainConfig) -> None:
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
+  validate.one_of(
+    transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
+  )
+  changing = privacy.clipping.adapts or privacy.clip_schedule != "constant"
+  if privacy.method == "sgd" and (changing or privacy.clipping != gradients.Flat()):
+    raise UserError(
+      f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
+      f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
+    )
+  asked = {"noise_levels": privacy.noise_levels, "clip_schedule": privacy.clip_schedule}
+  for field, value in asked.items():
+    if privacy.clipping.adapts and value not in ([], "constant"):
+      raise UserError(
+        f"privacy.{field}={value!r}: not with privacy.clipping='adaptive', whose clip norm, "
+        "and so its noise, follows the data"
+      )
+  strategy = fields.name_of(privacy.ftrl, "strategy")
+  correlated = privacy.method == "dp_ftrl" and strategy != "identity"
+  if name in NOISE_AWARE and (changing or privacy.noise_levels or correlated):
+    raise UserError(
+      f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
+      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
+      f"privacy.noise_levels nor privacy.ftrl.strategy={strategy!r} of dp_ftrl"
+    )
+
+
+def _check_noise_aware(config: TrainConfig) -> None:
+  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
+  noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
+  if name == "dp_adam" and noiseless:
+    raise UserError(
+      "optimizer.rule='dp_adam': corrects for the noise of the private gradient, and there "
+      "is none; use 'adam'"
+    )
+  if name != "dp_sgld":
+    return
+  if noiseless:
+    raise UserError(
+      "optimizer.rule='dp_sgld': its noise is that of the private gradient; without clipping "
+      "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
+    )
+  rule = privacy.clipping
+  if isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
+    raise UserError(
+      f"privacy.clipping.noise={rule.noise!r}: must be 'shared' for "
+      "optimizer.rule='dp_sgld', or the parameters have different temperatures"
+    )
+
+
+def _check_promise(privacy: PrivacyConfig) -> None:
+  if privacy.epsilon is None and privacy.noise_multiplier is None:
+    raise UserError(
+      "privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier"
+    )
+  if privacy.epsilon is not None and privacy.noise_multiplier is not None:
+    raise UserError(
+      f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
+      f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
+    )
+
+
+def public_size(config: TrainConfig, train: data.Dataset) -> int:
+  """Returns the number of examples that the mechanism may depend on; see `runs.sizes`.
+
+  Raises:
+    UserError: own data that declare none, under add_or_remove_one.
+  """
+  privacy = config.privacy
+  known = train.nominal_size
+  correlated = privacy.method == "dp_ftrl"
+  kinds = ftrl.SAMPLERS if correlated else SAMPLERS
+  kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
+  # a sampler of one's own may be any, and the scheme of shuffled batches follows their size
+  law: Any = getattr(kind, "law", None)
+  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
+  asked = privacy.neighboring_relation if privacy.method in PRIVATE_METHODS else ""
+  return sizes.public(
+    len(train),
+    config.data.num_examples if known is None else known,
+    relation=asked or (*usual, sizes.ADD_OR_REMOVE_ONE)[0],
+    promised=privacy.method in PRIVATE_METHODS and privacy.noise_multiplier != 0,
+    field="data.num_examples",
+    other="privacy.neighboring_relation=replace_special",
+  )
+
+
+def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
+  """Of a run on so many examples, with slots for all of them and for one more."""
+  privacy, capacity = config.privacy, num_examples + 1
+  if (privacy.capacity or 0) > capacity:
+    raise UserError(
+      f"privacy.capacity={privacy.capacity}: must be at most {capacity}, the examples and one more"
+    )
+  if privacy.method == "dp_ftrl":
+    return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
+  made = _sampler(privacy, num_examples, capacity)
+  if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
+    raise UserError(
+      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for privacy.sampler="
+      f"{privacy.sampler!r}, which pays several steps at the first of them"
+    )
+  return made
+
+
+def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
+  if names.is_path(privacy.sampler):
+    return user_code.sampler(
+      privacy.sampler,
+      "privacy.sampler",
+      num_examples=num_examples,
+      prob=privacy.sampling_prob,
+    )
+  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
+  if privacy.sampler == "poisson":
+    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "users":
+    return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
+  if privacy.sampler == "random_allocation":
+    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
+    steps = sampling.steps_per_pass(privacy.sampling_prob)
+    return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
+  if privacy.sampler == "fixed_size":
+    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
+  if privacy.sampler == "truncated_poisson":
+    return _truncated(privacy, num_examples)
+  relations = accounting.proved_for("shuffled").relations
+  proved = privacy.method != "sgd" and privacy.neighboring_relation in relations
+  return sampling.ShuffledSampler(
+    batch_size=batch_size, num_examples=num_examples if proved else None
+  )
+
+
+def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
+  """By default three standard deviations above the mean: one step in a thousand is cut."""
+  prob = privacy.sampling_prob
+  mean, deviation = prob * num_examples, math.sqrt(prob * (1 - prob) * num_examples)
+  return sampling.TruncatedPoissonSampler(
+    prob=prob,
+    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
+    num_examples=num_examples,
+  )
+
+
+def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
+  """Per-layer norms follow from the public shapes of the layers alone."""
+  privacy, schedule = config.privacy, ()
+  if privacy.method == "sgd":
+    return gradients.Clip(math.inf)
+  if privacy.clip_schedule != "constant":
+    schedule = transforms.scheduled_scales(
+      privacy.clip_schedule, config.num_steps, privacy.clip_schedule_final
+    )
+  return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
+
+
+@bounds.names_fields
+def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
+  """The plan of a config: noise calibrated or as given, capacity as given or safe.
+
+  `num_examples` is that of `public_size`: every number of the plan follows from it. `params`,
+  of which only the shapes are read, are needed for clipping="per_layer".
+  """
+  privacy, clip = config.privacy, _clip(config, params)
+  rule = privacy.clipping
+  numbers: dict[str, Any] = dict(
+    num_steps=config.num_steps,
+    l2_clip_norm=clip,
+    normalize_by=privacy.sampling_prob * num_examples,
+    delta=privacy.delta,
+    neighboring_relation=privacy.neighboring_relation,
+    accountant=privacy.accountant,
+    slices=config.slices,
+  )
+  shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
+  numbers["noise_shape"] = ftrl.noise_shape(config, shares)
+  whole = sampler(config, num_examples)  # cannot overflow
+  numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
+  if privacy.method == "sgd":
+    numbers |= dict(neighboring_relation="", accountant="")
+    plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
+  elif privacy.noise_multiplier is not None:
+    plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
+  else:
+    plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
+  plan = _with_capacity(plan, privacy, num_examples)
+  if plan.slices > plan.sampler.slots:
+    raise UserError(
+      f"slices={plan.slices}: must be <= {plan.sampler.slots} slots of a batch"
+    )
+  return plan
+
+
+def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Plan:
+  if not plan.sampler.can_overflow:
+    _check_no_capacity(privacy)
+    return plan
+  sampler = plan.fitted_sampler(num_examples)
+  if privacy.capacity is not None:
+    sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
+  plan = dataclasses.replace(plan, sampler=sampler)
+  plan.check_capacity(num_examples)
+  return plan
+
+
+def _check_no_capacity(privacy: PrivacyConfig) -> None:
+  """Of a user's sampler it is known only when it is made; of ours, `unused` knows."""
+  name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
+  if names.is_path(name) and privacy.capacity is not None:
+    raise UserError(
+      f"privacy.capacity={privacy.capacity}: would be ignored, it needs a sampler that can "
+      f"overflow, which {name!r} is not; leave it at None"
+    )

@@ -1,0 +1,184 @@
+"""Where a run starts and what of it is trained: public weights, a last layer, adapters.
+
+Public weights are part of what names the run (`dpjax.names.sources`: their sha256 decides every
+stream, and is in result.json), so other weights never share noise with these. They must not
+depend on the private data: nothing here can know that.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+
+from dpjax import models, training, validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import (
+  AllWeights,
+  Head,
+  HeadFirst,
+  LowRank,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.central.tasks import Task
+from dpjax.experiments.run import saved
+from dpjax.models import gpt2
+from dpjax.types import LossFn, Params
+from dpjax.validate import UserError
+
+SAVED_AS = "model.safetensors"
+_ADAPTERS = 1  # what the key of the first parameters is folded with for adapters
+
+
+class Trained(NamedTuple):
+  """What the steps change, and how a model is had from it."""
+
+  params: Params  # at step 0
+  loss: Callable[[Any], LossFn]  # of the model's apply, which it knows already
+  apply: Callable[[Params, Any], Any]  # (params, x [B, ...]) -> outputs
+  whole: Callable[[Params], Params]  # all weights of the model
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  _check_layout(config)
+  own = config.trainable
+  if isinstance(own, LowRank):
+    validate.integer_at_least(1, **{"trainable.rank": own.rank})
+    validate.positive(**{"trainable.alpha": own.alpha})
+  if isinstance(own, HeadFirst):
+    _check_first_steps(config, own)
+  audited = config.audit.enabled and config.audit.kind == "gradient"
+  if audited and not isinstance(own, AllWeights):
+    name = fields.name_of(config, "trainable")
+    raise UserError(
+      f"audit.kind='gradient': must be another where trainable={name!r}, which trains some "
+      "weights alone: the canaries' own would be left out"
+    )
+  if config.mesh is not None and not isinstance(own, AllWeights):
+    raise UserError(
+      f"mesh={config.mesh!r}: must be none where trainable={fields.name_of(config, 'trainable')!r}"
+      ", whose frozen weights nobody has laid out over devices"
+    )
+
+
+def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
+  validate.integer_at_least(1, **{"trainable.steps": own.steps})
+  if own.steps >= config.num_steps:
+    raise UserError(
+      f"trainable.steps={own.steps}: must be < num_steps={config.num_steps}; with "
+      "trainable='head' the last layer alone is trained in all of them"
+    )
+
+
+def _check_layout(config: TrainConfig) -> None:
+  """Whose weights are read or written must be GPT-2."""
+  # os.path: pathlib raises where a name is too long to be a file's.
+  if config.pretrained is not None and not os.path.isfile(config.pretrained):
+    raise UserError(
+      f"pretrained={config.pretrained!r}: there is no such file (looked in {os.getcwd()})"
+    )
+  of_gpt2 = config.pretrained if _is_safetensors(config.pretrained) else None
+  asked = {"pretrained": of_gpt2, "safetensors": config.safetensors}
+  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
+  if first is None:
+    return
+  if config.model.name != "transformer":
+    raise UserError(f"{first}: needs model.name='transformer', not {config.model.name!r}")
+  epsilon = config.model.options.get("norm_epsilon")
+  if epsilon != gpt2.NORM_EPSILON:
+    raise UserError(
+      f"{first}: needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"it, not {epsilon!r}"
+    )
+
+
+def _is_safetensors(path: str | None) -> bool:
+  return path is not None and path.endswith(".safetensors")
+
+
+def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
+  """The weights of the config's file; where it names none, `params`."""
+  if config.pretrained is None or not _is_safetensors(config.pretrained):
+    return saved.begun(config.pretrained, params)
+  assert isinstance(model, models.Transformer)
+  try:
+    return models.load_gpt2(config.pretrained, model)
+  except UserError as error:
+    raise UserError(str(error).replace("path=", "pretrained=", 1)) from error
+
+
+def trained(
+  config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
+) -> Trained:
+  """All weights, those of the last layer, or adapters of some.
+
+  Args:
+    params: the whole model's. key: of the initial parameters: of the seed alone, so public.
+  """
+  own = config.trainable
+  if not isinstance(own, LowRank):
+    return _without_adapters(config, task, model, params)
+  key = jax.random.fold_in(key, _ADAPTERS)
+  try:
+    adapted = training.lora(params, own.pattern, rank=own.rank, alpha=own.alpha, key=key)
+  except UserError as error:
+    at = (
+      "" if str(error).startswith(("pattern=", "rank=")) else f"pattern={own.pattern!r}: "
+    )
+    raise UserError(f"trainable.{at}{error}") from error
+  loss = lambda _: adapted.apply(task.loss(model.apply))
+  apply = lambda adapters, x: model.apply(adapted.merge(adapters), x)
+  return Trained(adapted.trainable, loss, apply, adapted.merge)
+
+
+def _without_adapters(
+  config: TrainConfig, task: Task, model: Any, params: Params
+) -> Trained:
+  if not isinstance(config.trainable, AllWeights):
+    _check_head(config, params)
+  if isinstance(config.trainable, Head):
+    return _last_layer(task, model, params)
+  return Trained(params, task.loss, model.apply, lambda whole: whole)
+
+
+def _check_head(config: TrainConfig, params: Params) -> None:
+  layers = params.get("params", {})
+  name = fields.name_of(config, "trainable")
+  if saved.HEAD not in layers:
+    raise UserError(
+      f"trainable={name!r}: needs a model whose last layer is {saved.HEAD!r}; those of model.name="
+      f"{config.model.name!r} are {', '.join(map(repr, layers))}"
+    )
+
+
+def _last_layer(task: Task, model: Any, params: Params) -> Trained:
+  layers = params["params"]
+  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
+  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
+  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
+
+
+def first_steps(config: TrainConfig) -> int:
+  """How many steps train the last layer alone, before those that train every weight."""
+  return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
+
+
+def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
+  """model.safetensors, where the config asks for it: adapters merged into their matrices."""
+  if config.safetensors:
+    models.save_gpt2(folder / SAVED_AS, model, whole)
+
+
+def facts(config: TrainConfig) -> dict[str, Any]:
+  """What result.json says of it."""
+  own = config.trainable
+  if isinstance(own, LowRank):
+    return {"trainable": f"lora, rank {own.rank}, {own.pattern}"}
+  if isinstance(own, HeadFirst):
+    return {"trainable": f"head first, {own.steps} steps"}
+  return {} if isinstance(own, AllWeights) else {"trainable": "head"}

@@ -1,0 +1,440 @@
+"""From a `FedConfig` to the objects of a federated run. No training happens here."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from dpjax import auditing, federated, names, secure, trees, validate
+from dpjax import data as data_lib
+from dpjax.data import Federation
+from dpjax.experiments.config import user_code
+from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.kinds import audits, bounds, unused
+from dpjax.experiments.kinds.central import build as build_central
+from dpjax.experiments.kinds.central import tasks
+from dpjax.experiments.kinds.central.config import OptimizerConfig
+from dpjax.experiments.kinds.federated import (
+  audit,
+  distributed,
+  facts,
+  loading,
+  privacy,
+  secure_sums,
+)
+from dpjax.experiments.kinds.federated.config import ALGORITHMS, NATURAL, FedConfig
+from dpjax.experiments.kinds.federated.loading import load_data as load_data
+from dpjax.experiments.kinds.federated.loading import with_features as with_features
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import writers
+from dpjax.experiments.run.loop import Job, Work, every
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.federated import execution
+from dpjax.federated.server_optimizers import fed_opt
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
+_OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
+_EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")  # of `execution.by_name`
+Wrapping = dict[str, Any]
+
+
+class FedRun(NamedTuple):
+  """Every object of a federated run."""
+
+  plan: Plan  # of what runs: sampler and server noise
+  promise: Promise
+  algorithm: federated.FederatedAlgorithm
+  params: Any
+  apply: Any
+  random: Streams
+  federation: Federation
+  num_clients: int  # that the mechanism depends on; see `privacy.public_size`
+  work: federated.LocalWork
+  test: Any
+  task: tasks.Task
+  # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
+  # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
+  wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
+  audited: audit.Audited | None = None  # the canaries in `federation`
+  mechanism: secure.SkellamSum | None = None  # of noise in shares
+
+
+@bounds.names_fields
+def check(config: FedConfig) -> None:
+  """Raises UserError for what can be told without data."""
+  bounds.typed(config)
+  bounds.federation(config)
+  validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
+  validate.one_of(execution.NAMES, execution=config.execution)
+  validate.one_of(("memory", "disk"), client_state=config.client_state)
+  names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
+  if name_of(config, "partition") in NATURAL:
+    _check_natural(config)
+  else:
+    privacy.check_cohort(config, config.partition.num_clients)
+  _check_stop(config)
+  _check_combination(config)
+  privacy.check(config)
+  audit.check(config)
+  unused.refuse(config, unused.of_federation(config))
+
+
+def _check_natural(config: FedConfig) -> None:
+  """Clients that the data decide: nothing of the data is dealt or cut."""
+  partition, wanted = name_of(config, "partition"), {"data.limit": None}
+  if partition == "shakespeare":
+    wanted |= {"data.name": "shakespeare", "data.center": False}
+    wanted["data.num_classes"] = None  # declared by the task
+    wanted["model.name"] = "transformer"  # the language model here
+  rooms = {"data": config.data, "model": config.model}
+  for path, value in wanted.items():
+    room, _, name = path.partition(".")
+    if getattr(rooms[room], name) != value:
+      raise UserError(
+        f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for {partition=}"
+      )
+
+
+def _check_stop(config: FedConfig) -> None:
+  """A stopping time that depends on the run has no epsilon of its own here."""
+  target = config.stop_at_accuracy
+  if target is None:
+    return
+  validate.probability(stop_at_accuracy=target)
+  if config.privacy.method != "none":
+    raise UserError(
+      f"stop_at_accuracy={target}: needs privacy.method='none'; a private run pays for its "
+      "num_rounds, which must not depend on what it sees"
+    )
+
+
+def _check_combination(config: FedConfig) -> None:
+  algorithm, aggregator = name_of(config, "algorithm"), name_of(config, "aggregator")
+  if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
+    raise UserError(
+      f"aggregator={aggregator!r}: must be 'mean' with privacy.method="
+      f"{config.privacy.method!r}: no epsilon is proved for it"
+    )
+  if config.privacy.method != "none" and name_of(config, "weighting") == "examples":
+    raise UserError(
+      "weighting='examples': a client's weight has no bound; use 'uniform' or "
+      "'capped' with privacy"
+    )
+  _check_client_optimizer(config)
+  _check_secure_sum(config)
+  compressed = name_of(config, "compression") != "none"
+  wraps = compressed or config.privacy.method in ("local", "both")
+  if wraps and algorithm not in WRAPPING:
+    raise UserError(
+      f"algorithm={algorithm!r}: must be 'fed_avg' or 'fed_prox' with compression "
+      "or noise on the client"
+    )
+
+
+def _check_secure_sum(config: FedConfig) -> None:
+  real = not getattr(config.secure_sum, "simulated", True)
+  own = isinstance(config.algorithm, str)
+  given: dict[str, tuple[str, tuple[str, ...]]] = {
+    "aggregator": (name_of(config, "aggregator"), ("mean",)),
+    "compression": (name_of(config, "compression"), ("none",)),
+    "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
+    "privacy.method": (config.privacy.method, privacy.SUMMED),
+    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if own else ()),
+    "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
+  }
+  given = {field: pair for field, pair in given.items() if pair[1]}
+  secure_sums.check(config.secure_sum, config.clients_per_round, given=given)
+
+
+def _check_client_optimizer(config: FedConfig) -> None:
+  """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
+  name, rule = name_of(config, "algorithm"), config.client_optimizer.rule
+  chosen = name_of(config.client_optimizer, "rule")
+  if name in _OF_SGD and chosen != "sgd":
+    raise UserError(
+      f"client_optimizer.rule={chosen!r}: must be 'sgd' for algorithm={name!r}, "
+      "whose derivation counts plain gradient steps"
+    )
+  if name == "scaffold" and rule.momentum != 0:
+    raise UserError(
+      f"client_optimizer.rule.momentum={rule.momentum!r}: must be 0 for algorithm="
+      "'scaffold', whose control variates are means of plain gradients"
+    )
+
+
+def digest(config: FedConfig) -> bytes:
+  """Of the config but for where data lie, how it is executed, in which the processes of one run
+  may differ, and what an audit that is switched off would do. Public."""
+  fields = to_dict(config)
+  fields["data"].pop("data_dir")
+  for name in ("execution", *_EXECUTED, *config.where):
+    fields.pop(name)
+  if not config.audit.enabled:
+    fields.pop("audit")
+  if config.loss == "auto":
+    fields.pop("loss")
+  if not _is_summed(config):
+    fields.pop("secure_sum")
+  return streams_lib.config_digest("federated", fields)
+
+
+def streams(config: FedConfig, data: bytes) -> Streams:
+  """Streams of the seed, of all that `digest` covers, and of the data: who holds which.
+
+  Args:
+    data: `dpjax.data.digest` of the federation, before canaries.
+  """
+  return streams_lib.derived(config.seed, digest(config), data)
+
+
+def _is_summed(config: FedConfig) -> bool:
+  """Whether the server sees the sum of the messages alone."""
+  return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
+
+
+def summed_clients(config: FedConfig) -> int:
+  """How many clients' messages the server sees as one: 1 without a secure sum."""
+  return int(config.clients_per_round) if _is_summed(config) else 1
+
+
+def secure_aggregator(
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
+) -> federated.Aggregator:
+  """The aggregator whose server sees the sum of the messages alone.
+
+  Args:
+    num_clients: most clients of a sum, where the sampler does not say.
+  """
+  chosen, cohort = config.secure_sum, config.clients_per_round
+  common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
+  if mechanism is not None:
+    seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
+    return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+  most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
+  encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
+  return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
+
+
+def _aggregator(
+  config: FedConfig,
+  plan: Plan,
+  key: jax.Array,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
+) -> federated.Aggregator:
+  if _is_summed(config):
+    return secure_aggregator(config, plan, key, num_clients, mechanism)
+  if config.privacy.method in privacy.CENTRAL:
+    return federated.central(plan, key)
+  if isinstance(config.aggregator, str):
+    return user_code.aggregator(config.aggregator).drawn_by(plan)
+  return config.aggregator.make().drawn_by(plan)
+
+
+def client_of(
+  config: FedConfig, loss_fn: Any, *, guessed: bool = False
+) -> tuple[federated.ClientAlgorithm, Any]:
+  """(the client that a run of FedAvg with this config has, what it keeps before its first
+  round, as a function of the parameters, or None).
+
+  Args:
+    guessed: as somebody simulates it who knows the config and no key: its message is clipped,
+      but neither noised nor compressed.
+  """
+  tx, weighting = optimizer(config.client_optimizer), config.weighting.make()
+  client = federated.local_training(loss_fn, tx, weighting=weighting)
+  wrapping = _wrapping(config, guessed=guessed)
+  return wrapping["wrap"](client), wrapping["memory"]
+
+
+def _wrapping(config: FedConfig, *, guessed: bool = False) -> Wrapping:
+  """Noise on the client first, then compression: that is post-processing."""
+  feedback = name_of(config, "compression") == "top_k" and not guessed
+  compressor = None if guessed else config.compression.make()
+  noise = privacy.local_noise(config)
+  if guessed and noise is not None:
+    noise = 0.0
+
+  def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+    if noise is not None:
+      client = federated.client_noise(
+        client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
+      )
+    if compressor is None:
+      return client
+    return federated.compressed(client, compressor, error_feedback=feedback)
+
+  memory = lambda params: federated.error_memory(None, {"delta": params})
+  return {"wrap": wrap, "memory": memory if feedback else None}
+
+
+def optimizer(config: OptimizerConfig) -> Any:
+  """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
+  return config.rule.make(config.learning_rate, None)
+
+
+def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
+  """The server's: SGD, or algorithm 2 of Reddi et al. 2021. Its learning rate may follow a
+  schedule over the rounds."""
+  rate: Any = config.learning_rate
+  if config.schedule != "constant":
+    rate = build_central.learning_rate_schedule(config, num_rounds)
+  if isinstance(config.rule, str):
+    return user_code.optimizer(config.rule, rate, "server_optimizer")
+  if name_of(config, "rule") == "sgd":
+    return config.rule.make(rate, None)
+  constant = config.schedule == "constant"
+  scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
+  return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
+
+
+def _algorithm(
+  config: FedConfig,
+  loss_fn: Any,
+  plan: Plan,
+  random: Streams,
+  num_clients: int,
+  audited: audit.Audited | None,
+  mechanism: secure.SkellamSum | None,
+  around: Callable[[Wrapping], Wrapping] = lambda own: own,
+) -> federated.FederatedAlgorithm:
+  """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
+  name, options = name_of(config, "algorithm"), {}
+  client_tx = optimizer(config.client_optimizer)
+  server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
+  server_tx = audit.watched(config, audited, server_tx)
+  how = {name: getattr(config, name) for name in _EXECUTED}
+  inner = execution.by_name(config.execution, **how)
+  common: dict[str, Any] = dict(
+    aggregator=_aggregator(config, plan, random.noise, num_clients, mechanism),
+    map_clients=execution.process_clients(audit.sending(audited, inner)),
+    key=random.local,
+  )
+  if name != "scaffold":
+    common["weighting"] = config.weighting.make()
+  if isinstance(config.algorithm, str):
+    return user_code.algorithm(
+      config.algorithm,
+      loss_fn,
+      client_tx,
+      server_tx,
+      private=config.privacy.method != "none",
+      **common,
+    )
+  if name in WRAPPING:
+    options = around(_wrapping(config))
+  elif name == "fed_nova":
+    options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
+  elif name == "scaffold":
+    options = {
+      "client_learning_rate": config.client_optimizer.learning_rate,
+      "num_clients": num_clients,
+      "expected_cohort": None
+      if config.privacy.method == "none"
+      else config.clients_per_round,
+    }
+  optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
+  txs = optimizers.get(name, (client_tx, server_tx))
+  made = config.algorithm.make(loss_fn, *txs, **common, **options)
+  return secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
+
+
+@bounds.names_fields
+def assemble(
+  config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
+) -> FedRun:
+  """Every object of a federated run; deterministic in its arguments.
+
+  Args:
+    data: what `load_data` returns; None to load what the config names.
+    random: None for the streams of config and data.
+  """
+  check(config)
+  federation, test = load_data(config) if data is None else data
+  num_clients = privacy.public_size(config, federation)  # before canaries
+  # cohorts check the capacity for it, also where it is the config that declares it
+  federation = dataclasses.replace(federation, nominal_users=num_clients)
+  random = streams(config, data_lib.digest(federation)) if random is None else random
+  plan, reported = privacy.make_plan(config, num_clients)
+  task, model, params = start(config, federation, random)
+  make = auditing.insert_canary_clients
+  federation, canaries = audits.insert(config, federation, plan, make)
+  audited = audit.prepared(config, canaries, plan, params, num_clients)
+  mechanism = distributed.mechanism(config, trees.size(params))
+  parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
+  return FedRun(
+    plan=plan,
+    promise=privacy.make_promise(config, plan, reported, num_clients, mechanism),
+    algorithm=_algorithm(*parts),
+    params=params,
+    apply=model.apply,
+    random=random,
+    federation=federation,
+    num_clients=num_clients,
+    work=federated.LocalWork(**dataclasses.asdict(config.local)),
+    test=test,
+    task=task,
+    wrapped=functools.partial(_algorithm, *parts),
+    audited=audited,
+    mechanism=mechanism,
+  )
+
+
+def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
+  """(what is learnt, the model, the parameters that clients get in the first round)."""
+  return build_central.start(loading.central(config), federation.dataset, random)
+
+
+def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
+  """The job of a federated run: rounds for steps, users for examples.
+
+  Args:
+    data: what `load_data` returns, to share them between runs.
+  """
+  check(config)
+  work = lambda *parts: _work(config, assemble(config, *parts))
+  parts = (load_data, with_features, data, work)
+  return build_central.job_on_data(config, digest(config), *parts)
+
+
+def _work(config: FedConfig, fed: FedRun) -> Work:
+  target, total = config.stop_at_accuracy, config.num_rounds
+  return Work(
+    num_steps=total,
+    init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
+    step=fed.algorithm.round,
+    draws=lambda start: audit.marked(
+      fed.audited,
+      fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
+    ),
+    released=federated.params_of,
+    evaluate=lambda state: fed.task.evaluate(
+      fed.apply, federated.params_of(state), fed.test
+    ),
+    promise=fed.promise,
+    row_at=lambda step: every(config.eval_every, step, total),
+    observe=lambda state, info, step: facts.observed(config, fed, state, info),
+    enough=lambda row: target is not None and row["test_accuracy"] >= target,
+    save_every=config.checkpoint_every,
+    rows_on_disk=config.client_state == "disk",
+    name="rounds",
+    steps_are="communication rounds",
+    planned=lambda: facts.planned(config, fed),
+    describe=lambda state, stated, rows: facts.of(
+      config, fed, state, rows, stated["epsilon"]
+    ),
+  )

@@ -1,0 +1,169 @@
+"""privacy.method="distributed": what clients' shares of noise inside a secure sum promise."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import accounting, secure
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
+from dpjax.experiments.run.promise import Promise
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+METHOD = "distributed"
+_ALGORITHMS = (
+  "fed_avg",
+  "fed_prox",
+  "fed_sgd",
+)  # a message is one difference of parameters
+_RELATION = str(NeighboringRelation.REPLACE_SPECIAL)
+
+_WHOM = (
+  "Against a server that follows the protocol, and whoever sees what it releases: it gets the "
+  "sum of the clients' integers, which holds the noise of at least {least} of {cohort} clients, "
+  "and nothing else, as far as the secure sum hides the rest. Every round is charged to every "
+  "client, also a round that was refused because fewer were left: the server knows who takes "
+  "part, so sampling amplifies nothing. Who takes part and who falls silent must not depend on "
+  "the data. A client that tells the server its share of the noise, or adds none, takes 1/{least} "
+  "of the variance away."
+)
+_SIMULATED = (
+  "SIMULATED SECURE SUM: in this run one program added the messages in the clear, and held all "
+  "data and the seed of all noise. What is said below holds for what the run RELEASED; nothing "
+  "is promised against whoever ran it."
+)
+_PROTOCOL = (
+  "In this run the protocol ran in every round, but one program simulated server and clients: "
+  "it held all data and the seed of all noise, so nothing is promised against whoever ran it."
+)
+_RELEASE = (
+  "Release mode. Noise and rounding are drawn by NumPy's Philox, with a key of 128 bits for each "
+  "client and round, hashed from 256 bits of the operating system's entropy. These are kept in "
+  "the checkpoints only: delete them, or keep them as secret as the data. Philox is not a "
+  "cryptographic generator. Integer noise has no lattice of floating point; that NumPy's Poisson "
+  "sampler, whose rejection is in float64, has the probabilities of the ideal law to the last "
+  "bit is not proved. Per-client diagnostics were switched off."
+)
+
+
+def check(config: FedConfig) -> None:
+  """Raises UserError for what noise in shares needs, as can be told without data."""
+  if config.privacy.method != METHOD:
+    return
+  if isinstance(config.secure_sum, NoSecureSum):
+    raise UserError(
+      "privacy.method='distributed': needs a secure_sum, such as --config.secure_sum=secagg: a "
+      "share of the noise alone does not hide a message"
+    )
+  if name_of(config, "secure_sum") == "bfv":
+    raise UserError(
+      "secure_sum='bfv': must be another one for privacy.method='distributed': a client decrypts "
+      "the sum before it is reduced modulo 2^32, and so learns more than the noise hides"
+    )
+  size = config.clients_per_round
+  if config.privacy.sampler != "fixed_size" or size != int(size):
+    raise UserError(
+      f"privacy.sampler={config.privacy.sampler!r}: must be 'fixed_size', with an integer "
+      f"clients_per_round={size!r}, for privacy.method='distributed', whose noise is sized for "
+      "the number of clients"
+    )
+  if name_of(config, "algorithm") not in _ALGORITHMS:
+    raise UserError(
+      f"algorithm={name_of(config, 'algorithm')!r}: must be "
+      f"{' or '.join(map(repr, _ALGORITHMS))} for privacy.method='distributed'"
+    )
+
+
+def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
+  """What a round does, with noise calibrated where an epsilon was given; None for another
+  method."""
+  privacy = config.privacy
+  if privacy.method != METHOD:
+    return None
+  numbers: dict[str, Any] = {
+    "l2_clip_norm": privacy.l2_clip_norm,
+    "dim": num_parameters,
+    "bits": config.secure_sum.bits,
+    "max_clients": int(config.clients_per_round),
+    "min_survivors": config.secure_sum.min_survivors(config.clients_per_round),
+  }
+  of = lambda z: secure.SkellamSum.sized(noise_multiplier=z, **numbers)
+  if privacy.noise_multiplier is not None:
+    return of(privacy.noise_multiplier)
+  try:
+    return of(_calibrated(config, of))
+  except UserError as error:
+    if "even noise_multiplier" not in str(error):
+      raise
+    raise UserError(
+      f"secure_sum.bits={config.secure_sum.bits}: so coarse a grid cannot reach privacy."
+      f"epsilon={privacy.epsilon!r}: {error}"
+    ) from error
+
+
+def _calibrated(config: FedConfig, of: Any) -> float:
+  return accounting.calibrate_noise_multiplier(
+    lambda z: accounting.composed(of(z).event, config.num_rounds),
+    epsilon=config.privacy.epsilon or 0.0,
+    delta=config.privacy.delta,
+    neighboring_relation=_RELATION,
+    accountant="rdp",
+  )
+
+
+def seed_of(key: jax.Array) -> int:
+  """All bits of a key, as a seed of NumPy's."""
+  return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
+
+
+def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Promise:
+  """Under zero-out, for one client of `num_clients`."""
+  delta = config.privacy.delta
+  asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
+
+  def curve(rounds: int) -> float:
+    return accounting.epsilon(
+      accounting.composed(found.event, rounds), accountant="rdp", **asked
+    )
+
+  def statement(rounds: int) -> str:
+    text = accounting.privacy_statement(
+      accounting.composed(found.event, rounds),
+      num_examples=num_clients,
+      unit="user",
+      accountants=("rdp",),
+      **asked,
+    )
+    least, cohort = found.noise.min_survivors, found.max_clients
+    how = _SIMULATED if config.secure_sum.simulated else _PROTOCOL
+    told = [
+      how,
+      _WHOM.format(least=least, cohort=cohort),
+      _RELEASE if config.release else "",
+    ]
+    filled = (textwrap.fill(one, width=92, break_on_hyphens=False) for one in told if one)
+    return "\n\n".join([*filled, text])
+
+  return Promise(
+    kind="proved",
+    delta=delta,
+    relation=_RELATION,
+    unit="user",
+    accountant="rdp",
+    step_event=lambda step: found.event,
+    remaining_event=lambda start: accounting.composed(
+      found.event, config.num_rounds - start
+    ),
+    curve=curve,
+    statement=statement,
+    accounted_delta=delta,
+    l2_bound=found.l2_clip_norm,
+    num_records=num_clients,
+    budget=config.privacy.epsilon_budget,
+  )

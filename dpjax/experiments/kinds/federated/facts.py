@@ -1,0 +1,114 @@
+"""What a federated run reports: a row of metrics, the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dpjax import federated, transforms
+from dpjax.data import partition
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.central.facts import clip_norm
+from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.types import Array, ArrayTree
+
+if TYPE_CHECKING:
+  from dpjax.experiments.kinds.federated.build import FedRun
+
+
+def observed(
+  config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
+) -> dict[str, float]:
+  """What a row says beside scores and epsilon."""
+  row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
+  if not config.diagnostics or config.release:
+    return row
+  shown = ((name, value) for name, value in info._asdict().items() if name != "clients")
+  return row | {f"not_private/{name}": float(value) for name, value in shown}
+
+
+def _clip_scale(state: ArrayTree) -> Array | None:
+  return transforms.clip_scale(getattr(state, "aggregator", None))
+
+
+def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[str, Any]:
+  """The first evaluated round whose test accuracy reaches each target, or None.
+
+  >>> rounds_to([{"step": 1, "test_accuracy": 0.5}, {"step": 2, "test_accuracy": 0.98}],
+  ...           (0.97, 0.99))
+  {'0.97': 2, '0.99': None}
+  """
+  first = lambda target: (r["step"] for r in rows if r["test_accuracy"] >= target)
+  return {f"{target:g}": next(first(target), None) for target in targets}
+
+
+def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
+  """An exact function of the users' labels: named as such where users are promised privacy,
+  and left out with the other diagnostics."""
+  public = config.privacy.method == "none"
+  if not public and (config.release or not config.diagnostics):
+    return {}
+  name = "heterogeneity" if public else "not_private/heterogeneity"
+  return {name: partition.heterogeneity(fed.federation.label_histograms())}
+
+
+def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
+  """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  if fed.mechanism is not None:
+    found = fed.mechanism
+    return {
+      "noise_multiplier": found.noise_multiplier,
+      "min_survivors": found.noise.min_survivors,
+      "grid_scale": found.scale,
+      "wrap_probability": found.wrap_probability,
+    }
+  local = privacy.local_noise(config)
+  if local is None:
+    return {"noise_multiplier": fed.plan.noise_multiplier}
+  charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
+  return {"noise_multiplier": charged, "local_noise_multiplier": local}
+
+
+def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
+  """What result.json says of federated runs alone, and what is known before the first round."""
+  names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
+  method = names.get(config.privacy.method, "ldp_")
+  found: dict[str, Any] = {
+    "task": fed.task.name,
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": f"{method}{name_of(config, 'algorithm')}",
+    "num_clients": fed.num_clients,
+    "clients_per_round": config.clients_per_round,
+    "partition": name_of(config, "partition"),
+    **_noise_facts(config, fed),
+    "l2_clip_norm": fed.promise.l2_bound,
+    "sampler": repr(fed.plan.sampler),
+    **secure_sums.told(
+      config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
+    ),
+  }
+  if fed.mechanism is not None:
+    found["secure_sum"].pop("largest_value")  # messages are clipped by their norm
+  return found
+
+
+def of(
+  config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
+) -> dict[str, Any]:
+  """And what only the end, or the data, tells."""
+  found = {
+    "rounds_to_accuracy": rounds_to(rows, config.targets),
+    **_heterogeneity(config, fed),
+    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
+  }
+  if fed.audited is None:
+    return found
+  return found | audit.facts(
+    config,
+    fed.audited,
+    loss_fn=fed.task.loss(fed.apply),
+    before=fed.params,
+    state=state,
+    epsilon=epsilon,
+  )

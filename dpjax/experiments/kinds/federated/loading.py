@@ -1,0 +1,66 @@
+"""The data of a federated run: clients whom the data name, or to whom they are dealt."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dpjax.data import Federation
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds.central import build as build_central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated.config import NATURAL, FedConfig
+from dpjax.validate import UserError
+
+
+@bounds.names_fields
+def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, Any]:
+  """(the federation, the test set) that a config names; `build` takes them as `data`.
+
+  Args:
+    features: as of `central.build.load_data`.
+
+  Raises:
+    UserError: data that are not there; the line says how to get them.
+  """
+  natural = name_of(config, "partition") in NATURAL
+  loaded = _natural(config) if natural else _partitioned(config)
+  return with_features(config, loaded) if features else loaded
+
+
+def with_features(
+  config: FedConfig, loaded: tuple[Federation, Any]
+) -> tuple[Federation, Any]:
+  """What `load_data` returns, of what it returned without features."""
+  federation, test = loaded
+  sets = build_central.with_features(central(config), (federation.dataset, test))
+  return dataclasses.replace(federation, dataset=sets[0]), sets[1]
+
+
+def _natural(config: FedConfig) -> tuple[Federation, Any]:
+  """Clients of the test are scored together; they need not be among those that train."""
+  train, test = config.partition.make(config.data)
+  bounds.local_batch(config, len(train))
+  unused.refuse(config, unused.of_dataset(train.dataset))
+  sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
+  known, asked = train.nominal_users, config.data.num_users
+  if None not in (known, asked) and known != asked:
+    raise UserError(f"data.num_users={asked}: {config.data.name!r} declares {known}")
+  users = asked if known is None else known
+  return dataclasses.replace(train, dataset=sets[0], nominal_users=users), sets[1]
+
+
+def central(config: FedConfig) -> TrainConfig:
+  """The central run that would read the same data."""
+  shared: Any = dict(data=config.data, model=config.model, loss=config.loss)
+  return TrainConfig(**shared, resident=True)
+
+
+def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
+  """A simulated federation: who holds what is part of the question, decided before any
+  mechanism runs, so its law may read the labels. The number of users is the config's."""
+  train, test = build_central.load_data(central(config), features=False)
+  bounds.local_batch(config, train.nominal_size or len(train))
+  users = config.partition.num_clients
+  return Federation(train, config.partition.make(train.y), nominal_users=users), test

@@ -1,0 +1,348 @@
+"""What a federated run promises, and the plan that keeps it: from a `FedConfig`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from dpjax import accounting, gradients, names, sampling, secure, validate
+from dpjax.data import Federation
+from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import ftrl
+from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.federated import distributed
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import promise, sizes
+from dpjax.experiments.run.promise import Promise
+from dpjax.federated import placement
+from dpjax.noise import NoiseShape
+from dpjax.plan import Plan
+from dpjax.types import NeighboringRelation
+from dpjax.validate import UserError
+
+METHODS = {
+  "central": "the server clips messages and adds noise to their sum",
+  "local": "every client adds noise to its own message: a promise against the server, too",
+  "both": "noise of the clients, and of the server",
+  "none": "no noise, no epsilon",
+  "dp_ftrl": "as central, with noise that is correlated over the rounds",
+  distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
+}
+SAMPLERS = {
+  "poisson": sampling.PoissonSampler,
+  "fixed_size": sampling.FixedSizeSampler,
+}
+CENTRAL = ("central", "both", "dp_ftrl")
+# go with a secure sum: no server adds noise to what it sees
+SUMMED = ("none", "local", distributed.METHOD)
+
+
+def relation(config: FedConfig) -> str:
+  """Returns the neighboring relation of the promise of the server's noise."""
+  privacy = config.privacy
+  correlated = privacy.method == "dp_ftrl"
+  kinds = ftrl.SAMPLERS if correlated else SAMPLERS
+  kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
+  law: Any = getattr(kind, "law", None)  # a sampler of one's own may be any
+  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
+  return privacy.neighboring_relation or (*usual, sizes.ADD_OR_REMOVE_ONE)[0]
+
+
+def public_size(config: FedConfig, federation: Federation) -> int:
+  """Returns the number of clients that the mechanism may depend on; see `runs.sizes`.
+
+  Raises:
+    UserError: clients whom the data name, and nobody declares how many, under
+      add_or_remove_one.
+  """
+  privacy, known = config.privacy, federation.nominal_users
+  dealt = getattr(config.partition, "num_clients", None)
+  declared = config.data.num_users if dealt is None else dealt
+  return sizes.public(
+    federation.num_clients,
+    declared if known is None else known,
+    relation=relation(config),
+    promised=privacy.method in CENTRAL and privacy.noise_multiplier != 0,
+    field="data.num_users" if dealt is None else "partition.num_clients",
+    other="privacy.neighboring_relation=replace_special",
+  )
+
+
+def check_cohort(config: FedConfig, num_clients: int) -> None:
+  """Raises UserError for cohorts that are larger than the federation."""
+  if config.clients_per_round > num_clients:
+    raise UserError(
+      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
+      f"{num_clients}"
+    )
+
+
+def _check_release(config: FedConfig) -> None:
+  privacy = config.privacy
+  if not config.release:
+    return
+  covered = ("central", "dp_ftrl", distributed.METHOD)
+  if privacy.method not in covered or privacy.simulated_cohort is not None:
+    raise UserError(
+      "release=True: needs privacy.method='central', 'dp_ftrl' or 'distributed' and no "
+      f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
+      "only what the noise of the sum covers may be released"
+    )
+  if privacy.noise_multiplier == 0:
+    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
+
+
+def check(config: FedConfig) -> None:
+  """Raises UserError for what does not go together, as can be told without data."""
+  _check_release(config)
+  _check_promise(config)
+  distributed.check(config)
+
+
+def _check_promise(config: FedConfig) -> None:
+  privacy = config.privacy
+  if type(privacy.clipping) is not gradients.Flat:
+    _check_clipping(config)
+  if privacy.method == "none":
+    return
+  if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
+    raise UserError(
+      f"privacy.epsilon={privacy.epsilon!r}: give it or privacy.noise_multiplier="
+      f"{privacy.noise_multiplier!r}, exactly one of them"
+    )
+  if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
+    raise UserError(
+      f"privacy.simulated_cohort={privacy.simulated_cohort}: needs privacy.simulated_clients="
+      f"{privacy.simulated_clients}, and the other way round"
+    )
+  if privacy.simulated_cohort is not None:
+    _check_simulated(config)
+
+
+def _check_clipping(config: FedConfig) -> None:
+  privacy = config.privacy
+  if privacy.method != "central" or privacy.simulated_cohort is not None:
+    raise UserError(
+      f"privacy.clipping={fields.get(privacy, 'clipping')!r}: needs privacy.method='central', not "
+      f"{privacy.method!r}, and no privacy.simulated_cohort"
+    )
+
+
+def _check_simulated(config: FedConfig) -> None:
+  privacy, cohort = config.privacy, config.privacy.simulated_cohort or 0
+  validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
+  if privacy.method != "central" or cohort < config.clients_per_round:
+    raise UserError(
+      f"privacy.simulated_cohort={cohort}: needs privacy.method='central' and must be >= "
+      f"clients_per_round={config.clients_per_round}"
+    )
+  if privacy.sampler != "poisson":
+    raise UserError(
+      f"privacy.sampler={privacy.sampler!r}: must be 'poisson' with "
+      "privacy.simulated_cohort, which is drawn so"
+    )
+  if cohort > (privacy.simulated_clients or 0):
+    raise UserError(
+      f"privacy.simulated_clients={privacy.simulated_clients}: must be >= "
+      f"privacy.simulated_cohort={cohort}"
+    )
+
+
+def _sampler(config: FedConfig, num_clients: int) -> Any:
+  if config.privacy.sampler == "fixed_size":
+    size = config.clients_per_round
+    if size != int(size):
+      raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
+    return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
+  prob = config.clients_per_round / num_clients
+  if names.is_path(config.privacy.sampler):
+    return user_code.sampler(
+      config.privacy.sampler,
+      "privacy.sampler",
+      num_examples=num_clients,
+      prob=prob,
+      unit="user",
+    )
+  return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
+
+
+def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
+  """A plan over clients; noise None: calibrated to the config's epsilon."""
+  privacy = config.privacy
+  numbers: dict[str, Any] = dict(
+    sampler=sampler,
+    num_steps=config.num_rounds,
+    l2_clip_norm=gradients.Clip(privacy.l2_clip_norm, privacy.clipping),
+    normalize_by=divisor,
+    delta=privacy.delta,
+    neighboring_relation=privacy.neighboring_relation,
+    accountant=privacy.accountant,
+  )
+  return _with_noise(config, noise, numbers)
+
+
+def _with_noise(config: FedConfig, noise: float | None, numbers: dict[str, Any]) -> Plan:
+  if noise is None:
+    return Plan.calibrated(epsilon=config.privacy.epsilon or 0.0, **numbers)
+  return Plan(noise_multiplier=noise, **numbers)
+
+
+def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
+  """DP-FTRL on the server: as `central.privacy.make_plan`, with clients for examples."""
+  privacy = PrivacyConfig(
+    method="dp_ftrl",
+    sampling_prob=config.clients_per_round / num_clients,
+    ftrl=config.privacy.ftrl,
+  )
+  prob = privacy.sampling_prob
+  if ftrl.cyclic(privacy) and not sampling.whole_passes(prob):
+    raise UserError(
+      f"clients_per_round={config.clients_per_round!r}: must be num_clients={num_clients} / a "
+      f"whole number, the rounds of a pass, for privacy.ftrl.sampler="
+      f"{privacy.ftrl.sampler!r}; {num_clients / sampling.steps_per_pass(prob)!r} is near"
+    )
+  ftrl.check(privacy)
+  numbers: dict[str, Any] = dict(
+    sampler=ftrl.sampler(
+      privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
+    ),
+    num_steps=config.num_rounds,
+    l2_clip_norm=config.privacy.l2_clip_norm,
+    normalize_by=config.clients_per_round,
+    delta=config.privacy.delta,
+    neighboring_relation=config.privacy.neighboring_relation,
+    accountant=config.privacy.accountant,
+    noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
+  )
+  return _with_noise(config, config.privacy.noise_multiplier, numbers)
+
+
+@bounds.names_fields
+def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
+  """(what runs, what is reported). They differ for a simulated cohort alone.
+
+  The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
+  """
+  privacy = config.privacy
+  check_cohort(config, num_clients)
+  # every number below follows from `num_clients`, which is that of `public_size`
+  if privacy.method == "dp_ftrl":
+    plan = _ftrl_plan(config, num_clients)
+    return plan, plan
+  sampler = _sampler(config, num_clients)
+  if privacy.method not in CENTRAL:
+    plan = Plan(
+      sampler=sampler,
+      noise_multiplier=0.0,
+      l2_clip_norm=math.inf,
+      normalize_by=config.clients_per_round,
+      num_steps=config.num_rounds,
+      delta=privacy.delta,
+    )
+    return plan, plan
+  noise = privacy.noise_multiplier
+  cohort, population = privacy.simulated_cohort, privacy.simulated_clients
+  if cohort is None or population is None:
+    plan = _plan(config, sampler, config.clients_per_round, noise)
+    return plan, plan
+  whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
+  reported = _plan(config, whole, cohort, noise)
+  scaled = reported.noise_multiplier * config.clients_per_round / cohort
+  return _plan(config, sampler, config.clients_per_round, scaled), reported
+
+
+def _simulation_note(config: FedConfig) -> str:
+  privacy = config.privacy
+  return (
+    f"SIMULATED. The noise is that of cohorts of {privacy.simulated_cohort} out of "
+    f"{privacy.simulated_clients} clients; this run had cohorts of "
+    f"{config.clients_per_round:g}. What follows holds for such a deployment. It is NOT a "
+    "guarantee for the clients whose data were used here."
+  )
+
+
+def local_noise(config: FedConfig) -> float | None:
+  """Noise multiplier on a client's message, calibrated for a message in every round; None
+  where clients add no noise."""
+  privacy = config.privacy
+  if privacy.method not in ("local", "both"):
+    return None
+  if privacy.method == "both":
+    return privacy.local_noise_multiplier
+  if privacy.noise_multiplier is not None:
+    return privacy.noise_multiplier
+  return accounting.calibrate_noise_multiplier(
+    lambda z: placement.local_event(z, config.num_rounds),
+    epsilon=privacy.epsilon or 0.0,
+    delta=privacy.delta,
+    neighboring_relation=NeighboringRelation.REPLACE_ONE,
+  )
+
+
+_LOCAL_NOTE = (
+  "Against a server that gets the clients' noisy messages and nothing else. In this run one "
+  "program simulated server and clients: it held all data and the key of every client's noise, "
+  "so nothing is promised against whoever runs it or knows its seed. Clients that draw their "
+  "own noise are those of dpjax.federated.transport.flower."
+)
+
+
+def _local_promise(config: FedConfig, num_clients: int) -> Promise:
+  """Against the server itself; for a client that takes part in every round."""
+  noise, delta = local_noise(config) or 0.0, config.privacy.delta
+  relation, budget = str(NeighboringRelation.REPLACE_ONE), config.privacy.epsilon_budget
+  if not noise:
+    promise.check_nothing_asked(budget=budget, release=config.release)
+
+  def statement(rounds: int) -> str:
+    text = accounting.privacy_statement(
+      placement.local_event(noise, rounds),
+      num_examples=num_clients,
+      unit="user",
+      delta=delta,
+      neighboring_relation=relation,
+    )
+    return f"{_LOCAL_NOTE}\n\n{text}"
+
+  return Promise(
+    kind="proved" if noise else "none",
+    delta=delta,
+    relation=relation,
+    unit="user",
+    accountant="pld",
+    step_event=lambda step: placement.local_event(noise),
+    remaining_event=lambda start: placement.local_event(noise, config.num_rounds - start),
+    curve=lambda rounds: placement.local_epsilon(noise, delta, rounds) if rounds else 0.0,
+    statement=statement,
+    accounted_delta=delta,
+    l2_bound=config.privacy.l2_clip_norm,
+    num_records=num_clients,
+    budget=budget,
+  )
+
+
+def make_promise(
+  config: FedConfig,
+  ran: Plan,
+  reported: Plan,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None = None,
+) -> Promise:
+  """What is promised to one of `num_clients`; the plans are those of `make_plan`, the
+  mechanism that of `distributed.mechanism`."""
+  if mechanism is not None:
+    return distributed.promise(config, mechanism, num_clients)
+  if config.privacy.method == "local":
+    return _local_promise(config, num_clients)
+  simulated = reported is not ran
+  return promise.of_plan(
+    reported,
+    num_clients,
+    ran=ran if simulated else None,
+    deployed=config.privacy.simulated_clients,
+    unit="user",
+    budget=config.privacy.epsilon_budget,
+    note=_simulation_note(config) if simulated else "",
+    release=config.release,
+  )

@@ -1,0 +1,241 @@
+"""Attacks on the methods of `dpjax.relevance`, each a lower bound on the true epsilon.
+
+| attack | what it tells apart                                    | where                       |
+| ------ | ------------------------------------------------------ | --------------------------- |
+| U1     | a record's noisy features at the worst pair, by their  | noise of its own per record |
+|        | likelihood ratio                                       |                             |
+| U2     | a record, by subtracting another one that is known     | noise shared by records     |
+| U3     | canaries with a wrong label, by their loss (one run)   | where labels are private    |
+| U4     | members among random canaries, by their loss (one run) | every method                |
+
+Each bound holds with confidence 1 - 0.05 / (number of attacks), so the largest of them
+holds with 95 %. U1 attacks the local release; under shuffling it is compared with the local
+epsilon, and does not count towards the central one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import auditing, losses, relevance
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.relevance import record_noise as noise_lib
+from dpjax.relevance import rigorous
+
+CONFIDENCE = 0.95
+_KINDS = {"U3": "mislabelled", "U4": "random"}
+_LOCAL = "features, local"
+_DIGITS = 4  # of a likelihood ratio: float32 noise has no more
+
+
+class Bound(NamedTuple):
+  """One attack's result."""
+
+  epsilon_lower: float
+  target: str  # which epsilon it is a bound of: "total" | "features, local"
+  what: str
+
+
+def facts(
+  config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
+) -> dict[str, Any]:
+  """The audit's part of result.json; nothing where no attack applies without canaries."""
+  attacks = _attacks(config, job, outcome)
+  if not attacks:
+    return {}
+  confidence = 1 - (1 - CONFIDENCE) / len(attacks)
+  bounds = {name: attack(confidence) for name, attack in attacks.items()}
+  total = {name: b.epsilon_lower for name, b in bounds.items() if b.target == "total"}
+  strongest = max(total, key=lambda name: total[name]) if total else None
+  lower = total[strongest] if strongest else 0.0
+  stated = outcome.privacy.epsilon
+  local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
+  # What the features of one record may cost before the shuffler, as the run charged it.
+  details = outcome.privacy.details
+  charged = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
+  over = [name for name, bound in local.items() if bound > charged]
+  return {
+    "epsilon_audited_lower": lower,
+    "audit": {
+      "strongest": strongest,
+      "confidence": CONFIDENCE,
+      "refuted": bool(over) or (stated is not None and lower > stated),
+      "refuted_locally": over,
+      "bounds": {name: bound._asdict() for name, bound in bounds.items()},
+    },
+  }
+
+
+def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
+  """name -> (confidence -> Bound), chosen before anything is looked at."""
+  found: dict[str, Callable[[float], Bound]] = {}
+  draw = outcome.privacy.details.get("draw")
+  if draw in ("batch", "run"):
+    found["U2"] = lambda c: _shared_noise(config, job, outcome, c)
+  elif outcome.noise is not None:
+    found["U1"] = lambda c: _features(config, job, outcome, c)
+  if config.audit.canary_runs:
+    # Canaries differ from their rows in what the promise covers: not in a public label.
+    public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
+    for name in ("U4",) if public else _KINDS:
+      found[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
+  return found
+
+
+# --- U1 and U2: the mechanism itself
+
+
+def worst_pair(
+  shape: tuple[int, ...], beta: np.ndarray, clip: float | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Two records that independent noise tells apart best: all 0 against all 1, or, with a
+  weighted L1 clip, two records of that norm on different features where there is room.
+
+  >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
+  [0.0, 0.0, 0.0, 1.0]
+  """
+  if clip is None:
+    return np.zeros(shape, np.float32), np.ones(shape, np.float32)
+  weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
+  room = min(clip, weights.sum() / 2) * (1 + 1e-6)
+  used, last = np.cumsum(weights) <= room, np.cumsum(weights[::-1])[::-1] <= room
+  one, other = used.astype(np.float32), (last & ~used).astype(np.float32)
+  return one.reshape(shape), other.reshape(shape)
+
+
+def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
+  """Runs the noise of the method on both records, many times, and thresholds the ratio."""
+  made, n = outcome.noise, config.audit.num_trials
+  pair = made.clipped(np.stack(worst_pair(made.shape, made.beta, made.l1_clip)))
+  keys = [jax.random.fold_in(job.streams.noise, 1000 + which) for which in range(2)]
+  outputs = [
+    noise_lib.noisy_records(
+      key,
+      np.arange(n),
+      np.broadcast_to(x, (n, *made.shape)),
+      made.scales,
+      mechanism=made.mechanism,
+      shared_channels=made.shared_channels,
+      grid=made.grid,
+    )
+    for key, x in zip(keys, pair)
+  ]
+  ratio = _log_ratio(pair, noise_lib.by_feature(made.scales, made.shape), made.mechanism)
+  scores = auditing.Scores(inside=ratio(outputs[1]), outside=ratio(outputs[0]))
+  delta = outcome.privacy.delta or 0.0
+  lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
+  local = config.method == "radp" and config.mode == "rigorous" and config.rigorous.shuffle
+  what = f"likelihood ratio of one record's noisy features, {n} draws on each side"
+  return Bound(lower, _LOCAL if local else "total", what)
+
+
+def _log_ratio(pair: Any, scales: np.ndarray, mechanism: str) -> Callable:
+  zero, one = (np.asarray(x, np.float64)[None] for x in pair)
+  scales = np.asarray(scales, np.float64)[None]
+
+  def ratio(z: np.ndarray) -> np.ndarray:
+    z = np.asarray(z, np.float64)
+    if mechanism == "laplace":
+      terms = (np.abs(z - zero) - np.abs(z - one)) / scales
+    else:
+      terms = (one - zero) * (z - (zero + one) / 2) / scales**2
+    return np.round(terms.reshape(len(z), -1).sum(axis=1), _DIGITS)
+
+  return ratio
+
+
+def shared_noise_scores(
+  key: jax.Array,
+  scales: Any,
+  shape: tuple[int, ...],
+  num_trials: int,
+  *,
+  clip_after: float | None = None,
+  **options: Any,
+) -> auditing.Scores:
+  """Scores of an attacker who knows one record of a batch (all 0) and asks whether another
+  is all 0 or all 1: the largest difference, in `num_trials` batches of either kind.
+
+  Entries that are clipped on the way say nothing; one that is not says everything.
+  """
+  shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
+  limit = jnp.inf if clip_after is None else clip_after
+
+  @jax.jit
+  def score(key, target):
+    batch = jnp.stack([target, jnp.zeros(shape)])
+    noisy = jnp.clip(noise_lib.noisy_batch(key, batch, shaped, **options), -limit, limit)
+    return jnp.max(noisy[0] - noisy[1])
+
+  def many(value: float, purpose: int) -> np.ndarray:
+    mine = jax.random.fold_in(key, purpose)
+    target = jnp.full(shape, value, jnp.float32)
+    run = jax.vmap(lambda i: score(jax.random.fold_in(mine, i), target))
+    return np.asarray(run(jnp.arange(num_trials)), np.float64)
+
+  return auditing.Scores(inside=many(1.0, 1), outside=many(0.0, 0))
+
+
+def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
+  made = outcome.noise
+  scores = shared_noise_scores(
+    job.streams.noise,
+    made.scales,
+    made.shape,
+    config.audit.num_trials,
+    clip_after=made.clip_after,
+    mechanism=made.mechanism,
+    shared_channels=made.shared_channels,
+  )
+  delta = outcome.privacy.delta or 0.0
+  lower = auditing.clopper_pearson(scores, delta=delta, confidence=confidence)
+  what = f"difference of two records of a batch, {config.audit.num_trials} batches each"
+  return Bound(lower, "total", what)
+
+
+# --- U3 and U4: the released model
+
+
+def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
+  """Trains once more with canaries in by fair coins, and scores them by their loss.
+
+  A claim is taken under replace_one, as its theorems 2 and 4 have it; a proof under its own
+  relation.
+  """
+  found = outcome.privacy
+  relation = found.neighboring_relation if found.kind == "proved" else "replace_one"
+  features_only = relation == rigorous.FEATURES_ONLY
+  if features_only:
+    relation = rigorous.RELATION
+  mixed, canaries = auditing.insert_canaries(
+    job.train,
+    num_canaries=min(config.audit.num_canaries, len(job.train)),
+    seed=config.seed,
+    kind=_KINDS[name],
+    neighboring_relation=relation,
+    keep_labels=features_only,
+  )
+  purpose = 2000 + sorted(_KINDS).index(name)  # not the noise of the released run
+  key = jax.random.fold_in(job.streams.noise, purpose)
+  streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
+  again = dataclasses.replace(
+    job, train=mixed, public_size=job.size, trainer=None, memo={}, streams=streams
+  )
+  attacked = relevance.run(config.method, config.mode, again)
+  seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))
+  scores = auditing.loss_scores(
+    losses.softmax_cross_entropy(attacked.apply),
+    attacked.initial,
+    attacked.params,
+    canaries._replace(examples=seen),
+  )
+  delta = found.delta or 0.0
+  lower = auditing.one_run(scores, delta=delta, confidence=confidence)
+  what = f"{len(canaries.included)} {_KINDS[name]} canaries in one run, {relation}"
+  return Bound(lower, "total", what)

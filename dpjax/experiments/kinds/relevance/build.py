@@ -1,0 +1,360 @@
+"""From the config of one run of relevance to its job.
+
+A run is several trainings in a row (model 1, model 2), each a work of the loop with
+checkpoints of its own: a run that was cut off goes on inside one. The last checkpoint of a
+training is what it hands to the next; relevance, noise and noisy records are computed again,
+for they are functions of it, of the data and of the streams.
+
+In rigorous mode the streams come from the operating system. They are kept, beside the
+checkpoints, until the run is done and then forgotten, with the checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import data as data_lib
+from dpjax import metrics, models, relevance
+from dpjax.accounting import Ledger
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds import unused as unused_lib
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.relevance import audit, pictures, unused
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
+from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.validate import UserError
+
+_TEMPERED = "tempered_sigmoid"
+_MAPS = "maps.npz"
+_COUNTS = "confusion.csv"
+_OF_EXPERIMENT = ("curves", "num_seeds", "title")
+
+
+@bounds.names_fields
+def build(
+  config: RelevanceConfig,
+  data: dict[Any, Any] | None = None,
+  *,
+  curve: str | None = None,
+) -> loop.Job:
+  """The job of one run: one epsilon, one seed, no curves.
+
+  Args:
+    data: what runs may share, to be filled: data sets, model 1 and its relevance.
+    curve: what an experiment (`dpjax.experiments.sweeps.experiment`), which has checked its
+      config, calls it. None: a run of its own, for which nothing may be set that it does not read.
+  """
+  shared = {} if data is None else data
+  if curve is None:
+    check(config)
+    if len(config.epsilons) != 1:
+      raise UserError(f"epsilons={config.epsilons!r}: must be one for a single run")
+    whole = dict.fromkeys(
+      _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
+    )
+    unused_lib.refuse(config, unused.of(config) | whole)
+
+  def start(random: Streams) -> loop.Play:
+    loaded = load_data(config, shared)
+    unused_lib.refuse(config, unused.of_dataset(loaded[0]))
+    return functools.partial(_play, config, curve or config.method, shared, random)
+
+  return loop.Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: data_digest(config, shared),
+    start=start,
+    release=is_released(config),
+  )
+
+
+def _play(
+  config: RelevanceConfig,
+  curve: str,
+  shared: dict[Any, Any],
+  random: Streams,
+  fit: loop.Fit,
+) -> loop.Ended:
+  train, test = load_data(config, shared)
+  seconds: dict[str, float] = {}
+  trainer = timed(lambda steps: fit(work(config, curve, steps)).state[0], seconds)
+  job = make_job(config, train, test, shared, random, trainer)
+  began = time.monotonic()
+  outcome = relevance.run(config.method, config.mode, job)
+  seconds["relevance and noise"] = time.monotonic() - began - sum(seconds.values())
+  counted = metrics.confusion(outcome.apply, outcome.params, outcome.test)
+
+  def write(folder: pathlib.Path) -> None:
+    if outcome.maps:
+      np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
+    pictures.pictures(folder, outcome, config.lrp)
+    _write_counts(folder / _COUNTS, counted)
+
+  times = {name: round(value, 3) for name, value in seconds.items()}
+  # Of a release the times would tell sizes of batches; see `loop`.
+  more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
+  more["test_squared_error"] = counted.squared_error
+
+  def result(folder: pathlib.Path) -> dict[str, Any]:
+    return _result(config, curve, job, outcome, folder) | more
+
+  return loop.Ended(outcome.params, result, write, forget)
+
+
+def timed(
+  trainer: Callable[[relevance.Steps], Any], seconds: dict[str, float]
+) -> Callable[[relevance.Steps], Any]:
+  """Returns the trainer, whose trainings add their times to `seconds` by their names.
+
+  A training that goes on from a checkpoint, or that another run has done, counts what is left.
+  """
+
+  def carry_out(steps: relevance.Steps) -> Any:
+    began = time.monotonic()
+    params = trainer(steps)
+    seconds[steps.name] = seconds.get(steps.name, 0.0) + time.monotonic() - began
+    return params
+
+  return carry_out
+
+
+def oscillation(values: Sequence[float]) -> float | None:
+  """Returns the mean absolute change between neighbours in the last half; None for fewer than
+  two values. The paper calls a method stable, and states no number.
+
+  >>> oscillation([0.1, 0.9, 0.5, 0.7])
+  0.2
+  >>> oscillation([0.5]) is None
+  True
+  """
+  late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
+  return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
+
+
+def _write_counts(path: pathlib.Path, counted: metrics.Confusion) -> None:
+  """Table 1 of the paper, for each class against the rest."""
+  names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
+  rows = [
+    {"class": label} | dict(zip(names, map(int, counts)))
+    for label, counts in enumerate(counted.one_against_rest())
+  ]
+  report.write_csv(path, rows)
+
+
+def forget(folder: pathlib.Path) -> None:
+  """Leaves of what the run remembered which data they were: keys and states of a training
+  that is done could only take its noise away. An experiment asks again: a run may have been
+  killed right after its result was written."""
+  known = owner.remembered(folder)
+  if known:
+    owner.remember(folder, streams_lib.without_keys(known), before=known)
+    checkpoint.remove(folder)
+
+
+def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
+  """One training of a method. What it costs is a stage of the method's own ledger."""
+  scored = steps.scored
+  run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
+  return loop.Work(
+    num_steps=steps.num_steps,
+    init=steps.init,
+    step=lambda state, draw: (steps.step(state, draw), None),
+    draws=steps.draws,
+    released=lambda state: state[0],
+    evaluate=None if scored is None else lambda state: scored(state[0]),
+    row_at=steps.epoch_at,
+    observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
+    name=f"{run}, {steps.name}",
+    phase=steps.name.replace(" ", "_"),
+  )
+
+
+def promise(found: relevance.Privacy, num_records: int) -> Promise:
+  """What a method states, as every run states it."""
+  return Promise(
+    kind=found.kind,
+    delta=found.delta,
+    relation=found.neighboring_relation or "",
+    unit=found.unit,
+    accountant=found.details.get("accountant", ""),
+    curve=lambda steps: found.epsilon or 0.0,
+    num_records=num_records,
+    failed_assumptions=found.failed_assumptions,
+  )
+
+
+def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
+  """Of all that a run trains on: the private data, and the public ones of model 1."""
+  train, public = load_data(config, loaded)[0], load_public(config, loaded)
+  key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
+  if key not in loaded:
+    digests = map(data_lib.digest, [train] if public is None else [train, public])
+    loaded[key] = streams_lib.joined(*digests)
+  return loaded[key]
+
+
+def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
+  key = tuple(dataclasses.asdict(config.data).values())
+  if key not in loaded:
+    train, test = data_lib.load(
+      config.data.name,
+      data_dir=config.data.data_dir,
+      num_classes=config.data.num_classes,
+      num_examples=config.data.num_examples,
+    )
+    if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
+      raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
+    loaded[key] = central.limited(train, config.data), test
+  return loaded[key]
+
+
+def public_size(config: RelevanceConfig, train: Any) -> int:
+  """Returns the number of records that plans are made for; see `runs.sizes`. Rigorous RADP is
+  promised under replace_one, which fixes it; claims of papers prove nothing."""
+  return sizes.public(
+    len(train),
+    train.nominal_size,
+    relation=config.private.neighboring_relation,
+    promised=config.method in unused.PLAN,
+    field="data.num_examples",
+    other="private.neighboring_relation=replace_one",
+  )
+
+
+def load_public(config: RelevanceConfig, loaded: dict) -> Any:
+  """The data of a public model 1, or None."""
+  if config.public_data is None:
+    return None
+  other = dataclasses.replace(
+    config,
+    data=dataclasses.replace(config.data, name=config.public_data, num_examples=None),
+  )
+  return load_data(other, loaded)[0]
+
+
+def make_job(
+  config: RelevanceConfig,
+  train: Any,
+  test: Any,
+  loaded: dict,
+  random: Streams,
+  trainer: Any = None,
+) -> relevance.Inputs:
+  """The inputs of a run's method: what another curve of the experiment reads is left out."""
+  read = relevance.reads(config.method, config.mode, config.rigorous)
+  first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
+  net = _build(config.model, train.num_classes, config.activation_1)
+  jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
+  size = public_size(config, train)
+  return relevance.Inputs(
+    epsilon=config.epsilons[0],
+    train=train.declared(size),
+    public_size=size,
+    test=test,
+    nets=_nets(config, train.num_classes),
+    streams=relevance.Streams(random.init, random.noise, random.order, random.sampler),
+    training=_training(config),
+    lrp=config.lrp,
+    paper=config.paper,
+    rigorous=config.rigorous,
+    private=config.private,
+    adlm=config.adlm,
+    public=load_public(config, loaded) if "public" in read else None,
+    relevance_records=config.relevance_records if "relevance_records" in read else None,
+    trainer=trainer,
+    memo=loaded.setdefault("memo", {}),
+  )
+
+
+def _training(config: RelevanceConfig) -> relevance.Training:
+  """Field by field by name: one that both have cannot be left out."""
+  names = (field.name for field in dataclasses.fields(relevance.Training))
+  return relevance.Training(**{name: getattr(config, name) for name in names})
+
+
+def _nets(config: RelevanceConfig, num_classes: int) -> relevance.Nets:
+  reduced = config.method == "radp" and config.mode == "rigorous"
+  second = config.rigorous_model if reduced and config.rigorous_model else config.model
+  return relevance.Nets(
+    first=_build(config.model, num_classes, config.activation_1),
+    second=_build(second, num_classes, config.activation),
+    body=_build(config.model, config.adlm.hidden, config.activation),
+    tempered=_build(config.model, num_classes, _TEMPERED),
+  )
+
+
+def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
+  options = dict(model.options)
+  if "activation" in models.options(model.name):
+    options = {"activation": activation, **options}
+  return models.build(model.name, num_classes=num_classes, **options)
+
+
+def is_released(config: RelevanceConfig) -> bool:
+  """Whether the noise comes from the operating system: in rigorous mode, unless `seeded_noise`
+  is set. There the order of batches must not depend on the data, as it does with a seed: the
+  model that is released depends on it."""
+  rigorous = config.method == "radp" and config.mode == "rigorous"
+  return rigorous and not config.rigorous.seeded_noise
+
+
+def digest(config: RelevanceConfig) -> bytes:
+  """Of everything in the config but for where data lie and what an audit would do. Public."""
+  fields = to_dict(config)
+  fields["data"].pop("data_dir")
+  fields.pop("audit")
+  return streams_lib.config_digest("relevance", fields)
+
+
+def _result(
+  config: RelevanceConfig,
+  curve: str,
+  job: relevance.Inputs,
+  outcome: relevance.Outcome,
+  folder: pathlib.Path,
+) -> dict[str, Any]:
+  rows = writers.read_metrics(folder)
+  last, stated = rows[-1], promise(outcome.privacy, job.size)
+  losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
+  stated.warn()
+  result = {
+    "task": "classification",
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": config.method,
+    "mode": config.mode if config.method == "radp" else None,
+    "curve": curve,
+    "epsilon_target": config.epsilons[0],
+    **outcome.privacy.to_json(),
+    **stated.facts(Ledger(), stated.curve(outcome.num_steps)),
+    "test_accuracy": last["test_accuracy"],
+    "test_loss": last["test_loss"],
+    "accuracy_oscillation": oscillation([row["test_accuracy"] for row in rows]),
+    "best_epoch_test_accuracy": max(row["test_accuracy"] for row in rows),
+    "best_epoch_test_loss": min(losses, default=math.nan),
+    "num_steps": outcome.num_steps,
+    "num_epochs": config.num_epochs,
+    "num_examples": job.size,
+    "noise_from_seed": not is_released(config),
+  }
+  if job.public is not None:  # known to model 1, and to all that follows from it
+    result[saved.PRETRAINED_ON] = [str(config.public_data)]
+  return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})

@@ -1,0 +1,69 @@
+"""Pictures of one run: heat maps of the released net, and the maps that its noise followed."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from dpjax import relevance
+from dpjax.experiments.run import report as reports
+from dpjax.experiments.run import writers
+from dpjax.relevance.lrp import Lrp, heat_map
+from dpjax.validate import UserError
+
+_PICTURES = 8  # test images with their heat maps
+
+
+def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
+  """Writes `workdir`/heat_maps.png (test images and what the released net sees in them)
+  and, where there are some, maps.png (relevance and beta). Images only."""
+  if np.ndim(outcome.test.x) != 4:
+    return
+  _heat_maps(workdir / "heat_maps.png", outcome, how)
+  if outcome.maps:
+    _maps(workdir / "maps.png", outcome.maps)
+
+
+def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
+  x, y = np.asarray(outcome.test.x[:_PICTURES]), np.asarray(outcome.test.y[:_PICTURES])
+  try:
+    inputs = jnp.asarray(x), jnp.asarray(y)
+    scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores
+  except UserError as error:
+    writers.warn(f"no heat maps: {error}")
+    return
+  figure = Figure(figsize=(1.1 * len(y), 2.4), layout="constrained")
+  axes = figure.subplots(2, len(y), squeeze=False)
+  for column, (image, found, label) in enumerate(zip(x, np.asarray(scores), y)):
+    axes[0, column].imshow(_shown(image), cmap="gray_r")
+    axes[0, column].set_title(f"class {label}", fontsize=7)
+    axes[1, column].imshow(heat_map(found))
+  for axis in axes.ravel():
+    axis.set_axis_off()
+  figure.suptitle("test images; relevance for the true class: red for, blue against",
+                  fontsize=8)  # fmt: skip
+  reports.save_figure(figure, path)
+
+
+def _shown(image: np.ndarray) -> np.ndarray:
+  scaled = (image - image.min()) / max(float(np.ptp(image)), 1e-12)
+  return scaled[..., 0] if scaled.shape[-1] != 3 else scaled
+
+
+def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
+  sides = {name: math.isqrt(values.size) for name, values in maps.items()}
+  square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
+  if not square:
+    return
+  figure = Figure(figsize=(3.0 * len(square), 2.8), layout="constrained")
+  axes = figure.subplots(1, len(square), squeeze=False)[0]
+  for axis, (name, side) in zip(axes, square.items()):
+    drawn = axis.imshow(maps[name].reshape(side, side), cmap="magma")
+    axis.set_title(name.replace("_", " "), fontsize=8)
+    axis.set_axis_off()
+    figure.colorbar(drawn, ax=axis, shrink=0.8).ax.tick_params(labelsize=7)
+  reports.save_figure(figure, path)

@@ -1,0 +1,163 @@
+"""Which settings of a run of relevance its method reads; see `unused`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from typing import Any
+
+from dpjax import models
+from dpjax.data import EMBEDDED
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.unused import Unused, needs, of_model, of_options, within
+from dpjax.relevance.lrp import Lrp
+from dpjax.relevance.settings import Paper, Rigorous
+
+_SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
+_ADAPTIVE = ("dp_adam", "dpdligdo")
+PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
+_CLAIMED = ("adlm", "ilm")
+
+
+def of(config: RelevanceConfig) -> Unused:
+  """The fields that one curve does not read, and what each would need.
+
+  >>> from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+  >>> of(RelevanceConfig())["weight_decay"]
+  "method='radp' with mode='rigorous'"
+  """
+  method, radp, audit = config.method, config.method == "radp", config.audit
+  paper, rigorous = radp and config.mode == "paper", radp and config.mode == "rigorous"
+  proof, noised = "method='radp' with mode='rigorous'", radp or method in _CLAIMED
+  public = rigorous and config.rigorous.model1 == "public"
+  of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
+  return (
+    _data(config.data)
+    | of_model(config.model)
+    | within("rigorous_model", of_options(config.rigorous_model or ModelConfig()))
+    | _nets(config, rigorous)
+    | _private(config, rigorous)
+    | _table(
+      (radp, "method='radp'", "mode"),
+      (noised or method == "no_dp", "a method that trains without a noisy gradient",
+       "learning_rate"),
+      (rigorous, proof, "weight_decay rigorous_model rigorous"),
+      (paper, "method='radp' with mode='paper'", "paper"),
+      (paper or method == "adlm", "a method with the paper's relevance",
+       "relevance_records"),
+      (method in _CLAIMED, "method='adlm' or 'ilm'", "adlm"),
+      (public, "rigorous.model1='public' with mode='rigorous'", "public_data"),
+      (noised, "a method that noises records", "audit.num_trials"),
+      (audit.canary_runs, "audit.canary_runs", "audit.num_canaries"),
+      (audit.enabled, "audit.enabled", " ".join(of_audit)),
+      (noised or audit.canary_runs, "audit.canary_runs, or a method that noises records",
+       "audit.enabled"),
+    )
+    | (_paper(config.paper) if paper else {})
+    | (_rigorous(config.rigorous) if rigorous else {})
+    | _lrp(config.lrp)
+  )  # fmt: skip
+
+
+def _table(*rows: tuple[bool, str, str]) -> Unused:
+  """Of rows (whether it is so, in words, the fields that need it)."""
+  return {name: what for holds, what, names in rows if not holds for name in names.split()}
+
+
+def _data(data: DataConfig) -> Unused:
+  path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
+  embedded = data.name in EMBEDDED or (is_file and path.is_absolute())
+  return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
+    "data.max_length": "text, and relevance is of images",
+    "data.num_users": "users that the data name (launch.federate)",
+  }
+
+
+def of_dataset(dataset: Any) -> Unused:
+  """What can only be told from the loaded data."""
+  shape = dataset.x.shape[1:]
+  images = needs(len(shape) == 3, "images", "rigorous.pool", "private.relevance_pool")
+  several = len(shape) == 3 and shape[2] > 1
+  return images | needs(several, "images of several channels", "paper.shared_channels")
+
+
+def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
+  """Model 1 is the first net, model 2 the second; one may be what the other is not."""
+  method, second = config.method, config.model
+  reduced = rigorous and config.rigorous_model is not None
+  if reduced and config.rigorous_model is not None:
+    second = config.rigorous_model
+  first_used = method in ("radp_dpsgd", "adlm") or (method == "radp" and not rigorous)
+  first_used |= rigorous and config.rigorous.model1 != "none"
+  activation_1 = first_used and _takes_activation(config.model)
+  activation = method != "tempered" and _takes_activation(second)
+  return _table(
+    (activation_1, "a model 1 that takes its activation from here", "activation_1"),
+    (activation, "a model 2 that takes its activation from here", "activation"),
+    (first_used or not reduced, "a model 1 (rigorous.model1)", "model"),
+  )
+
+
+def _takes_activation(model: ModelConfig) -> bool:
+  return "activation" in models.options(model.name) and "activation" not in model.options
+
+
+def _paper(how: Paper) -> Unused:
+  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
+  return _table(
+    (how.preset == "custom", "paper.preset='custom'", of_preset),
+    (how.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
+  )
+
+
+def _rigorous(how: Rigorous) -> Unused:
+  guided, sgd = how.model1 != "none", how.model1 == "dp_sgd"
+  of_relevance = ("split", "epsilon_b", "rel_noise", "rel_norm", "beta_power", "floor")
+  approximate = how.shuffle or how.features in ("laplace_pld", "gaussian")
+  approximate |= guided and (how.rel_noise == "gaussian" or sgd)
+  rows = (
+    (guided, "a rigorous.model1 for the relevance", *of_relevance),
+    (guided and how.split, "rigorous.split and a rigorous.model1", "split_share"),
+    (sgd and not how.split, "rigorous.split=False and rigorous.model1='dp_sgd'",
+     "budget_share_1"),
+    (how.features in ("laplace_clipped", "gaussian"),
+     "rigorous.features='laplace_clipped' or 'gaussian'", "clip"),
+    (how.labels == "randomized_response", "rigorous.labels='randomized_response'",
+     "label_share"),
+    (how.draw == "record_fresh", "rigorous.draw='record_fresh'", "compose_fresh"),
+    (approximate, "a mechanism that spends delta", "delta"),
+  )  # fmt: skip
+  return _table(*((is_so, what, " ".join(f"rigorous.{n}" for n in names))
+                  for is_so, what, *names in rows))  # fmt: skip
+
+
+def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
+  method, legacy = config.method, config.method == "dpdligdo"
+  model_1 = rigorous and config.rigorous.model1 == "dp_sgd"
+  by_sgd = method in _SGD or model_1
+  used = {
+    "l2_clip_norm": method in PLAN or model_1,
+    "delta": method in PLAN,
+    "neighboring_relation": method in PLAN,
+    "learning_rate": by_sgd or method == "dp_sgld",
+    "momentum": by_sgd,
+    "adaptive_learning_rate": method in _ADAPTIVE,
+    "iterative": legacy,
+    "legacy_microbatch": legacy,
+    "epsilon_b": method == "radp_dpsgd",
+    "kappa": method == "radp_dpsgd",
+    "relevance_pool": method == "radp_dpsgd",
+  }
+  unread = [f"private.{name}" for name, is_used in used.items() if not is_used]
+  return needs(False, f"a method that reads it, not {method!r}", *unread)
+
+
+def _lrp(how: Lrp) -> Unused:
+  """Read by every method: by its relevance, or by the heat maps of its result."""
+  return _table(
+    (how.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
+    (how.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
+    (how.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
+  )

@@ -1,0 +1,104 @@
+"""From a `SecureConfig` to the job of one secure computation.
+
+Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
+nothing from who starts it. Nothing is noised, but where the model of `train` is: its epsilon is
+the result's.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dpjax.accounting import Ledger
+from dpjax.experiments.config.fields import name_of, to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.secure.config import SecureConfig, check
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.promise import NONE
+from dpjax.experiments.run.streams import Streams
+from dpjax.validate import UserError
+
+
+class Computed(NamedTuple):
+  """What one computation came to; a row of the table."""
+
+  protocol: str
+  sizes: str  # in words
+  seconds: float  # of the protocol, both sides
+  num_bytes: int  # of all messages
+  error: float  # against the same in the clear
+  error_is: str  # of what
+  found: str  # the result in a few words
+  hides: str  # what from whom
+  num_steps: int
+  params: Any  # what may leave
+  facts: dict[str, Any] | None = None  # of a promise; None: there is none
+  more: dict[str, Any] = {}  # noqa: RUF012 - read alone
+
+
+_TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
+
+
+def digest(config: SecureConfig) -> bytes:
+  """Of everything in the config that this computation reads. Public."""
+  fields = to_dict(config)
+  for name in config.of_table:
+    fields.pop(name)
+  fields["train"]["data"].pop("data_dir")
+  for name in config.train.where:
+    fields["train"].pop(name)
+  return streams_lib.config_digest("secure", fields)
+
+
+@bounds.names_fields
+def build(config: SecureConfig, loaded: Any = None) -> Job:
+  """The job of one computation: no rows.
+
+  Args:
+    loaded: what `load_data` of the task's module returns, to share them between runs.
+  """
+  check(config)
+  if config.rows:
+    raise UserError("rows: must be empty for one computation; it is of a table of several")
+  kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
+  read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
+
+  def start(random: Streams) -> Play:
+    prepared = kind.prepare(config, read(), random)
+    return functools.partial(_play, config, kind, prepared)
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.data.name,
+    data=lambda: kind.data_digest(read()),
+    start=start,
+  )
+
+
+def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
+  found: Computed = kind.measured(config, prepared, fit)
+  nothing = NONE.facts(Ledger(), 0.0)
+  result = {
+    "test_accuracy": None,  # but where a model is asked
+    **(nothing if found.facts is None else found.facts),
+    "task": name_of(config, "task"),
+    "dataset": config.data.name,
+    "method": found.protocol,
+    "bytes": found.num_bytes,
+    **{name: getattr(found, name) for name in _TOLD},
+    **found.more,
+  }
+  return Ended(found.params, lambda folder: result, saved_as="secure.npz")
+
+
+def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:
+  """A work of one step, which cannot be cut in two: it is done, or begun again."""
+  return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

@@ -1,0 +1,244 @@
+"""Typed configuration of one secure computation, and of a table of several
+(`sweeps.secure_table`).
+
+`task` says what is computed, and holds its numbers; `protocol` is who adds vectors, for a sum;
+`train` is a config of `launch.train`, unchanged: the model that answers about encrypted images.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, ClassVar
+
+from dpjax import validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.config.fields import Choice, WithChoices
+from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central import embeddings
+from dpjax.experiments.kinds.central.config import DataConfig, TrainConfig
+from dpjax.secure import sums
+from dpjax.secure.homomorphic.inference import LAYOUTS
+from dpjax.secure.mpc import secureml
+from dpjax.secure.sums.homomorphic_sums import CkksSum
+from dpjax.validate import UserError
+
+TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
+_MOST_ROWS = 10_000  # predicted
+
+
+@dataclasses.dataclass(frozen=True)
+class SumTask:
+  """Clients' random integers, added by `protocol`.
+
+  Args:
+    num_clients, length: so many vectors of so many entries.
+    entry_bits: entries are below 2^entry_bits.
+    silent: clients who fall silent after they have shared their keys.
+  """
+
+  num_clients: int = 10
+  length: int = 1000
+  entry_bits: int = 20
+  silent: int = 0
+  module: ClassVar[str] = "vector_sums"
+  reads: ClassVar[str] = "protocol"
+
+  def __post_init__(self):
+    validate.integer_in(2, bounds.MOST_CLIENTS, num_clients=self.num_clients)
+    validate.integer_in(1, 2**28, length=self.length)
+    validate.integer_in(1, 63, entry_bits=self.entry_bits)
+    validate.integer_in(0, self.num_clients - 1, silent=self.silent)
+
+
+@dataclasses.dataclass(frozen=True)
+class RegressTask:
+  """`secure.homomorphic.regression` on a table of scikit-learn's.
+
+  Args:
+    table: diabetes | breast_cancer.
+    num_features: its first columns; None: all.
+    num_predicted: rows that are encrypted again, to be predicted.
+    ridge, tolerance, most_refreshes: of `RegressionPlan`.
+  """
+
+  table: str = "diabetes"
+  num_features: int | None = None
+  num_predicted: int = 50
+  ridge: float = 0.1
+  tolerance: float = 1e-5
+  most_refreshes: int = 2
+  module: ClassVar[str] = "encrypted_table"
+  reads: ClassVar[str] = ""
+
+  def __post_init__(self):
+    validate.one_of(TABLES, table=self.table)
+    if self.num_features is not None:
+      validate.integer_in(1, 64, num_features=self.num_features)
+    validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
+    validate.positive(ridge=self.ridge)
+    validate.open_unit(tolerance=self.tolerance)
+    validate.integer_in(0, bounds.MOST_RUNS, most_refreshes=self.most_refreshes)
+
+
+@dataclasses.dataclass(frozen=True)
+class InferTask:
+  """`secure.homomorphic.inference` by the model of `train`, on the first test images.
+
+  Args:
+    num_images: how many are asked about.
+    layout: packed (several images in a ciphertext) | pixels (thousands of images, a
+      ciphertext for each pixel).
+  """
+
+  num_images: int = 1000
+  layout: str = "packed"
+  module: ClassVar[str] = "encrypted_images"
+  reads: ClassVar[str] = "train"
+
+  def __post_init__(self):
+    validate.integer_in(1, bounds.MOST_STEPS, num_images=self.num_images)
+    validate.one_of(LAYOUTS, layout=self.layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainTask:
+  """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps.
+
+  Args:
+    dataset: breast_cancer (one output) | digits | mnist (an output for each class).
+    hidden: widths of the hidden layers; none: logistic regression.
+    activation, output, learning_rate: of `secureml.Recipe`.
+    truncation: masked (never fails) | local (SecureML's own; fails with a probability).
+    num_predicted: test rows that are predicted on shares.
+  """
+
+  dataset: str = "breast_cancer"
+  hidden: tuple[int, ...] = ()
+  activation: str = "relu"
+  output: str = "sigmoid"
+  learning_rate: float = 0.5
+  epochs: int = 10
+  batch_size: int = 64
+  truncation: str = "masked"
+  num_predicted: int = 100
+  module: ClassVar[str] = "two_parties"
+  reads: ClassVar[str] = ""
+
+  def __post_init__(self):
+    validate.one_of(("breast_cancer", "digits", "mnist"), dataset=self.dataset)
+    for width in validate.several(hidden=self.hidden):
+      validate.integer_in(1, 2**16, hidden=width)
+    secureml.Recipe(self.activation, self.output, self.learning_rate)
+    validate.integer_in(1, bounds.MOST_EPOCHS, epochs=self.epochs)
+    validate.integer_in(1, 2**16, batch_size=self.batch_size)
+    validate.one_of(("masked", "local"), truncation=self.truncation)
+    validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
+
+
+PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
+TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
+_ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}  # read by one task alone
+
+
+@dataclasses.dataclass
+class SecureConfig(WithChoices):
+  """One secure computation; or a table of them.
+
+  `rows` maps a label to the fields that differ from this config, by dotted name, such as
+  {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}; none is one
+  row.
+  """
+
+  # sum | regress | infer | train
+  task: Annotated[Any, Choice(TASKS)] = "sum"
+  # plain | additive_sharing | additive_servers | secagg | secagg_plus | bfv | ckks
+  protocol: Annotated[sums.SumProtocol | CkksSum, Choice(PROTOCOLS)] = dataclasses.field(
+    default_factory=sums.SecAgg
+  )
+  train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  seed: int = 0
+  title: str = ""
+  of_table: ClassVar[tuple[str, ...]] = ("rows", "title")  # not of a run
+
+  @property
+  def data(self) -> DataConfig:
+    """Whose data are hidden."""
+    if self.task.reads == "train":
+      return self.train.data
+    own = (getattr(self.task, name, None) for name in ("table", "dataset"))
+    return DataConfig(name=next((name for name in own if name), "drawn"))
+
+
+@bounds.names_fields
+def check(config: SecureConfig) -> None:
+  """Raises UserError for what can be told of one computation without data."""
+  bounds.typed(config)
+  validate.integer_at_least(0, seed=config.seed)
+  unused.refuse(config, _unread(config))
+  if config.task.reads == "protocol":
+    _check_sum(config)
+  if config.task.reads == "train":
+    _check_train(config.train)
+
+
+def _unread(config: SecureConfig) -> unused.Unused:
+  """Fields of the config itself that this computation does not read."""
+  task = config.task
+  other = {room: what for room, what in _ROOMS.items() if room != task.reads}
+  layers = not isinstance(task, TrainTask) or bool(task.hidden)
+  return (
+    other
+    | unused.needs(layers, "hidden layers (task.hidden)", "task.activation")
+    | unused.needs(False, "launch.train itself", *_UNREAD)
+  )
+
+
+def unread(config: SecureConfig) -> unused.Unused:
+  """The fields that one computation does not read, those of its model's training included.
+
+  >>> sorted(unread(SecureConfig(task="regress")))[:2]
+  ['protocol', 'train']
+  """
+  if config.task.reads != "train":
+    return _unread(config)
+  return _unread(config) | unused.within("train", unused.of_training(config.train))
+
+
+_UNREAD = ("train.seed", *(f"train.{name}" for name in TrainConfig.where))
+
+
+def _check_sum(config: SecureConfig) -> None:
+  bits = getattr(config.protocol, "bits", 64)
+  if config.task.entry_bits > bits:
+    raise UserError(
+      f"task.entry_bits={config.task.entry_bits}: must be at most {bits}, as "
+      f"protocol.bits={bits}"
+    )
+
+
+def _check_train(train: TrainConfig) -> None:
+  with bounds.within("train"):
+    central.check(train)
+  if train.audit.enabled:
+    raise UserError("train.audit.enabled=True: must be false; audit a run of launch.train")
+  if train.release:
+    raise UserError("train.release=True: must be false; this is a rehearsal")
+  embeddings.refuse(train, "train")
+  trainable = fields.name_of(train, "trainable")
+  if trainable != "all":
+    told = f"train.trainable={trainable!r}"
+    raise UserError(f"{told}: must be 'all', whose weights are encrypted")
+  options = train.model.options
+  if train.model.name != "mlp":
+    raise UserError(f"train.model.name={train.model.name!r}: must be 'mlp'")
+  if options.get("activation") != "square":
+    raise UserError(
+      f"train.model.options.activation={options.get('activation')!r}: must be 'square', all "
+      "that a ciphertext can be put through"
+    )
+  if len(options.get("features", (128,))) != 1:
+    raise UserError(
+      f"train.model.options.features={options['features']!r}: must be one hidden layer"
+    )

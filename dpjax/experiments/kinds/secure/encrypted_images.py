@@ -1,0 +1,123 @@
+"""Inference on encrypted images as a run: the model trains as in `launch.train`, then answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import data as data_lib
+from dpjax import training
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central import facts
+from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.streams import Streams
+from dpjax.secure.homomorphic import inference
+from dpjax.validate import UserError
+
+_HIDES = "images and answers from the model's owner; of the model, nothing is promised"
+
+
+class _Ready(NamedTuple):
+  run: central.Run
+  x: np.ndarray  # [n, d] that are asked about
+  y: np.ndarray  # [n]
+
+
+def load_data(config: SecureConfig) -> tuple[Any, Any]:
+  """(train, test) of `train`."""
+  with bounds.within("train"):
+    return central.load_resident(config.train)
+
+
+def data_digest(loaded: tuple[Any, Any]) -> bytes:
+  """Of what is trained on."""
+  return data_lib.digest(loaded[0])
+
+
+def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
+  """Builds the training; the first test images are asked about."""
+  with bounds.within("train"):
+    run, count = central.assemble(config.train, loaded, random), config.task.num_images
+  if count > len(run.test):
+    raise UserError(
+      f"task.num_images={count}: must be at most {len(run.test)}, the test images of "
+      f"train.data.name={config.train.data.name!r}"
+    )
+  x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
+  return _Ready(run, x, np.asarray(run.test.y[:count]))
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """Trains, then asks about the images, so many at a time."""
+  fitted = fit(central.work(config.train, ready.run)._replace(phase="model"))
+  params, promise = training.eval_params(fitted.state), ready.run.promise
+  net, count = inference.network_of(params), len(ready.x)
+  asked = fit(_questions(config, ready, net)).state
+  labels = np.asarray(asked["labels"])
+  plain = net.logits(ready.x).argmax(axis=1)
+  accuracy, usual = (float(np.mean(one == ready.y)) for one in (labels, plain))
+  seconds, sent, keys = (float(n) for n in np.asarray(asked["numbers"]))
+  return Computed(
+    protocol=f"ckks, {config.task.layout}",
+    sizes=f"{count} images of {ready.x.shape[1]} pixels, {net.kernel.shape[1]} hidden units",
+    seconds=seconds,
+    num_bytes=int(sent + keys),
+    error=float(np.asarray(asked["error"])[0]),
+    error_is="largest, of a logit",
+    found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; "
+    f"{seconds / count:.3f} s and {sent / count / 1e3:.0f} kB an image",
+    hides=_HIDES,
+    num_steps=config.train.num_steps,
+    params=params,
+    facts=promise.facts(fitted.ledger, fitted.final_epsilon),
+    more={
+      "test_accuracy": accuracy,
+      "plain_accuracy": usual,
+      "agreement": float(np.mean(labels == plain)),
+      "seconds_per_image": seconds / count,
+      "bytes_per_image": sent / count,
+      "key_bytes": int(keys),
+      "ledger": fitted.ledger.to_json(),
+      **facts.pretrained(ready.run),
+    },
+  )
+
+
+def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Work:
+  """One step a question. Keys are those of this start: a resumed run makes others."""
+  (d, hidden), classes = net.kernel.shape, net.head.shape[1]
+  layout = config.task.layout
+  begun = time.monotonic()
+  owner = inference.ImageOwner(d, hidden, classes, layout=layout)
+  model = inference.ModelOwner(net, owner.public, layout=layout)
+  setup = time.monotonic() - begun
+  each, count = owner.images_each, len(ready.x)
+
+  def init() -> Arrays:
+    return {
+      "labels": np.full(count, -1, np.int64),
+      "error": np.zeros(1),
+      "numbers": np.array([setup, 0.0, owner.public.size]),  # seconds, bytes, of the keys
+    }
+
+  def ask(held: Arrays, place: int) -> None:
+    part = slice(place * each, (place + 1) * each)
+    x, start = ready.x[part], time.monotonic()
+    question = owner.encrypt(x)
+    answer = model.answer(question)
+    logits = owner.logits(answer, len(x))
+    held["numbers"][0] += time.monotonic() - start
+    held["numbers"][1] += sum(map(len, [*question, *answer]))
+    held["labels"][part] = logits.argmax(axis=1)
+    apart = float(np.abs(logits - net.logits(x)).max())
+    held["error"] = np.maximum(held["error"], apart)
+
+  number = -(-count // each)
+  return pieces.filled(number, init, ask, name="questions", phase="questions")

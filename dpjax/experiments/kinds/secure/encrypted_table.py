@@ -1,0 +1,106 @@
+"""Regression on ciphertexts as a run, on scikit-learn's tables."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+from sklearn import datasets
+
+from dpjax.experiments.kinds.secure.build import Computed, once
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.streams import Streams
+from dpjax.secure.homomorphic.regression import regress
+from dpjax.secure.homomorphic.regression_plan import RegressionPlan
+from dpjax.validate import UserError
+
+_LOADERS = {
+  "diabetes": datasets.load_diabetes,
+  "breast_cancer": datasets.load_breast_cancer,
+}
+_DECIMALS = 4  # of the weights that leave: far coarser than the noise of a decryption
+_NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
+_NUMBERS += ("result_bytes", "seconds")
+
+
+class _Ready(NamedTuple):
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n]
+  plan: RegressionPlan
+
+
+def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
+  """(x [n, d], y [n]) of the table, all of its rows."""
+  x, y = _LOADERS[config.task.table](return_X_y=True)
+  wanted = config.task.num_features
+  if wanted is not None and wanted > x.shape[1]:
+    raise UserError(
+      f"task.num_features={wanted}: must be at most {x.shape[1]}, those of "
+      f"task.table={config.task.table!r}"
+    )
+  return np.asarray(x[:, :wanted], np.float64), np.asarray(y, np.float64)
+
+
+def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
+  """Of rows and targets."""
+  return hashlib.sha256(b"".join(part.tobytes() for part in loaded)).digest()
+
+
+def prepare(
+  config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: Streams
+) -> _Ready:
+  """Plans it; UserError where the chain of products is too short, or rows are too few."""
+  del random  # keys and noise of a ciphertext are the operating system's
+  (x, y), task = loaded, config.task
+  if task.num_predicted > len(x):
+    raise UserError(f"task.num_predicted={task.num_predicted}: must be at most {len(x)}")
+  try:
+    plan = RegressionPlan(
+      *x.shape,
+      ridge=task.ridge,
+      tolerance=task.tolerance,
+      most_refreshes=task.most_refreshes,
+    )
+  except UserError as error:
+    own = hasattr(task, str(error).partition("=")[0])
+    raise UserError(f"task.{error}" if own else str(error)) from error
+  return _Ready(x, y, plan)
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """One regression, from encryption to decrypted predictions."""
+  (n, d), count = ready.x.shape, config.task.num_predicted
+  like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
+
+  def compute() -> Arrays:
+    found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
+    numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
+    return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}
+
+  state = fit(once(compute, like, "regression")).state
+  told = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
+  refreshes, plan = int(told["refreshes"]), ready.plan
+  return Computed(
+    protocol="ckks",
+    sizes=f"{n} rows x {d} columns, {count} predicted",
+    seconds=told["seconds"],
+    num_bytes=int(told["upload_bytes"] + told["refresh_bytes"] + told["result_bytes"]),
+    error=told["error"],
+    error_is="largest, of a standardised weight, against the closed form",
+    found=f"{plan.num_steps} gradient steps in {plan.depth} products, {refreshes} refreshes",
+    hides="rows, targets, weights and predictions from the server; only the owner decrypts",
+    num_steps=plan.num_steps,
+    params={"weights": np.asarray(state["weights"])},
+    more={
+      "error_of_steps": told["step_error"],
+      "planned_error": plan.planned_error,
+      "depth": plan.depth,
+      "refreshes": refreshes,
+      "upload_bytes": int(told["upload_bytes"]),
+      "refresh_bytes": int(told["refresh_bytes"]),
+      "result_bytes": int(told["result_bytes"]),
+    },
+  )

@@ -1,0 +1,162 @@
+"""SecureML as a run: a model trained on shares by two parties, against the same in float64."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from sklearn import datasets
+
+from dpjax import data as data_lib
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.streams import Streams
+from dpjax.secure import mpc
+from dpjax.secure.mpc import in_the_clear, secureml
+from dpjax.validate import UserError
+
+_CHUNK = 20  # gradient steps between two looks at the clock
+_MOST = 2.0**15  # of a parameter: the ring's fixed point holds products of such
+_HIDES = (
+  "rows, labels and the model from each party and from the dealer, who do not collude"
+)
+
+
+class _Rows(NamedTuple):
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n, k] 0 or 1
+  test_x: np.ndarray
+  test_labels: np.ndarray
+
+
+class _Ready(NamedTuple):
+  rows: _Rows
+  start: tuple[secureml.Dense, ...]
+  batches: np.ndarray  # [steps, B]
+  recipe: secureml.Recipe
+  plain: list[secureml.Dense]  # what training in float64 comes to
+
+
+def load_data(config: SecureConfig) -> _Rows:
+  """Rows to train on and to predict."""
+  if config.task.dataset == "breast_cancer":
+    return _breast_cancer()
+  train, test = data_lib.load(config.task.dataset)
+  flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
+  one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
+  return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
+
+
+def _breast_cancer() -> _Rows:
+  """Standardised by all rows, of which the last fifth is predicted."""
+  x, y = datasets.load_breast_cancer(return_X_y=True)
+  x, order = (x - x.mean(0)) / x.std(0), np.random.default_rng(0).permutation(len(x))
+  x, y, known = x[order], y[order], 4 * len(x) // 5
+  return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
+
+
+def data_digest(loaded: _Rows) -> bytes:
+  """Of what is trained on."""
+  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
+
+
+def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
+  """The public start and the public batches."""
+  task, n = config.task, len(loaded.x)
+  if task.batch_size > n or task.num_predicted > len(loaded.test_x):
+    raise UserError(
+      f"task.batch_size={task.batch_size}, task.num_predicted={task.num_predicted}: must be at "
+      f"most {n} and {len(loaded.test_x)}, the rows of task.dataset={task.dataset!r}"
+    )
+  rng = np.random.default_rng(random.order)
+  each = n // task.batch_size * task.batch_size
+  orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
+  sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
+  with bounds.within("task"):
+    recipe = secureml.Recipe(task.activation, task.output, task.learning_rate)
+    recipe.shift(task.batch_size)
+  start = secureml.initial(sizes, seed=config.seed)
+  batches = np.concatenate(orders).reshape(-1, task.batch_size)
+  with np.errstate(all="ignore"):
+    plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
+  if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
+    raise UserError(
+      f"task.learning_rate={task.learning_rate}: diverges in float64, too; must be smaller"
+    )
+  return _Ready(loaded, start, batches, recipe, plain)
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """Trains on shares, and predicts on shares for one party that asks."""
+  task, rows = config.task, ready.rows
+  state = jax.tree.map(np.asarray, fit(_training(ready, task.truncation)).state)
+  (zero, one), (seconds, sent, dealt, rounds) = state["shares"], state["numbers"].tolist()
+  x, truth = rows.test_x[: task.num_predicted], rows.test_labels[: task.num_predicted]
+  asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
+  x_zero, x_one = mpc.split(x)
+  begun = time.monotonic()
+  guesses = mpc.run(
+    asked, (zero, x_zero), (one, x_one), truncation=task.truncation
+  ).outputs[0]
+  asking, found = time.monotonic() - begun, mpc.join(zero, one)
+  accuracy = float(np.mean(guesses == truth))
+  usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
+  pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
+  sizes = [rows.x.shape[1], *task.hidden, rows.y.shape[1]]
+  return Computed(
+    protocol="two parties and a dealer",
+    sizes=f"{'-'.join(map(str, sizes))}, {len(ready.batches)} steps of {task.batch_size}",
+    seconds=seconds,
+    num_bytes=int(sent + dealt),
+    error=max(float(np.abs(a - b).max()) for a, b in pairs),
+    error_is="largest, of a parameter, against float64",
+    found=f"accuracy {accuracy:.4f}, in the clear {usual:.4f}; {rounds:.0f} rounds",
+    hides=_HIDES,
+    num_steps=len(ready.batches),
+    params={"network": list(found)},
+    more={
+      "test_accuracy": accuracy,
+      "plain_accuracy": usual,
+      "bytes_between_parties": int(sent),
+      "bytes_dealt": int(dealt),
+      "rounds": int(rounds),
+      "seconds_to_predict": asking,
+      "num_predicted": len(x),
+    },
+  )
+
+
+def _training(ready: _Ready, truncation: str) -> Work:
+  """Some gradient steps at a time; its checkpoints hold both parties' shares."""
+  rows, steps = mpc.split((ready.rows.x, ready.rows.y)), len(ready.batches)
+  number = -(-steps // _CHUNK)
+
+  def init() -> Arrays:
+    numbers = np.zeros(4)  # seconds, bytes sent, bytes dealt, rounds
+    return {"shares": mpc.split(ready.start), "numbers": numbers}
+
+  def train(state: Arrays, place: int) -> None:
+    part = ready.batches[place * _CHUNK : (place + 1) * _CHUNK]
+    run = lambda party, network, x, y: secureml.train(
+      party, network, x, y, part, ready.recipe
+    )
+    begun = time.monotonic()
+    zero, one = ((network, *own) for network, own in zip(state["shares"], rows))
+    ran = mpc.run(run, zero, one, truncation=truncation)
+    spent = ran.spent
+    state["shares"] = ran.outputs
+    state["numbers"] += [
+      time.monotonic() - begun,
+      sum(one.bytes_sent for one in spent),
+      sum(one.bytes_dealt for one in spent),
+      spent[0].rounds,
+    ]
+
+  return pieces.filled(number, init, train, name="shares")

@@ -1,0 +1,121 @@
+"""Sums as runs: clients' random integers, added by one protocol, against their plain sum."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.secure.build import Computed, once
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.streams import Streams
+from dpjax.secure.sums import Drops
+from dpjax.secure.sums.vectors import LazyVectors, dtype_of
+
+# Protocol -> what it hides, from whom.
+_HIDES = {
+  "plain": "nothing: the server sees every vector",
+  "additive_sharing": "each vector from the server and all but two of the clients",
+  "additive_servers": "each vector from all servers but one",
+  "secagg": "each vector from the server and fewer than min_survivors clients",
+  "secagg_plus": "each vector from the server and a fraction of the clients",
+  "bfv": "each vector from the server, unless a client tells it the key",
+  "ckks": "each vector from the server, unless a client tells it the key",
+}
+
+
+def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
+  """Clients' integers; memory is flat in their number."""
+  task = config.task
+  bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
+
+  def draw(who: int) -> np.ndarray:
+    drawn = np.random.default_rng([seed, who])
+    numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
+    scaled = numbers / 2.0**task.entry_bits
+    return scaled if bits is None else numbers.astype(dtype_of(bits))
+
+  return LazyVectors(range(task.num_clients), draw)
+
+
+class _Ready(NamedTuple):
+  vectors: LazyVectors
+  drops: Drops
+
+
+def load_data(config: SecureConfig) -> str:
+  """None: they are drawn from the seed."""
+  return repr(config.task)
+
+
+def data_digest(loaded: str) -> bytes:
+  """Of what is drawn, beside the seed."""
+  return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
+
+
+def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
+  """The clients; the last ones fall silent."""
+  task = config.task
+  silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
+  return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """One sum."""
+  task, dtype = config.task, ready.vectors[0].dtype
+  like = {
+    "total": np.zeros(task.length, dtype),
+    "cost": np.zeros(4, np.int64),
+    "seconds": np.zeros(1),
+    "survivors": np.zeros(1, np.int64),
+  }
+
+  def add() -> Arrays:
+    found = config.protocol.sum(ready.vectors, ready.drops)
+    return {
+      "total": np.asarray(found.total),
+      "cost": np.array(found.cost[:4], np.int64),
+      "seconds": np.array([found.cost.seconds]),
+      "survivors": np.array([len(found.survivors)], np.int64),
+    }
+
+  state = {k: np.asarray(v) for k, v in fit(once(add, like, "sums")).state.items()}
+  error = _error(state["total"], ready, range(task.num_clients - task.silent))
+  client, server, expansions, operations = (int(n) for n in state["cost"])
+  name = name_of(config, "protocol")
+  silent = f", {task.silent} silent" if task.silent else ""
+  return Computed(
+    protocol=name,
+    sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
+    seconds=float(state["seconds"][0]),
+    # Each message has two ends; most of what one client has, so at most this.
+    num_bytes=(task.num_clients * client + server) // 2,
+    error=error,
+    error_is="largest, of an entry of the sum",
+    found=f"sum of {state['survivors'][0]} vectors",
+    hides=_HIDES.get(name, "see dpjax.secure.sums"),
+    num_steps=1,
+    params={"total": state["total"]},
+    more={
+      "client_bytes": client,
+      "server_bytes": server,
+      "mask_expansions": expansions,
+      "public_key_operations": operations,
+      "num_clients": task.num_clients,
+      "num_survivors": int(state["survivors"][0]),
+    },
+  )
+
+
+def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
+  """Against the sum; modulo 2^bits the shorter way round."""
+  want = np.zeros_like(total)
+  for who in survivors:
+    want += ready.vectors[who]
+  if total.dtype.kind == "f":
+    return float(np.abs(total - want).max())
+  return float(np.minimum(total - want, want - total).max())

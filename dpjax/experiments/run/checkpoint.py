@@ -1,0 +1,337 @@
+"""Checkpoints: everything the next step needs, in one atomic directory per step.
+
+A checkpoint holds the noise key and a digest of the data. Whoever reads it can subtract the
+noise from the updates, or confirm a guess of the data: keep it as secret as the data.
+
+What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
+appended; a step holds an index of them, so what it writes is what changed since the one
+before. The rows are a client's own, and which clients have one tells who was drawn.
+
+A step is written aside, made durable, and only then renamed to its number; older steps go
+after that. So a loss of power at any moment leaves the newest step or the one before it, whole.
+Beside its files lies a digest of each, which tells accidents: a turned bit, an edited number. They
+are no signature. No file is read for what it holds before its digest was seen to be right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import shutil
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from dpjax import files, trees
+from dpjax import parallel as processes
+from dpjax.experiments.run import writers
+from dpjax.federated import row_journal
+from dpjax.federated.client_states import ClientStates, Keeper
+from dpjax.types import ArrayTree
+from dpjax.validate import UserError
+
+FOLDER = "checkpoints"
+_KEEP = row_journal.KEPT  # the newest, and one before it
+_ROWS = "clients"
+_ALONE = "state"
+_NEW = ".new"  # where a step is written before it has its number
+_UNFINISHED = (
+  "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
+)
+_DIGESTS = "sha256.json"  # in a step's folder: of each file in it
+
+
+def to_arrays(tree: ArrayTree) -> Any:
+  """Keys as their data. One process of several writes copies of its own."""
+  arrays = jax.tree.map(
+    lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
+    processes.own_copy(tree),
+  )
+  return jax.device_get(arrays) if jax.process_count() > 1 else arrays
+
+
+def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
+  """The inverse of `to_arrays`; `like` tells what was a key."""
+
+  def wrap(array, leaf):
+    if not trees.is_key(leaf):
+      return array
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(leaf))
+
+  return jax.tree.map(wrap, arrays, like)
+
+
+def _states(tree: ArrayTree) -> list[ClientStates]:
+  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, ClientStates)]
+
+
+def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
+  """The tree with these, in order, where `like` has `ClientStates`."""
+  left = list(others)
+  place = lambda old, leaf: left.pop(0) if isinstance(leaf, ClientStates) else old
+  return jax.tree.map(place, tree, like)
+
+
+def _filled(arrays: ArrayTree) -> Any:
+  """One zero where an array is empty, which the library cannot save."""
+  return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
+
+
+def _emptied(arrays: ArrayTree, like: ArrayTree) -> Any:
+  """The inverse of `_filled`."""
+  return jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, arrays, like)
+
+
+def _tree(arrays: ArrayTree) -> Any:
+  """As it is; an array by itself in a dict, for the library saves containers alone."""
+  alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
+  return {_ALONE: arrays} if alone else arrays
+
+
+def newest(workdir: pathlib.Path) -> int | None:
+  """The newest complete checkpoint under `workdir`, of whichever phase, as its files have it
+  at this moment.
+
+  For whoever cannot wait for a `Checkpoints` that another thread is writing with.
+  """
+  found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
+  names = [path.name for paths in found for path in paths if path.is_dir()]
+  return max((int(name) for name in names if name.isdigit()), default=None)
+
+
+def remove(workdir: pathlib.Path) -> None:
+  """Takes every checkpoint of every phase away."""
+  for path in (workdir / FOLDER).glob("*"):
+    if path.is_dir():
+      shutil.rmtree(path)
+
+
+def _numbers(directory: pathlib.Path) -> list[int]:
+  """The steps in a folder, in order."""
+  steps = (path.name for path in directory.glob("*") if path.is_dir())
+  return sorted(int(name) for name in steps if name.isdigit())
+
+
+def _file_digests(step: pathlib.Path) -> dict[str, str]:
+  """SHA-256 of every file of a step but their list, by its path in the step's folder."""
+  paths = sorted(path for path in step.rglob("*") if path.is_file())
+  named = {path.relative_to(step).as_posix(): path for path in paths}
+  return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
+
+
+def write_digests(step: pathlib.Path) -> None:
+  """Writes the digests of a step's files beside them."""
+  text = json.dumps(_file_digests(step), indent=1)
+  (step / _DIGESTS).write_text(text, encoding="utf-8")
+
+
+def meta_digest(meta: Mapping[str, Any]) -> str:
+  """SHA-256 of JSON data, whatever the order of their keys."""
+  plain = json.loads(json.dumps(meta))
+  return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoints:
+  """Saves and restores (state, meta) under `<workdir>/checkpoints`.
+
+  Of several processes all make the same calls; process 0 alone looks at the files, and what
+  it reads goes to all.
+
+  Args:
+    workdir: of the run.
+    phase: folder in it, for a run of several trainings; "" for one training.
+    rows_on_disk: `ClientStates` lie there also between checkpoints.
+
+  >>> import tempfile
+  >>> checkpoints = Checkpoints(pathlib.Path(tempfile.mkdtemp()))
+  >>> checkpoints.latest_step() is None
+  True
+  >>> checkpoints.save(3, {"key": jax.random.key(1)}, {"ledger": []})
+  >>> state, meta = checkpoints.restore({"key": jax.random.key(0)})
+  >>> bool(state["key"] == jax.random.key(1)), meta
+  (True, {'ledger': []})
+  """
+
+  def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
+    self._rows_on_disk, self._keepers = rows_on_disk, None
+    self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
+    self._orbax: Any = _orbax(self.directory) if processes.is_first() else None
+    self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
+
+  def latest_step(self) -> int | None:
+    """The newest complete checkpoint, or None. A save that was cut off does not count."""
+    return self._latest
+
+  def begun(self, state: ArrayTree) -> Any:
+    """The state that a run begins with, its `ClientStates` where they are to lie."""
+    folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
+    self._keepers = [
+      Keeper(folder(i), states, on_disk=self._rows_on_disk)
+      for i, states in enumerate(_states(state))
+    ]
+    return _with_states(state, [keeper.begun for keeper in self._keepers], state)
+
+  def save(self, step: int, state: ArrayTree, meta: dict[str, Any]) -> None:
+    """Writes state (a tree of arrays and keys) and meta (JSON data), all or nothing.
+
+    Raises:
+      UserError: the processes do not hold the same state.
+      Unwritable: the disk is full, or refuses; earlier checkpoints are as they were.
+    """
+    if self._keepers is None:
+      self.begun(state)
+    pairs = list(zip(self._keepers or (), _states(state)))
+    rows = [keeper.saved(states) for keeper, states in pairs]
+    arrays = to_arrays(_with_states(state, rows, state))
+    if jax.process_count() > 1:
+      processes.same(state=trees.sha256(arrays))
+    if step != self._latest:
+      processes.on_first(lambda: self._write(step, arrays, meta))
+      for keeper, _ in pairs:
+        keeper.committed()
+    self._latest = step
+
+  def _write(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
+    held = {**meta, "step": step}
+    args = ocp.args.Composite(
+      state=ocp.args.StandardSave(_tree(_filled(arrays))), meta=ocp.args.JsonSave(held)
+    )
+    new = self.directory / _NEW
+    with writers.told_in_one_line(f"checkpoint={self.directory / str(step)}"):
+      shutil.rmtree(new, ignore_errors=True)
+      writers.secret_folder(new)
+      self._orbax.save(new / str(step), args=args)
+      write_digests(new / str(step))
+      # Durable before it has its name, and its name before older steps go.
+      writers.make_durable(new / str(step), secret=True)
+      os.rename(new / str(step), self.directory / str(step))
+      writers.sync_folder(self.directory)
+      new.rmdir()
+      for old in _numbers(self.directory)[:-_KEEP]:
+        shutil.rmtree(self.directory / str(old))
+
+  def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:
+    """The newest checkpoint, with the structure, shapes and dtypes of `like`.
+
+    Raises:
+      UserError: it cannot be read, is of another structure, or is not what was saved. Nothing is
+        deleted.
+    """
+    if self._keepers is None:
+      self.begun(like)
+    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
+    like_arrays, read = to_arrays(_with_states(like, empty, like)), []
+    meta = processes.on_first(lambda: self._read(like_arrays, read))
+    arrays = read[0] if read else like_arrays
+    if jax.process_count() > 1:
+      arrays = processes.arrays_from_first(to_arrays(arrays))
+      arrays = jax.tree.map(processes.placed_like, arrays, like)
+    state = to_keys(arrays, like)
+    indexes = [
+      index
+      for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
+      if isinstance(leaf, ClientStates)
+    ]
+    pairs = zip(self._keepers or (), indexes)
+    rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]
+    return _with_states(state, rows, like), meta
+
+  def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
+    """The meta data; the arrays go `into` a list."""
+    step = self.directory / str(self._latest)
+    # Orbax leaves tasks of its own behind where a file is broken, which are heard of much later.
+    self._check_files(step)
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
+    args = ocp.args.Composite(
+      state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
+    )
+    try:
+      restored = self._orbax.restore(step, args=args)
+    except Exception as error:  # orbax and tensorstore raise many types for a broken file
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+      raise self._unreadable(reason) from error
+    found = restored.state if _tree(like) is like else restored.state[_ALONE]
+    arrays = _emptied(found, like)
+    meta = self._believed(restored.meta)
+    into.append(arrays)
+    return meta
+
+  def _unreadable(self, reason: str) -> UserError:
+    # The end of a long folder's name is what tells it.
+    where = str(self.directory / str(self._latest))[-100:]
+    return UserError(
+      f"checkpoint={where}: cannot be read ({reason}); nothing "
+      "was changed, remove this directory to go on from an earlier step"
+    )
+
+  def _check_files(self, step: pathlib.Path) -> None:
+    """UserError: the step's files are not those that were saved."""
+    listed = step / _DIGESTS
+    if not listed.exists():
+      writers.warn(
+        f"checkpoint={step}: an earlier version wrote it, without digests of its files; a damaged "
+        "file may not be noticed"
+      )
+      return
+    try:
+      saved, now = writers.read_json(listed), _file_digests(step)
+    except (UserError, OSError) as error:
+      raise self._unreadable(str(error)[-120:]) from None
+    if not isinstance(saved, dict):
+      raise self._unreadable(f"{_DIGESTS} is no mapping")
+    for name in sorted({*saved, *now}):
+      if saved.get(name) != now.get(name):
+        raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
+
+  def _believed(self, meta: Any) -> dict[str, Any]:
+    """What was given to `save`, of this step. UserError: it is that of another."""
+    if not isinstance(meta, dict):
+      raise self._unreadable("its meta data are no mapping")
+    held = dict(meta)
+    if held.pop("step", self._latest) != self._latest:
+      raise self._unreadable("it is that of another step")
+    return held
+
+  def close(self) -> None:
+    """Releases what reads and writes."""
+    if self._orbax is not None:
+      self._orbax.close()
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+  trace = record.exc_info[2] if isinstance(record.exc_info, tuple) else None
+  sources = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+  return not any(
+    "orbax" in text for text in (record.pathname, record.getMessage(), *sources)
+  )
+
+
+def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
+  """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
+  older ones away before the newest would survive a loss of power."""
+  logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+  # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's
+  # logger, and so does asyncio, some of them at exit. What failed is raised to us.
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).addFilter(_is_not_of_orbax)
+  writers.secret_folder(directory)
+  for path in directory.glob(_UNFINISHED):
+    shutil.rmtree(path, ignore_errors=True)
+  alone = ocp.options.MultiprocessingOptions(
+    primary_host=jax.process_index(), active_processes={jax.process_index()}
+  )
+  return ocp.Checkpointer(
+    ocp.CompositeCheckpointHandler(
+      composite_options=ocp.CompositeOptions(multiprocessing_options=alone),
+      state=ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+      meta=ocp.JsonCheckpointHandler(multiprocessing_options=alone),
+    ),
+    multiprocessing_options=alone,
+  )

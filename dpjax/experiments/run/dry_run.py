@@ -1,0 +1,282 @@
+"""`--dry_run`: what a run would promise and need, and none of the run.
+
+Everything is built and refused as in the run itself; then a few steps are timed on zeros of the
+data's shape, their clients of equal size, with batches that are not the run's: so what is
+printed tells nothing of the data but their number and shape. Nothing is written, no folder is
+made, and no key is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+
+from dpjax import models, trees
+from dpjax.accounting import Ledger, by_name
+from dpjax.data import Dataset, Federation, Rows
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import (
+  checkpoint,
+  loop,
+  promise,
+  provenance,
+  saved,
+  streams,
+  writers,
+)
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.loop import Work
+from dpjax.validate import UserError
+
+TIMED_STEPS = 5  # after the first, which compiles
+TIMED_SECONDS = 10.0  # of them together
+FINISHED = "holds this run, finished; it would not run again"
+_TIMED_FEATURES = 256  # examples
+_ROOMS: dict[type, Any] = {TrainConfig: central, FedConfig: federated}
+
+
+class Timing(NamedTuple):
+  """Seconds, of steps on zeros."""
+
+  start: float  # to the end of the first step, compilation included
+  steps: tuple[float, ...]
+  evaluation: float  # of one; 0 where there is none
+  num_parameters: int
+
+  def whole(self, work: Work) -> float:
+    """Of the work; what is written to disk comes on top."""
+    rows = sum(work.row_at(step + 1) is not None for step in range(work.num_steps))
+    return self.start + (work.num_steps - 1) * self.step + rows * self.evaluation
+
+  @property
+  def step(self) -> float:
+    """The median."""
+    return statistics.median(self.steps) if self.steps else 0.0
+
+
+class Rehearsal(NamedTuple):
+  """A run on zeros."""
+
+  work: Work
+  timing: Timing
+  before: float  # seconds until it begins
+
+  @property
+  def seconds(self) -> float:
+    """Of the whole run; an estimate."""
+    return self.before + self.timing.whole(self.work)
+
+  def facts(self) -> dict[str, Any]:
+    """What the run will promise: the privacy part of its result.json."""
+    stated = self.work.promise or promise.NONE
+    return stated.facts(Ledger(), stated.curve(self.work.num_steps))
+
+
+class _Enough(Exception):
+  """A work has been timed: the run ends here."""
+
+
+def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
+  """The plan of a run, as lines.
+
+  Raises:
+    UserError: whatever the run would be refused for before its first step, in the same line;
+      or several processes.
+  """
+  if jax.process_count() > 1:
+    raise UserError(
+      f"dry_run: must be of one process, not {jax.process_count()}: what it times is one's"
+    )
+  room, folder = _ROOMS[type(config)], pathlib.Path(workdir)
+  room.check(config)
+  owner.known(folder, config)  # before the data are read, as in a run
+  loaded = room.load_data(config, features=False)
+  state = state_of(room.build(config, loaded), folder)
+  found = rehearsed(config, loaded)
+  work = found.work
+  if work.promise is not None:
+    work.promise.warn()
+  lines = {
+    "data": _declared(loaded[0]),
+    **{name: _shown(name, value) for name, value in work.planned().items()},
+    "num_parameters": f"{found.timing.num_parameters:,}",
+    "privacy": _promised(found),
+    work.name: f"{work.num_steps} {work.steps_are}",
+    "time": _minutes(found),
+    "memory": memory(),
+    "workdir": f"{workdir}: {state}",
+  }
+  return aligned(lines)
+
+
+def _declared(data: Dataset | Federation) -> str:
+  """A data set in words, with the number of examples that was declared where there is one.
+
+  Without it the number is public (a promise under add_or_remove_one is refused without), but
+  for users, whose promise hides how many examples they have.
+  """
+  held = data.dataset if isinstance(data, Federation) else data
+  count = f"{held.nominal_size or len(held)} x "
+  if held.nominal_size is None and isinstance(data, Federation):
+    count = ""
+  return repr(held).replace(f": {len(held)} x ", f": {count}", 1)
+
+
+def aligned(lines: dict[str, str]) -> str:
+  """A plan as text: names and what is said of them."""
+  width = max(map(len, lines))
+  head = "Plan only: nothing is trained, nothing is written."
+  return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
+
+
+def rehearsed(config: TrainConfig | FedConfig, loaded: tuple[Any, Any]) -> Rehearsal:
+  """The run on zeros of the shape of `loaded`, what `load_data(config, features=False)` gave.
+
+  Raises:
+    UserError: whatever the run would be refused for before its first step.
+  """
+  room, began = _ROOMS[type(config)], time.monotonic()
+  if isinstance(config, TrainConfig):  # zeros would not be known again
+    saved.pretrained_on(config.pretrained, config.data.name, loaded[0])
+  zeros, features = _blank(config.model, loaded)
+  job = room.build(config, zeros)
+  play = job.start(streams.derived(job.seed, job.digest, job.data()))
+  before, found = time.monotonic() - began + features, []
+
+  def fit(work: Work) -> NoReturn:
+    found.append(Rehearsal(work, timed(work)[0], before))
+    raise _Enough
+
+  with contextlib.suppress(_Enough):
+    play(fit)
+  return found[0]
+
+
+def state_of(job: loop.Job, folder: pathlib.Path) -> str:
+  """What the run would find in its folder."""
+  meta = owner.known(folder, job.config)
+  done = owner.finished(folder, job.config) is not None
+  if meta is not None and (folder / checkpoint.FOLDER / writers.LOCK).exists():
+    with writers.alone_in(folder, checkpoint.FOLDER):
+      pass
+  loop.admitted(job, folder, meta)
+  step = checkpoint.newest(folder)
+  if done:
+    return FINISHED
+  return "new" if step is None else f"would go on from step {step}"
+
+
+def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:
+  """Zeros for the data, as inputs of the model; estimated seconds for their features."""
+  train, test = loaded
+  held = train.dataset if isinstance(train, Federation) else train
+  seconds, shape = 0.0, held.x.shape[1:]
+  if models.needs_features(model.name):
+    rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
+    for _ in range(2):  # the first compiles
+      began = time.monotonic()
+      shape = central.featured(model, rows).x.shape[1:]
+      seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
+  zeros: Any = blank(held, shape)
+  if isinstance(train, Federation):
+    rows = np.array_split(np.arange(len(train)), train.num_clients)
+    zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
+  return (zeros, blank(test, shape)), seconds
+
+
+def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
+  """As many examples, of that shape, all zero, of class 0."""
+  y = np.zeros_like(dataset.y)
+  if dataset.in_memory:
+    x = np.zeros((len(dataset), *shape), dataset.x.dtype)
+  else:
+    x = Rows(_Zeros(len(dataset), shape, dataset.x.dtype), shape, dataset.x.dtype)
+  return dataclasses.replace(dataset, x=x, y=y)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Zeros:
+  """A source of zeros, for data that lie in files."""
+
+  count: int
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  def __len__(self) -> int:
+    return self.count
+
+  def read(self, places: np.ndarray) -> np.ndarray:
+    return np.zeros((len(places), *self.shape), self.dtype)
+
+
+def timed(work: Work) -> tuple[Timing, Any]:
+  """(how long a few of its steps take, the state after them)."""
+
+  def steps() -> Iterator[float]:
+    nonlocal state
+    began = time.monotonic()
+    for draw in itertools.islice(work.draws(0), 1 + TIMED_STEPS):
+      state, _ = jax.block_until_ready(work.step(state, draw))
+      yield time.monotonic() - began
+      began = time.monotonic()
+
+  began = time.monotonic()
+  state = work.init()
+  size = trees.size(work.released(state))
+  started = time.monotonic() - began
+  spent: list[float] = []
+  for seconds in steps():
+    spent.append(seconds)
+    if sum(spent[1:]) > TIMED_SECONDS:
+      break
+  seconds = _evaluated(work, state)
+  return Timing(started + spent[0], tuple(spent[1:]), seconds, size), state
+
+
+def _evaluated(work: Work, state: Any) -> float:
+  seconds = 0.0
+  for _ in range(0 if work.evaluate is None else 2):  # the first compiles
+    began = time.monotonic()
+    work.evaluate(state)  # type: ignore[misc]
+    seconds = time.monotonic() - began
+  return seconds
+
+
+def _promised(found: Rehearsal) -> str:
+  facts = found.facts()
+  by = facts["accountant"]
+  return promise.told(facts) + (f", by {by}" if by else "")
+
+
+def _shown(name: str, value: Any) -> str:
+  return by_name(name, value) if isinstance(value, float) else str(value)
+
+
+def _minutes(found: Rehearsal) -> str:
+  timing, begun = found.timing, found.before + found.timing.start
+  return (
+    f"about {found.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
+    f"is done, then {1e3 * timing.step:.3g} ms a step, the median of {len(timing.steps)} on "
+    f"zeros, and {timing.evaluation:.2g} s an evaluation)"
+  )
+
+
+def memory() -> str:
+  """Of this process until now: it held the data, compiled and took steps."""
+  peak = provenance.peak_rss()
+  line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
+  stats = jax.local_devices()[0].memory_stats() or {}
+  device = stats.get("peak_bytes_in_use")
+  return line if device is None else f"{line}, {device / 1e9:.2g} GB of the device's"

@@ -1,0 +1,257 @@
+"""A run before anything of it is computed: `Job`, its works, and what a loop must rely on.
+
+A kind of run is `build(config) -> Job`, written by anybody. What it gives is checked where it
+is given, before the first step where that can be known: one line that names the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from dpjax import trees, validate
+from dpjax.accounting import Ledger
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.promise import NONE, Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.federated.client_states import ClientStates
+from dpjax.types import ArrayTree, Config
+from dpjax.validate import UserError
+
+Scores = dict[str, float]
+Result = dict[str, Any]
+STEPS_ARE = (
+  "steps_are"  # in result.json of a run that has a report: what its steps are called
+)
+_DIGEST_BYTES = 32
+_PLANNED = ("task", "dataset", "method")  # of result.json, whichever the run
+
+
+class Work(NamedTuple):
+  """A training as data: what the loop does, step by step, from any step on."""
+
+  num_steps: int
+  init: Callable[[], Any]  # -> state, a tree of arrays and keys
+  step: Callable[[Any, Any], tuple[Any, Any]]  # (state, draw) -> (state, info)
+  draws: Callable[[int], Iterable[Any]]  # from step t on, each a function of (stream, t)
+  released: Callable[[Any], Any]  # of a state: what may leave
+  # of a state, on public data: scores by name, among them "accuracy" if any; None: no rows
+  evaluate: Callable[[Any], Scores] | None
+  # (folder, the last state): files beside params.npz
+  write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
+  promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
+  row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
+  observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
+  enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
+  save_every: int | None = None  # steps; None: by the clock
+  rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
+  # A tree of what was released before the first step: a run that goes on must have it again.
+  before_steps: Any = None
+  name: str = "train"  # on the progress bar
+  phase: str = ""  # folder of its checkpoints, where a run has several works
+  steps_are: str = "optimizer steps"  # in the picture
+  # Of result.json what is known before the first step: of a `single` one its task, dataset
+  # and method, too.
+  planned: Callable[[], Result] = dict
+  # What it says besides: (state, the promise's facts, rows of metrics).
+  describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
+
+
+class Ended(NamedTuple):
+  """What a run leaves."""
+
+  params: Any
+  result: Callable[[pathlib.Path], Result]  # all that is not the same for every kind
+  write: Callable[[pathlib.Path], None] = lambda folder: None  # more, before result.json
+  finish: Callable[[pathlib.Path], None] = lambda folder: None  # and what needs it
+  saved_as: str = owner.PARAMS  # what `params` is called in the folder
+
+
+class Fitted(Protocol):
+  """A work that is done."""
+
+  state: Any
+  step: int
+  ledger: Ledger
+  final_epsilon: float
+
+
+Fit = Callable[[Work], Fitted]  # does a work, or what is left of it
+Play = Callable[[Fit], Ended]  # does the works of a run, in a row
+
+
+class Job(NamedTuple):
+  """One run before anything of it is computed: made by the `build` of its kind."""
+
+  config: Config  # what config.json holds, and whose the folder is
+  digest: bytes  # `streams.config_digest` of all in it that decides what is computed
+  seed: int
+  data_name: str  # for messages
+  # Reads them; 32 bytes of all that is trained on: `dpjax.data.digest`, or a SHA-256 of them.
+  data: Callable[[], bytes]
+  start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
+  release: bool = False  # its streams come from the operating system
+  over_processes: bool = False  # whether several processes may share its steps
+
+
+def every(count: int, step: int, num_steps: int) -> int | None:
+  """A `row_at`: each `count` steps, and the last.
+
+  >>> [every(2, step, 5) for step in range(1, 6)]
+  [None, 2, None, 4, 5]
+  """
+  return step if step % count == 0 or step == num_steps else None
+
+
+def single(work: Work) -> Play:
+  """A run of one work. Refused here, before its folder is claimed, if it would overspend or
+  would have no result."""
+  checked_work(work)
+  planned = work.planned()
+  missing = [name for name in _PLANNED if name not in planned]
+  if missing:
+    raise UserError(f"Work.planned: must return {', '.join(missing)}, too; got {planned!r}")
+  if work.promise is not None:
+    work.promise.check_budget(Ledger())
+
+  def play(fit: Fit) -> Ended:
+    fitted = fit(work)
+    drawn = lambda folder: report.train_report(folder, steps=work.steps_are)
+    finish = (lambda folder: None) if work.evaluate is None else drawn
+    result = lambda folder: _result(work, fitted, folder)
+    write = lambda folder: work.write(folder, fitted.state)
+    return Ended(work.released(fitted.state), result, write=write, finish=finish)
+
+  return play
+
+
+def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
+  promise = work.promise or NONE
+  facts = promise.facts(fitted.ledger, fitted.final_epsilon)
+  facts["privacy_statement"] = promise.statement(fitted.step)
+  return {
+    **facts,
+    "test_accuracy": None,
+    **scored(work, fitted.state),
+    "num_steps": fitted.step,
+    "ledger": fitted.ledger.to_json(),
+    **({} if work.evaluate is None else {STEPS_ARE: work.steps_are}),
+    **work.planned(),
+    **work.describe(fitted.state, facts, writers.read_metrics(folder)),
+  }
+
+
+# --- what others' parts must give
+
+
+def _refuse(field: str, wanted: str, got: object) -> None:
+  raise UserError(f"{field}: must {wanted}, not {got!r:.60}")
+
+
+def checked(job: Job) -> Job:
+  """The job. UserError, which names the field, for what is none."""
+  if not isinstance(job, Job):
+    _refuse("build", "return a dpjax.experiments.run.loop.Job", job)
+  if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
+    _refuse("Job.config", "be a dataclass", job.config)
+  _check_digest(
+    "Job.digest", "be 32 bytes (dpjax.experiments.run.streams.config_digest)", job.digest
+  )
+  validate.integer_at_least(0, **{"Job.seed": job.seed})
+  _check_functions(job, "data", "start")
+  return job
+
+
+def data_of(job: Job) -> bytes:
+  """The digest of its data, read now."""
+  found = job.data()
+  wanted = "return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256)"
+  _check_digest("Job.data", wanted, found)
+  return found
+
+
+def started(job: Job, random: Streams) -> Play:
+  """What `start` makes."""
+  play = job.start(random)
+  if not callable(play):
+    _refuse("Job.start", "return what loop.single(Work(...)) makes", play)
+  return play
+
+
+def checked_work(work: Work) -> Work:
+  """The work. UserError, which names the field, for what is none."""
+  if not isinstance(work, Work):
+    _refuse("Job.start", "do a dpjax.experiments.run.loop.Work", work)
+  validate.integer_at_least(0, **{"Work.num_steps": work.num_steps})
+  if work.save_every is not None:
+    validate.integer_at_least(1, **{"Work.save_every": work.save_every})
+  _check_functions(
+    work, "init", "step", "draws", "released", "row_at", "observe", "enough", "planned",
+    "describe", "write", *(() if work.evaluate is None else ("evaluate",))
+  )  # fmt: skip
+  if not isinstance(work.promise, Promise | None):
+    _refuse(
+      "Work.promise", "be a dpjax.experiments.run.promise.Promise, or None", work.promise
+    )
+  return work
+
+
+def begun(work: Work) -> ArrayTree:
+  """Its first state."""
+  state = work.init()
+  odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
+  if odd or not jax.tree.leaves(state):
+    _refuse("Work.init", "return an array, or a tree of arrays and keys", [*odd, state][0])
+  return state
+
+
+def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
+  """(the next state, info)."""
+  before, made = jax.tree.structure(state), work.step(state, draw)
+  if not isinstance(made, tuple) or len(made) != 2:
+    _refuse("Work.step", "return (state, info)", jax.tree.structure(made))
+  after = jax.tree.structure(made[0])
+  if after != before:
+    _refuse("Work.step", f"return a state like that of init, {before!s:.60}", after)
+  return made
+
+
+def scored(work: Work, state: ArrayTree) -> Scores:
+  """Its scores of a state, as a row calls them; none where it has no `evaluate`."""
+  if work.evaluate is None:
+    return {}
+  found = work.evaluate(state)
+  if not isinstance(found, Mapping) or not all(map(_is_number, found.values())):
+    _refuse("Work.evaluate", "return numbers by their names", found)
+  return {f"test_{name}": value for name, value in found.items()}
+
+
+def _check_digest(field: str, wanted: str, found: object) -> None:
+  if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
+    size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
+    raise UserError(f"{field}: must {wanted}, not {type(found).__name__}{size}")  # secret
+
+
+def _check_functions(part: Any, *names: str) -> None:
+  for name in names:
+    if not callable(getattr(part, name)):
+      _refuse(f"{type(part).__name__}.{name}", "be a function", getattr(part, name))
+
+
+def _is_array(leaf: Any) -> bool:
+  if isinstance(leaf, ClientStates):
+    return True
+  if isinstance(leaf, np.generic):  # it would be saved, and could not be read again
+    return False
+  dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+  return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin
+
+
+def _is_number(value: Any) -> bool:
+  return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "biuf"

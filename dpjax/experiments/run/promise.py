@@ -1,0 +1,253 @@
+"""What a run promises. Every epsilon that a person sees is read from here.
+
+A promise is made before the first step and answers, for any number of steps, what they cost
+and in which words. What is printed at the end is that of the ledger: of what really ran.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from dp_accounting import DpEvent, NoOpDpEvent
+
+from dpjax import noise, validate
+from dpjax.accounting import (
+  NOTHING,
+  Budget,
+  BudgetExceeded,
+  Ledger,
+  by_name,
+  delta_warning,
+  upper,
+)
+from dpjax.experiments.run import writers
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+KINDS = writers.EPSILON_KINDS
+_FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
+
+
+@dataclasses.dataclass(frozen=True)
+class Promise:
+  """Whose epsilon, of which kind, under which neighbours.
+
+  >>> Promise("claimed", 0.0, "replace_one")
+  Traceback (most recent call last):
+  ...
+  ValueError: a claimed epsilon must name the assumptions that fail
+  """
+
+  kind: str  # proved | simulated (of a larger deployment) | claimed | none
+  delta: float | None
+  relation: str
+  unit: str = "example"
+  accountant: str = ""
+  # What step t of THIS run is charged, and what its steps from t to the last are.
+  step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
+  remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
+  curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
+  statement: Callable[[int], str] = lambda steps: NOTHING  # in words, after so many
+  accounted_delta: float | None = None  # of the ledger: delta less what is set aside
+  l2_bound: float = math.inf  # of one record's part in a step
+  num_records: int | None = None  # of this run, public: delta should be far below 1 / it
+  budget: float | None = None  # no run that would spend more is started
+  failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
+
+  def __post_init__(self) -> None:
+    validate.one_of(KINDS, kind=self.kind)
+    if self.kind == "claimed" and not self.failed_assumptions:
+      raise ValueError("a claimed epsilon must name the assumptions that fail")
+
+  def check_budget(self, ledger: Ledger) -> None:
+    """Refuses before the next step what would overspend at the last.
+
+    Raises:
+      BudgetExceeded: naming `privacy.epsilon_budget`.
+    """
+    if self.budget is None or self.kind == "none":
+      return
+    budget = Budget(epsilon=self.budget, delta=self.accounted_delta or 0.0)
+    proposed = self.remaining_event(ledger.num_steps)
+    try:
+      ledger.check(
+        budget,
+        proposed,
+        neighboring_relation=self.relation,
+        accountant=self.accountant,
+      )
+    except BudgetExceeded as error:
+      told = str(error).removeprefix("epsilon=")
+      raise BudgetExceeded(f"privacy.epsilon_budget={told}") from error
+
+  def charged(self, ledger: Ledger) -> float:
+    """Epsilon of the charges themselves, not of what was meant to run."""
+    return ledger.epsilon(
+      self.accounted_delta or 0.0,
+      neighboring_relation=self.relation,
+      accountant=self.accountant,
+    )
+
+  def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
+    """The privacy part of result.json.
+
+    Args:
+      epsilon: of the curve, after all steps.
+    """
+    if self.kind == "none" or not math.isfinite(epsilon):
+      return dict.fromkeys(_FACTS) | {"epsilon_kind": "none", "accountant": None}
+    facts = {
+      "epsilon": epsilon,
+      "delta": self.delta,
+      "neighboring_relation": self.relation,
+      "unit": self.unit,
+      "epsilon_kind": self.kind,
+      "accountant": self.accountant or None,
+    }
+    if self.failed_assumptions:
+      facts |= {"failed_assumptions": list(self.failed_assumptions)}
+    if self.kind == "simulated":
+      return facts | {"epsilon_of_this_run": self.charged(ledger)}
+    proved = self.kind == "proved" and ledger.charges
+    return facts | ({"epsilon": self.charged(ledger)} if proved else {})
+
+  def warn(self) -> None:
+    """One line on stderr where delta is no smaller than 1 / number of records."""
+    if not (self.delta and self.num_records) or self.kind == "none":
+      return
+    warning = delta_warning(self.delta, self.num_records)
+    if warning:
+      what = "num_clients" if self.unit == "user" else "num_examples"
+      writers.warn(warning.replace("num_examples", what))
+
+
+def of_plan(
+  plan: Plan,
+  num_records: int,
+  *,
+  ran: Plan | None = None,
+  deployed: int | None = None,
+  unit: str = "",
+  budget: float | None = None,
+  note: str = "",
+  release: bool = False,
+) -> Promise:
+  """The promise of a plan that is carried out on so many records.
+
+  Args:
+    ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
+      records: then the promise is simulated.
+    unit: whose data are one record; "" for the plan's own word.
+    note: what stands before the plan's statement.
+    release: noise on a grid, keys of the operating system; see `released`.
+
+  Raises:
+    UserError: a budget, or a release, of a run that promises nothing.
+  """
+  if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
+    check_nothing_asked(budget=budget, release=release)
+  runs = plan if ran is None else ran
+  kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
+
+  def statement(steps: int) -> str:
+    text = plan.statement(deployed or num_records, steps, unit=unit or plan.unit)
+    told = [note, text, released(plan) if release else ""]
+    return "\n\n".join(part for part in told if part)
+
+  return Promise(
+    kind=kind if plan.is_private else "none",
+    delta=plan.delta,
+    relation=str(plan.neighboring_relation),
+    unit=unit or plan.unit,
+    accountant=plan.accountant,
+    step_event=runs.step_event,
+    remaining_event=runs.remaining_event,
+    curve=lambda steps: float(plan.epsilon_curve([steps])[0]),
+    statement=statement,
+    accounted_delta=runs.accounted_delta(plan.delta),
+    l2_bound=runs.l2_bound,
+    num_records=num_records,
+    budget=budget,
+    failed_assumptions=plan.assumptions or runs.assumptions,
+  )
+
+
+NONE = Promise("none", None, "")
+
+
+def named(assumptions: Iterable[str]) -> str:
+  """The names of failed assumptions, each of which precedes its words and a colon.
+
+  >>> named(["C1: the clip norm is a guess", "C4: no noise"])
+  'C1, C4'
+  """
+  return ", ".join(text.split(":")[0] for text in assumptions)
+
+
+def check_nothing_asked(*, budget: float | None, release: bool) -> None:
+  """Raises for what a run that promises nothing would ignore."""
+  if release or budget is not None:
+    given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
+    raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
+
+
+def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
+  """The same promise, whose statement begins with a note; "" for none.
+
+  Args:
+    assumed: what the promise rests on and nothing here can check: then it is a claim.
+  """
+  if not note:
+    return promised
+  told = promised.statement
+  found = dataclasses.replace(promised, statement=lambda steps: f"{note}\n\n{told(steps)}")
+  if not assumed or promised.kind == "none":
+    return found
+  rests = (*promised.failed_assumptions, assumed)
+  return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
+
+
+def released(plan: Plan) -> str:
+  """What release mode adds to the privacy statement, and what it does not cover."""
+  least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
+  step = noise.source.grid_step(least * plan.l2_bound)
+  return textwrap.fill(
+    "Release mode. The noise key has 256 bits of the operating system's entropy and is "
+    "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "
+    "as secret as the data. Batches are drawn by NumPy's Philox from a 256-bit seed of the "
+    "same origin; Philox is not a cryptographic generator. Each noisy sum is rounded to the "
+    f"grid of multiples of {step:g} before anything is computed from it, so that which "
+    "numbers can occur does not depend on the data; that the probabilities on the grid are "
+    "those of an ideal rounded Gaussian is not proved to the last bit. Per-example "
+    "diagnostics were switched off. How long anything took follows the private sizes of "
+    "batches and cohorts and is not covered: no file of the run says it (there are no "
+    "TensorBoard events), but the files' own times and progress on a terminal do, so release "
+    "neither of these.",
+    width=92,
+    break_on_hyphens=False,
+  )
+
+
+def told(result: Mapping[str, Any]) -> str:
+  """The promise of a result.json in a few words; a claim never comes without what fails.
+
+  >>> told({"epsilon_kind": "none"})
+  'not private'
+  """
+  kind = result["epsilon_kind"]
+  if kind == "none":
+    return "not private"
+  epsilon = f"epsilon={by_name('epsilon', result['epsilon'])}"
+  under = f"delta={upper(result['delta'])}, {result['neighboring_relation']}"
+  if kind == "simulated" and result.get("failed_assumptions"):
+    under += ", what really ran is not proved"
+  if kind != "claimed":
+    return f"{epsilon} ({kind}, {under}, per {result['unit']})"
+  theorem = result.get("claimed_epsilon_thm7")
+  own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
+  failed = named(result["failed_assumptions"])
+  return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"

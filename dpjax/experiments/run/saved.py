@@ -1,0 +1,226 @@
+"""Parameters that an earlier run has written, `params.npz`: read, and begun from.
+
+A run that begins from them promises what it promises to records that they know nothing of.
+So where they come from must be known: their run's result.json, beside them and of these very
+parameters, says on which data it was trained, and where it began itself. Data of the run's
+own name are refused; what others they are stands in the privacy statement.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dpjax import data, names, trees
+from dpjax.data import npz
+from dpjax.experiments.run import streams, workdir, writers
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+PRETRAINED_ON = "pretrained_on"  # in result.json: data sets, the last one first
+SYNTHETIC = ("random_process",)  # made of random numbers
+_UNNAMED = "data that nothing beside it names"  # of weights from elsewhere
+HEAD = "head"  # the last layer of every model of ours
+
+
+def read(path: str, field: str) -> dict[str, np.ndarray]:
+  """The arrays of a params.npz, by name.
+
+  Raises:
+    UserError: no such file, or none that `numpy.savez` has written; an array of it is of another
+      type than floating point numbers, or holds one that is not finite.
+  """
+  at = f"{field}={path!r}"
+  arrays = npz.arrays_of(pathlib.Path(path), f"{at}: is no params.npz")
+  return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
+
+
+def _numbers(array: np.ndarray, told: str) -> np.ndarray:
+  """The array. UserError, beginning with `told`: it cannot be a parameter."""
+  floats = jnp.issubdtype(array.dtype, jnp.floating)
+  if not floats:
+    raise UserError(f"{told}: must hold floating point numbers, not {array.dtype}")
+  if not array.dtype.isnative:
+    raise UserError(f"{told}: must be of this machine's byte order, not {array.dtype.str}")
+  if not np.isfinite(np.asarray(array, np.float64)).all():
+    raise UserError(f"{told}: holds NaN or infinity")
+  return array
+
+
+def in_place_of(
+  like: Params, arrays: Mapping[str, np.ndarray], told: str, fresh: tuple[str, ...] = ()
+) -> Params:
+  """The arrays in the structure of `like`, whose leaves named in `fresh` stay as they are.
+
+  Raises:
+    UserError: beginning with `told`, other leaves or shapes: of another model; or numbers that
+      its dtypes cannot hold.
+  """
+  leaves, treedef = trees.named_leaves(like), jax.tree.structure(like)
+  for name in sorted({*leaves, *arrays} - {*fresh}):
+    got = arrays[name].shape if name in arrays else "no such leaf"
+    wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
+    if got != wanted:
+      raise UserError(
+        f"{told}: was trained elsewhere: {name} is {got} there, {wanted} in the model of this "
+        "config"
+      )
+  found = [
+    leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{told}: {name}")
+    for name, leaf in leaves.items()
+  ]
+  return jax.tree.unflatten(treedef, found)
+
+
+def _cast(array: np.ndarray, dtype: Any, told: str) -> np.ndarray:
+  """The array in the dtype of the model. UserError, beginning with `told`: it does not fit."""
+  if array.dtype == dtype:
+    return array
+  with np.errstate(over="ignore"):
+    cast = array.astype(dtype)
+  if not np.isfinite(np.asarray(cast, np.float64)).all():
+    raise UserError(f"{told}: holds numbers beyond {dtype}, the type of the model's own")
+  writers.warn(f"{told}: is {array.dtype}, cast to {dtype}")
+  return cast
+
+
+def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:
+  """The result.json beside a params.npz, if it is of these very parameters; else None."""
+  result = _beside(path)
+  return result if result.get("params_sha256") == trees.sha256(params) else None
+
+
+def _beside(path: str) -> dict[str, Any]:
+  """The result.json in the folder of a file; empty where there is none."""
+  file = pathlib.Path(path).parent / writers.RESULT
+  result = writers.read_json(file) if file.exists() else {}
+  return result if isinstance(result, dict) else {}
+
+
+def begun(path: str | None, params: Params) -> Params:
+  """First parameters from `pretrained`: all arrays of the file, but those of `head`, the
+  last layer, which begins afresh where the file's has another shape (other classes).
+
+  Raises:
+    UserError: no params.npz, or that of another model.
+  """
+  if path is None:
+    return params
+  arrays, leaves = read(path, "pretrained"), trees.named_leaves(params)
+  last = list(filter(in_head, leaves))
+  shape = lambda name: arrays[name].shape if name in arrays else None
+  same = all(shape(name) == np.shape(leaves[name]) for name in last)
+  return in_place_of(params, arrays, f"pretrained={path!r}", () if same else tuple(last))
+
+
+def in_head(name: str) -> bool:
+  """Whether a parameter is one of the last layer, by its name.
+
+  >>> in_head("params/head/kernel"), in_head("params/heads/kernel")
+  (True, False)
+  """
+  return f"/{HEAD}/" in f"/{name}"
+
+
+def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list[str]:
+  """Data sets that the parameters in a file follow from, the last one first; [] for None.
+
+  Args:
+    data_name, train: the run's own.
+
+  Raises:
+    UserError: nothing says which (of a .safetensors file, which is bound to no result, the
+      statement says so instead), or the run's own data are among them: by their name, the file
+      that they lie in, or what the earlier run remembers of its data.
+  """
+  if path is None:
+    return []
+  told = f"pretrained={path!r}"
+  unbound = path.endswith(".safetensors")  # a result beside it may be of another file
+  result = (
+    _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), told))
+  )
+  if result is None:
+    raise UserError(
+      f"{told}: no result.json of these parameters lies beside it, so nothing says which data "
+      "they know, and no epsilon would hold; give the params.npz in the folder of its run"
+    )
+  own = result.get("dataset")
+  known = [str(own)] if own else []
+  known += map(str, result.get(PRETRAINED_ON) or [])
+  if unbound or not own:
+    known.insert(0, _UNNAMED)
+  seen = _bare(data_name) in map(_bare, known)
+  remembered = workdir.remembered(pathlib.Path(path).parent) or {}
+  if seen or streams.data_of(remembered) == data.digest(train):
+    raise UserError(
+      f"{told}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
+      "out what the first parameters know of them; must be of other data"
+    )
+  return known
+
+
+def _bare(name: str) -> str:
+  """The name of a data set without what may be spelt otherwise: a version, a way to a file.
+
+  >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
+  ('mnist', True)
+  """
+  if name.endswith((".npz", "/")):
+    return os.path.realpath(os.path.expanduser(name))
+  return name if names.is_path(name) else name.partition(":")[0]
+
+
+def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
+  """The tree whose leaves have these names."""
+  split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
+  try:
+    return traverse_util.unflatten_dict(split)
+  except (TypeError, AttributeError, IndexError, ValueError) as error:
+    raise UserError(f"{told}: one array has the name of a folder of others") from error
+
+
+def assumed(path: str | None, known: list[str]) -> str:
+  """What a promise rests on where the first parameters know data of people; "" for none.
+
+  That none of this run's records is among those data cannot be checked: names may differ, and
+  so may their order, number and preprocessing. So the promise is a claim, not a proof.
+
+  >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
+  ('', '')
+  >>> assumed("a/params.npz", ["mnist"])
+  'no record of this run is known to a/params.npz, which was trained on mnist'
+  """
+  if path is None or set(known) <= set(SYNTHETIC):
+    return ""
+  return (
+    f"no record of this run is known to {path}, which was trained on {', '.join(known)}"
+  )
+
+
+def statement(path: str | None, known: list[str]) -> str:
+  """What stands before a privacy statement; "" for a run that begins at random.
+
+  >>> print(statement("a/params.npz", ["random_process"]))
+  First parameters. The run begins from a/params.npz, which was trained on synthetic images of
+  random processes alone: on no record of anybody's.
+  """
+  if path is None:
+    return ""
+  if set(known) <= set(SYNTHETIC):
+    what = "synthetic images of random processes alone: on no record of anybody's."
+  else:
+    what = (
+      f"{', '.join(known)}. Nothing is promised to records that are in those data, too, or that "
+      "they follow from; that there are none is assumed, not checked."
+    )
+  text = f"First parameters. The run begins from {path}, which was trained on {what}"
+  return textwrap.fill(text, width=92, break_on_hyphens=False)

@@ -1,0 +1,365 @@
+"""Every key of a run from one digest of its config AND its data; the memory of the data.
+
+Why the config: two runs with one seed and, say, two epsilons must not share their noise: from
+two sums with the same noise at two scales the exact sums follow. Nor may they share batches:
+the cost of both together is the sum of their costs only if they sample independently. Why the
+data: the difference of two runs with the same noise on data sets that are one record apart IS
+what that record did.
+
+What may be seen. The digest of the data, and whatever follows from it without noise, would
+confirm a guess of the data. So it leaves this process in checkpoints alone, which hold the
+noise key too and are as secret as the data; the initial parameters depend on the seed alone;
+and a ledger names a key by the config, not by the key (`ledger_name`). A run whose seed is
+known can be repeated by whoever guesses its data, and compared bit for bit: that is what
+reproducible means. What is to be published is trained in release mode, whose keys depend on
+nothing at all (`fresh`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import names, noise, run_code
+from dpjax.experiments.config import fields as schema_fields
+from dpjax.types import Config
+from dpjax.validate import UserError
+
+# names in what a run remembers
+_DATA, _STREAMS, _OWN, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
+CODE, _INPUTS = "code", "code_inputs"
+_KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
+_SAMPLER_BITS, _ORDER_BITS = 256, 64
+
+
+class Streams(NamedTuple):
+  """Every source of randomness of a run, of whichever kind. All but `init` are as secret as
+  the data."""
+
+  init: jax.Array  # of the initial parameters; of the seed alone: public
+  noise: jax.Array
+  local: jax.Array  # what one example, or one client, draws for itself
+  sampler: int  # 128 bits, in release mode 256
+  order: int  # 64 bits of seed and data alone: equal for runs that differ in their config
+
+
+def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """32 bytes that name a config and the code that carries it out (`dpjax.run_code`). Public.
+
+  Edited code, of the user or of dpjax, and another version of JAX are another config: with the
+  same noise, the difference of two runs would be that of their exact sums.
+
+  Args:
+    kind: of run. fields: all that decides what it computes, the seed included.
+  """
+  named = config_name(kind, fields)
+  return hashlib.sha256(
+    b"dpjax config and code" + named + names.code(fields).digest()
+  ).digest()
+
+
+def config_name(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """32 bytes that name a config and the files that it names: equal for equal ones, whatever the
+  order of their dicts (`canonical`), and whatever code carries it out."""
+  own = names.sources(fields)
+  fields = _as_before(fields)
+  text = json.dumps([kind, canonical(fields), *([canonical(own)] if own else [])])
+  return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+
+
+# Fields that came later, in whichever room -> what every run did before them.
+_LATER: dict[str, Any] = {
+  "normalization": {"name": "per_example"},
+  "mirrored": False,
+  "colours": "rgb",
+  "trainable": {"name": "all"},
+  "safetensors": False,
+  "pretrained": None,
+  "client_state": "memory",
+  "num_examples": None,
+  "num_users": None,
+  "neighboring_relation": "",
+  "line_search": False,
+  "queries": 1,
+}
+# What an audit that is switched off said then, by its kind now.
+_AUDITS_OFF: dict[Any, dict[str, Any]] = {
+  "gradient": {
+    "num_canaries": 1000,
+    "kind": "mislabelled",
+    "score": "loss",
+    "method": "one_run",
+  },
+  "direction": {"method": "one_run"},
+}
+
+
+def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Without the fields of `_LATER` where they say what every run did before them."""
+  found = {}
+  for name, entry in fields.items():
+    if name in _LATER and entry == _LATER[name]:
+      continue
+    if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
+      entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
+    nested = isinstance(entry, Mapping) and name != "options"
+    found[name] = _as_before(entry) if nested else entry
+  return found
+
+
+def code_of(config: Config) -> run_code.Code:
+  """All code of the run of a config: what its fields name, and where it is of a type that is not
+  dpjax's, that type and the `build` beside it.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> code_of(TrainConfig()).modules
+  {}
+  """
+  return names.code(schema_fields.to_dict(config), _types(config))
+
+
+def digest_of(config: Config, digest: bytes) -> bytes:
+  """`config_digest` of a run, and of the code of its kind, where that is a user's own."""
+  kind = run_code.of(_types(config))
+  return hashlib.sha256(digest + kind.digest()).digest() if kind.modules else digest
+
+
+def _types(value: Any) -> list[Any]:
+  """Types of a config and of the values in it, and the modules that build the runs of them."""
+  found: list[Any] = []
+  if isinstance(value, (list, tuple)):
+    return [each for part in value for each in _types(part)]
+  if isinstance(value, Mapping):
+    return [each for part in value.values() for each in _types(part)]
+  if not dataclasses.is_dataclass(value):
+    return found
+  home = type(value).__module__
+  if home.partition(".")[0] != "dpjax":
+    package = home.rpartition(".")[0]
+    build = f"{package}.build" if package else "build"
+    found += [type(value), *([build] if build in sys.modules else [])]
+  for field in dataclasses.fields(value):
+    found += _types(getattr(value, field.name))
+  return found
+
+
+def canonical(value: object, exact: bool = False) -> Any:
+  """JSON data that are equal for values that are.
+
+  A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
+  "options": what a dict of options holds has the type that it is given with, and a model may
+  ask for it, so True, 1 and 1.0 are three values.
+
+  >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
+  (True, False)
+  """
+  if isinstance(value, Mapping):
+    free = lambda name: exact or "options" in str(name).split(".")
+    pairs = [[str(name), canonical(entry, free(name))] for name, entry in value.items()]
+    return {"mapping": sorted(pairs, key=lambda pair: pair[0])}
+  if isinstance(value, (list, tuple)):
+    return [canonical(entry, exact) for entry in value]
+  if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
+    value = value.item()
+  if exact and isinstance(value, bool):
+    return {"boolean": str(value)}
+  if isinstance(value, (int, float)):
+    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
+    kind = "float" if exact and whole and isinstance(value, float) else "number"
+    return {kind: str(int(value)) if whole else repr(value)}
+  return value if value is None or isinstance(value, str) else {"other": repr(value)}
+
+
+def derived(seed: int, config: bytes, data: bytes) -> Streams:
+  """The streams of a run that can be repeated.
+
+  Args:
+    config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
+  """
+  bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
+  key = jax.random.key(seed)
+  for word in np.frombuffer(bound[:16], np.uint32):
+    key = jax.random.fold_in(key, word)
+  first, second = jax.random.split(key)
+  of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
+  return Streams(
+    init=jax.random.key(seed),
+    noise=first,
+    local=second,
+    sampler=int.from_bytes(bound[16:], "big"),
+    order=int.from_bytes(of_both[:8], "big"),
+  )
+
+
+def fresh(seed: int) -> Streams:
+  """The streams of a release, from the operating system; only the initial parameters depend
+  on the seed. They live in the run's checkpoints alone, so the config, which gets published,
+  tells nothing about them."""
+  return Streams(
+    init=jax.random.key(seed),
+    noise=noise.source.new_key(),
+    local=noise.source.new_key(),
+    sampler=secrets.randbits(_SAMPLER_BITS),
+    order=secrets.randbits(_ORDER_BITS),
+  )
+
+
+def joined(*digests: bytes) -> bytes:
+  """One digest of several data sets; of one, its own."""
+  return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
+
+
+def bound_data(data: bytes, code: run_code.Code) -> bytes:
+  """One digest of the data of a run and of what its code read and computed on import, which may
+  follow from them. As secret as the data.
+
+  >>> bound_data(b"data", run_code.Code({}, {}))
+  b'data'
+  """
+  inputs = code.secret_digest()
+  return joined(data, inputs) if inputs else data
+
+
+def run_id(config: bytes, data: bytes, random: Streams) -> str:
+  """Names one run, by all that decides it; as secret as the data."""
+  key = np.asarray(jax.random.key_data(random.noise)).tobytes()
+  return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
+
+
+def ledger_name(config: bytes) -> str:
+  """What a ledger calls the noise key of a seeded run: its config's name. A fingerprint of
+  the key itself would be a test for a guess of the data."""
+  return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
+
+
+# --- what a run remembers, in its checkpoints alone
+
+
+def to_meta(
+  data: bytes,
+  released: Streams | None = None,
+  own: Mapping[str, Mapping[str, str]] | None = None,
+  run: str = "",
+  code: run_code.Code | None = None,
+) -> dict[str, Any]:
+  """What a run must remember before anything is computed. Never write it elsewhere.
+
+  Args:
+    data: the digest of its data. released: streams that nothing but this can give back.
+    own: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
+  """
+  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
+  meta |= {CODE: code.to_json()} if code is not None else {}
+  meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
+  meta |= {_RUN: run} if run else {}
+  if released is None:
+    return meta
+  word = lambda key: np.asarray(jax.random.key_data(key)).tobytes().hex()
+  keys = {name: word(getattr(released, name)) for name in _KEYS}
+  numbers = {name: f"{getattr(released, name):x}" for name in _NUMBERS}
+  return meta | {_STREAMS: keys | numbers}
+
+
+def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
+  """What is left for a run that is done: which data it had, and which code."""
+  return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
+
+
+def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
+  """The streams of a release that `to_meta` was given.
+
+  Raises:
+    UserError: there are none.
+  """
+  held = meta.get(_STREAMS, {})
+  if {*held} != {*_KEYS, *_NUMBERS}:
+    raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
+  found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
+  for name in _KEYS:
+    found[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
+  return Streams(init=jax.random.key(seed), **found)
+
+
+def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
+  """Raises UserError where what is remembered is another run (`run_id`): a folder of
+  checkpoints that was moved here."""
+  if meta and meta.get(_RUN, run) != run:
+    raise UserError(
+      f"workdir={workdir}: its checkpoints are those of another run; bring its own back, or "
+      "choose another directory, nothing was changed"
+    )
+
+
+def data_of(meta: Mapping[str, Any]) -> bytes | None:
+  """The digest of the data that is remembered, if any. Never write it elsewhere."""
+  held = meta.get(_DATA)
+  return bytes.fromhex(held) if isinstance(held, str) else None
+
+
+def check_data(
+  meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
+) -> None:
+  """Raises UserError unless what a run remembers is these data; None: it has not begun.
+
+  Args:
+    name: of the data, for the message. It never holds a digest.
+  """
+  if meta is None:
+    return
+  if _DATA not in meta:
+    raise UserError(
+      f"workdir={workdir}: holds a run of an earlier version, which did not remember its "
+      "data, so it cannot be gone on with; choose another directory, nothing was changed"
+    )
+  if meta[_DATA] != data.hex():
+    raise UserError(
+      f"data.name={str(name)!r}: are not the data of the run in workdir={workdir}; bring those "
+      "back, or choose another directory, nothing was changed"
+    )
+
+
+def check_code(
+  meta: Mapping[str, Any] | None,
+  own: Mapping[str, Any],
+  code: run_code.Code,
+  *,
+  workdir: object,
+  done: bool = False,
+) -> None:
+  """Raises UserError unless what a run remembers is this code; None: it has not begun. Going on
+  with other code would give two steps the same noise.
+
+  Args:
+    meta: what a run remembers, or its result. own: `names.sources`. code: `names.code`.
+    done: it has ended, so nothing is drawn any more. Then its own versions of dpjax and of
+      packages, which its result names, are no reason to refuse it, nor is a result that is older
+      than this record.
+  """
+  if meta is None:
+    return
+  before = meta.get(_OWN) or {}
+  changed = [field for field in {**before, **own} if before.get(field) != own.get(field)]
+  if changed:
+    raise UserError(
+      f"{changed[0]}={own.get(changed[0], {}).get('path')!r}: its code is not that of the run "
+      f"in workdir={workdir}; bring that back, or choose another directory, nothing was changed"
+    )
+  held = meta.get(CODE)
+  # Its own hashes stand in checkpoints alone: a result never names them.
+  if _DATA in meta:
+    run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
+  if done:
+    if held is not None:
+      before = {"modules": held["modules"]}
+      run_code.check_same(before, code._replace(versions={}), workdir=workdir)
+    return
+  run_code.check_same(held, code, workdir=workdir)

@@ -1,0 +1,169 @@
+"""One flag means one flag: what a switch leaves without a reader goes back to its default.
+
+A switch is a field that decides which other fields are read, such as `privacy.method`. Where a
+command line, or a row of a table, sets a switch over a config, fields of that config may have no
+reader any more. `settled` resets them, so that the non-private twin of a private run is one flag.
+
+Nothing that a run reads is ever reset. A field is reset only where the tables of `unused` say that
+the changed config does not read it, and they must still say so after the reset. So an epsilon is
+that of the fields that stand in config.json, and no default comes into force by itself.
+Three things are still refused: a field that was asked for beside the switch, a config that
+contradicts itself without a switch, and a combination that nobody has proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.unused import Unused, reason
+
+_OPTIONS = "model.options"  # a dict, whose keys are fields of their own
+
+
+def settled(
+  config: Any,
+  explicit: Iterable[str],
+  unread: Callable[[Any], Unused],
+  was_read: Callable[[str], bool],
+) -> tuple[Any, list[str]]:
+  """The config without the values that nothing reads since a switch, and their dotted names.
+
+  Args:
+    explicit: fields that were set together with the switch; what is in them stays, too.
+    unread: (config) -> the fields that it does not read.
+    was_read: (field) -> whether it had a reader before the switch. What had none stays, to be
+      refused.
+
+  >>> from dpjax.experiments.kinds import unused
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+  >>> plain = TrainConfig(privacy=PrivacyConfig(method="sgd", l2_clip_norm=0.1))
+  >>> found = settled(plain, ["privacy.method"], unused.of_training, lambda path: True)
+  >>> found[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), found[1]
+  (True, ['privacy.l2_clip_norm'])
+  """
+  asked, dropped, now = dict.fromkeys(explicit, ""), list[str](), config
+  while True:
+    table = unread(now)
+    found = [
+      path
+      for path in set_paths(now)
+      if path not in dropped
+      and reason(path, table) is not None
+      and reason(path, asked) is None
+      and was_read(path)
+    ]
+    if not found:
+      break
+    # A field may lose its only reader when another one goes back to its default.
+    now = _at_default(now, found)
+    dropped += found
+  # A default must never come into force: then all stays as it was, to be refused.
+  table = unread(now)
+  kept = (path for path in dropped if not path.rpartition(".")[0].endswith(_OPTIONS))
+  if any(reason(path, table) is None for path in kept):
+    return config, []
+  return now, dropped
+
+
+def set_paths(config: Any) -> Iterator[str]:
+  """Dotted names of the fields that are set; a model's options one by one.
+
+  >>> from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+  >>> list(set_paths(TrainConfig(model=ModelConfig("mlp", {"features": (8,)}), seed=3)))
+  ['model.options', 'model.options.features', 'seed']
+  """
+  for path, (value, _) in fields.set_fields(config).items():
+    yield path
+    if path.endswith(_OPTIONS) and isinstance(value, dict):
+      yield from (f"{path}.{key}" for key in value)
+
+
+def all_paths(config: Any) -> list[str]:
+  """Dotted names of all fields, and of the options that are set."""
+  return list(
+    dict.fromkeys([*(leaf.path for leaf in fields.leaves(config)), *set_paths(config)])
+  )
+
+
+def _at_default(config: Any, paths: Iterable[str]) -> Any:
+  """A copy whose fields of these names are as in a config of its class; whole ones first."""
+  for path in sorted(paths, key=lambda path: path.count(".")):
+    parent, _, key = path.rpartition(".")
+    if parent.endswith(_OPTIONS):
+      options = fields.get(config, parent)
+      rest = {name: value for name, value in options.items() if name != key}
+      config = fields.replace(config, parent, rest)
+      continue
+    empty = _empty_room(config, path)
+    leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
+    if empty is not None:
+      config = fields.replace(config, empty, None)
+    elif leaf is not None:  # else it went with the value whose field it was
+      config = fields.replace(config, path, leaf.default)
+  return config
+
+
+def _empty_room(config: Any, path: str) -> str | None:
+  """The part of a dotted name that a config of this class leaves at None, if there is one."""
+  names = path.split(".")
+  usual = type(config)()
+  for count in range(1, len(names)):
+    usual = getattr(usual, names[count - 1], usual)
+    if usual is None:
+      return ".".join(names[:count])
+  return None
+
+
+def told(
+  before: Any,
+  steps: Sequence[tuple[str, Any]],
+  dropped: Iterable[str],
+  unread: Callable[[Any], Unused],
+) -> str:
+  """One line on what was dropped and by which switch; "" where nothing was.
+
+  Args:
+    before: the config of the file.
+    steps: (field, config from this field on), in the order in which they were set.
+    dropped: of `settled`.
+  """
+  tables = [unread(before), *(unread(config) for _, config in steps)]
+  causes: dict[str, list[str]] = {}
+  for path in dropped:
+    at = [
+      index
+      for index in range(len(steps))
+      if reason(path, tables[index]) is None and reason(path, tables[index + 1]) is not None
+    ]
+    # What lost its reader only by another one's reset is told with the first switch.
+    causes.setdefault(steps[at[-1] if at else 0][0], []).append(path)
+  for path in _lost(before, steps):
+    causes.setdefault(path.rpartition(".")[0], []).append(path)
+  parts = []
+  for switch, paths in causes.items():
+    value = repr(fields.get(steps[-1][1], switch))
+    parts.append(f"{switch}={value:.60}: takes no {_names(switch, paths)}")
+  return f"{'; '.join(parts)}; the file's values are dropped" if parts else ""
+
+
+def _names(switch: str, paths: list[str]) -> str:
+  """The names, without the section that they share with the switch."""
+  section = switch.rpartition(".")[0]
+  prefix = f"{section}." if section else ""
+  return ", ".join(path.removeprefix(prefix) for path in paths)
+
+
+def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
+  """Fields of a chosen value that were set and that the value chosen in its place has not."""
+  if not steps:
+    return []
+  there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
+  known = {leaf.path for leaf in fields.leaves(before)}
+  switches = {path for path, _ in steps} & known  # a choice is a leaf, and has leaves
+  return [
+    path
+    for path in fields.set_fields(before)
+    if path not in there and path.rpartition(".")[0] in switches
+  ]

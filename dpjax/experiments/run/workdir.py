@@ -1,0 +1,238 @@
+"""The folder of one run: whose it is, what it remembers, who works in it, its result."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from dpjax import files, names, trees, validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.run import checkpoint, report, streams, writers
+from dpjax.types import Config, Params
+from dpjax.validate import UserError
+
+CONFIG = "config.json"
+PARAMS = "params.npz"
+FILES = "files_sha256"  # in result.json: of what lies beside it
+_SEAL = "run_sha256"  # in result.json and in what the run remembers
+_SELF = "sha256"  # in what the run remembers: of the rest of it
+# Written before the result, or after it, or drawn again.
+_UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *report.FILES)
+
+
+def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+  if isinstance(old, dict) and isinstance(new, dict):
+    for name in sorted({*old, *new}):
+      yield from _differences(old.get(name), new.get(name), (*path, name))
+    return
+  there, now = (streams.canonical(value, "options" in path) for value in (old, new))
+  if there != now:
+    yield f"{'.'.join(('config', *path))[:80]}: {_short(old)} there, {_short(new)} now"
+
+
+def _short(value: object) -> str:
+  """Of a field that is long, or a whole config, the beginning."""
+  text = repr(value)
+  return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _where(config: Config) -> tuple[str, ...]:
+  """Fields that do not make two runs two: a run may go on where it was not begun."""
+  return getattr(config, "where", ())
+
+
+def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+  """What the run of this very config remembers; None: it has not begun.
+
+  Raises:
+    UserError: the directory holds another config's run, or what is of no run; it can be none.
+  """
+  validate.folder(workdir=workdir)
+  path = workdir / CONFIG
+  if path.exists():
+    wanted = writers.plain(fields.to_dict(config))
+    elsewhere = tuple(f"config.{name}:" for name in _where(config))
+    found = _differences(writers.read_json(path), wanted)
+    differences = [text for text in found if not text.startswith(elsewhere)]
+    if differences:
+      raise UserError(
+        f"workdir={workdir}: holds a run of another config ({differences[0]}); choose "
+        "another directory, nothing was changed"
+      )
+    return remembered(workdir)
+  held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
+  begun = writers.half_written(path)
+  if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
+    raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
+  return None
+
+
+def claim(workdir: pathlib.Path, config: Config) -> None:
+  """Makes the directory this run's own, or raises as `known`."""
+  known(workdir, config)
+  if not (workdir / CONFIG).exists():
+    writers.write_json(workdir / CONFIG, fields.to_dict(config))
+
+
+@contextmanager
+def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
+  """Empties a folder that a run has claimed if it is refused before its first step.
+
+  The setting that is mended makes another config, which the folder would otherwise refuse.
+
+  Args:
+    fresh: the folder was claimed by this very process, and the run is no release: the keys
+      of a release are never drawn twice for one folder.
+  """
+  try:
+    yield
+  except UserError:
+    if fresh and not checkpoint.newest(workdir) and not writers.read_metrics(workdir):
+      for name in (checkpoint.FOLDER, writers.EVENTS):
+        shutil.rmtree(workdir / name, ignore_errors=True)
+      for name in (writers.METRICS, writers.LOCK, CONFIG):
+        with contextlib.suppress(OSError):  # what refuses to be written refuses this, too
+          (workdir / name).unlink(missing_ok=True)
+    raise
+
+
+def _memory(workdir: pathlib.Path) -> pathlib.Path:
+  return workdir / checkpoint.FOLDER / "run.json"
+
+
+def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
+  """What `remember` wrote; {} for a run that has begun and does not remember, None for one
+  that has not begun."""
+  path = _memory(workdir)
+  if path.exists():
+    held = writers.read_json(path)
+    if isinstance(held, dict):
+      digest = held.pop(_SELF, None)
+      # Earlier versions wrote none.
+      if digest is None or digest == checkpoint.meta_digest(held):
+        return held
+    raise UserError(
+      f"{str(path)[-160:]}: is not what the run wrote there; bring that back, or choose another "
+      "directory, nothing was changed"
+    )
+  begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
+  # Rows were released with keys that are gone: a release must not draw others for them.
+  return {} if begun or writers.read_metrics(workdir) else None
+
+
+def remember(
+  workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
+) -> None:
+  """Keeps what a run must know when it goes on (`streams.to_meta`), as secret as the data.
+
+  Raises:
+    UserError: the folder does not remember `before` (None: nothing) any more: since it was
+      looked into, another process has drawn keys there.
+  """
+  if remembered(workdir) != before:
+    raise UserError(
+      f"workdir={workdir}: another process has just been at work there; run the same "
+      "command again"
+    )
+  if meta != before:
+    _remember(workdir, meta)
+
+
+def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
+  writers.secret_folder(_memory(workdir).parent)
+  held = {**meta, _SELF: checkpoint.meta_digest(meta)}
+  writers.write_json(_memory(workdir), held, secret=True)
+
+
+# --- its result
+
+
+def _seal(config: Config, result: Mapping[str, Any]) -> str:
+  """Names a config and a result; of public things alone."""
+  told = {name: value for name, value in result.items() if name != _SEAL}
+  held = fields.to_dict(config)
+  for name in _where(config):
+    held.pop(name)
+  content = streams.canonical(writers.plain([held, told]))
+  return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
+
+
+def write_result(
+  workdir: pathlib.Path, config: Config, result: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Writes result.json, bound to its run (see `finished`); returns its content."""
+  sealed = {**result, _SEAL: _seal(config, result)}
+  if _memory(workdir).exists():  # first, so that a kill between the two is no contradiction
+    held = remembered(workdir) or {}
+    _remember(workdir, {**held, _SEAL: sealed[_SEAL]})
+  writers.write_result(workdir, sealed)
+  return sealed
+
+
+def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
+  """The content of result.json of the run of this config; None: there is none yet.
+
+  `run_sha256` in it is a digest of config and result, which the run remembers beside its
+  checkpoints. So the result of another config is told, and one that was edited; and while the
+  checkpoints are there, that of other data or of another release. It is no signature: who
+  computes the digest for another result is believed, and so are the other files of the folder.
+
+  Raises:
+    UserError: it is not the result of this run, or a file that the run wrote beside it is gone, or
+      is another.
+  """
+  path = workdir / writers.RESULT
+  if not path.exists():
+    return None
+  result = writers.read_json(path)
+  seals = {result.get(_SEAL) if isinstance(result, dict) else None}
+  seals |= {(remembered(workdir) or {}).get(_SEAL)} if _memory(workdir).exists() else set()
+  if None in seals or seals != {_seal(config, result)}:
+    raise UserError(
+      f"workdir={workdir}: its {path.name} is not the result of this run; take it away, or "
+      "choose another directory, nothing was changed"
+    )
+  if "user_code" in result:  # also where the checkpoints, which know it too, are gone
+    own = names.sources(fields.to_dict(config))
+    code = streams.code_of(config)
+    streams.check_code(result, own, code, workdir=workdir, done=True)
+  _check_files(workdir, result.get(FILES, {}))
+  return result
+
+
+def digests(workdir: pathlib.Path) -> dict[str, str]:
+  """SHA-256 of each file that a run has written for its reader, by name, but of pictures that can
+  be drawn again."""
+  paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
+  wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]
+  return {path.name: files.sha256(path) for path in wanted}
+
+
+def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
+  for name, digest in written.items():
+    path = workdir / name
+    if path.is_file() and files.sha256(path) == digest:
+      continue
+    what = "is not what the run wrote" if path.exists() else "is gone"
+    raise UserError(
+      f"workdir={str(workdir)[-120:]}: its {name} {what}; bring it back, or take result.json away, "
+      "too: the same command then writes both from the checkpoint"
+    )
+
+
+def save_params(path: pathlib.Path, params: Params) -> None:
+  """The released model alone, without the noise key: one array per path; an array by itself is
+  called "params"."""
+  leaves = trees.named_leaves(params)
+  arrays: dict[str, Any] = {
+    name or "params": np.asarray(leaf) for name, leaf in leaves.items()
+  }
+  writers.replace_file(path, lambda file: np.savez(file, **arrays))

@@ -1,0 +1,100 @@
+"""Tables of attacks: every attack against every defence of a config, as a grid (`labelled`).
+
+Runs that attack the same data read them once.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room, unread
+
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.kinds.attack import build, table
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run.loop import Job
+from dpjax.experiments.sweeps import cost, engine, labelled
+from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.validate import UserError
+
+
+def alone_as(config: AttackConfig) -> str:
+  """The label of a config without rows."""
+  return f"{name_of(config, 'attack')}, as configured"
+
+
+@bounds.names_fields
+def points(config: AttackConfig) -> list[Point]:
+  """Every run of a table, checked before the first one begins.
+
+  Raises:
+    UserError: an unknown field or value, a setting that no row reads, two rows of one name.
+
+  >>> rows = {"membership, none": {"train.privacy.method": "sgd", "train.privacy.epsilon": 2.0}}
+  >>> [(point.name, point.overrides["defence"]) for point in points(AttackConfig(rows=rows))]
+  [('membership-none', 'none')]
+  """
+  alone = alone_as(config)
+
+  def told(label: str, run: AttackConfig) -> dict[str, Any]:
+    attack, _, defence = label.rpartition(", ")
+    named = {"attack": attack or name_of(run, "attack"), "defence": defence}
+    return named | {"beside": config.beside.get(label, "")}
+
+  found = labelled.points(
+    config, alone=alone, check=check, told=told, unread=unread, settle=_settle
+  )
+  labels = config.rows or [alone]
+  strange = [label for label in config.beside if label not in labels]
+  if strange:
+    raise UserError(f"beside[{strange[0]!r}]: is no row; rows are {', '.join(labels)}")
+  attacked = {point.config.attack.room for point in found}
+  others = {"train", "federate"} - attacked
+  unused.refuse(config, dict.fromkeys(others, "a row that attacks it"))
+  return found
+
+
+def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
+  """Leaves the room that this row does not attack as it is by default."""
+  for name, value in changes.items():  # which would be told as its defence
+    if name.partition(".")[0] == other(run):
+      raise UserError(
+        f"{where}.{name}={value!r}: would be ignored, this row attacks {run.attack.room}; "
+        "leave it out"
+      )
+  setattr(run, other(run), type(getattr(run, other(run)))())
+
+
+@bounds.names_fields
+def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
+  """`labelled.run_all`, with attacks.md and attacks.csv (one line for every method and
+  defence) and attacks.png (the curves beside the lines that no attack may cross, and how often
+  inversions succeed) beside sweep.json.
+
+  Raises:
+    UserError: a wrong config, and as there.
+  """
+  loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
+  last = engine.LastData(lambda attacked: loader(attacked)(attacked))
+
+  def job(run: AttackConfig) -> Job:
+    return build.build(run, build.named(run, last, room(run)))
+
+  return labelled.run_all(
+    config,
+    points(config),
+    workdir,
+    job=job,
+    write=table.write,
+    tell=table.told,
+    unreleased=cost.NOT_RELEASED,
+  )
+
+
+def is_above(row: Row) -> bool:
+  """Whether an attack of a finished run exceeds what its promise allows."""
+  found = row.get("attacks", {}).values()
+  return any(one["against_line"] == "above" for one in found)

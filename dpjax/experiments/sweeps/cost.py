@@ -1,0 +1,120 @@
+"""What the runs of a grid reveal together: the sum of their epsilons, where there is one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from dpjax.accounting import upper
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.federated.config import NATURAL
+from dpjax.experiments.run import promise, writers
+
+Row = dict[str, Any]
+NOT_RELEASED = (
+  "Each epsilon is what the attacked run promises by itself. An attack trains many models and "
+  "looks at true records: nothing in this folder may be released where the data are private."
+)
+
+
+def charge(rows: list[Row]) -> dict[str, Any]:
+  """An upper bound on what the release of all finished runs together reveals.
+
+  Basic composition (Dwork and Roth 2014, theorem 3.16): independent runs that are
+  (epsilon_i, delta_i) each are (sum epsilon_i, sum delta_i) together, and so is any choice
+  among them. It holds for runs with independent randomness, one neighbouring relation and
+  one unit; otherwise, and where a run promises nothing (or only for a larger deployment:
+  "simulated"), epsilon and delta are None.
+
+  Runs on different data are summed too, as for somebody who has one record in each data set:
+  that no record is in two of them is never assumed. Users whose records are dealt anew for
+  each run have no such sum: what one run hides as one user belongs to many users of another.
+  There epsilon and delta are None.
+
+  >>> run = {"status": "done", "epsilon": 1.0, "delta": 0.25, "epsilon_kind": "proved",
+  ...        "neighboring_relation": "add_or_remove_one", "unit": "example"}
+  >>> total = charge([run, run, {"status": "failed"}])
+  >>> total["runs"], total["epsilon"], total["delta"], total["epsilon_kind"]
+  (2, 2.0, 0.5, 'proved')
+  """
+  done = [row for row in rows if row["status"] == "done"]
+  kinds = {row["epsilon_kind"] for row in done}
+  meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
+  dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
+  if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
+    return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
+  relation, unit = meanings.pop()
+  failed = [text for row in done for text in row.get("failed_assumptions") or ()]
+  return {
+    "runs": len(done),
+    "epsilon": math.fsum(row["epsilon"] for row in done),
+    "delta": math.fsum(row["delta"] for row in done),
+    "epsilon_kind": "claimed" if "claimed" in kinds else "proved",
+    "neighboring_relation": relation,
+    "unit": unit,
+    "failed_assumptions": list(dict.fromkeys(failed)),
+  }
+
+
+def _populations(rows: list[Row]) -> set[str | None]:
+  return {row.get("population") for row in rows if row["status"] == "done"}
+
+
+def population(config: Any) -> str:
+  """Whose data a run is on, and for a federated one what makes them one user; where two are
+  equal, so are the units that are hidden."""
+  held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
+  part = getattr(config, "partition", None)
+  if part is not None:
+    held["partition"] = _users(fields.to_dict(config)["partition"])
+  return json.dumps(writers.plain(held))
+
+
+def _users(partition: dict[str, Any]) -> Any:
+  """Clients that the data decide are the same users, however much of them is left out."""
+  if partition["name"] not in NATURAL:
+    return partition
+  return ":".join(filter(None, (partition["name"], partition.get("client_id"))))
+
+
+def statement(rows: list[Row], others: int = 0) -> str:
+  """What the epsilons of a sweep do and do not promise, for a person to read.
+
+  Args:
+    rows: of `engine.run`.
+    others: finished runs in the same folder that are not part of the sweep any more.
+  """
+  total = charge(rows)
+  text = (
+    f"Each epsilon holds for its own run alone. Picking the best of these {total['runs']} "
+    "runs, or reporting them side by side, is itself a query on the private data. "
+    f"{_bound(total, len(_populations(rows)))} Unfinished and failed runs are not in it: "
+    "release nothing of them."
+  )
+  if others:
+    text += (
+      f" The folder holds {others} further finished runs of another grid, also left out."
+    )
+  return text
+
+
+def _bound(total: dict[str, Any], num_data_sets: int) -> str:
+  if total["epsilon"] is None:
+    return (
+      "For all of them together no finite epsilon is known: none has finished, a run "
+      "promises none, their neighbouring relations or units differ, or the records of one "
+      "user are dealt to other users in another run."
+    )
+  epsilon, delta = upper(total["epsilon"]), upper(total["delta"])
+  failed = promise.named(total["failed_assumptions"])
+  claim = f"; nothing is proved, fails: {failed}" if failed else ""
+  overlap = (
+    f" They are on {num_data_sets} data sets, which may overlap: that is the bound for "
+    "somebody with one record in each of them."
+  )
+  return (
+    f"All of them together are at most (epsilon = {epsilon}, delta = {delta})-private by "
+    f"basic composition ({total['epsilon_kind']}, {total['neighboring_relation']}, per "
+    f"{total['unit']}{claim}).{overlap if num_data_sets > 1 else ''}"
+  )

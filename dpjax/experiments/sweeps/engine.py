@@ -1,0 +1,404 @@
+"""The one grid engine: points from variants and axes, and their runs, one after another or, in
+several processes, side by side.
+
+It can be killed at any moment and started again: finished runs are kept, the interrupted one
+resumes, and what is drawn is drawn again after each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from dpjax import validate
+from dpjax.accounting import by_name
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.unused import Unused, reason
+from dpjax.experiments.run import checkpoint, promise, provenance, switches, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import cost, curve, side_by_side
+from dpjax.parallel import allocator
+from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+Row = dict[str, Any]
+LoadFn = Callable[[Any], Any]  # (config) -> what the runs on its data and model share
+Axes = Mapping[str, Sequence[Any]]  # dotted field -> its values
+FILE = "sweep.json"
+
+
+class Point(NamedTuple):
+  """One run of a grid."""
+
+  name: str  # folder name: readable, unique, the same in every process
+  config: Any
+  overrides: dict[str, Any]  # what tells it from the other runs, by name; in its row, too
+  dropped: tuple[
+    str, ...
+  ] = ()  # fields of the whole that it does not read; see `resettled`
+
+
+class Grid(NamedTuple):
+  """Runs of whichever kind, and what is told of them; picklable where they may run side by side."""
+
+  config: Any  # a dataclass, of the whole: for sweep.json
+  points: list[Point]
+  # (point, its folder, what `load` gave) -> the content of result.json; resumes by itself
+  train: Callable[[Point, pathlib.Path, Any], Row]
+  load: LoadFn
+  kept: Callable[[Point, Row], Row]  # what of a result its row holds
+  draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
+  y: str = "test_accuracy"  # key of a result, for the progress lines
+  tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
+  # Where the runs are not to be released, so that what they cost does not add up: why.
+  unreleased: str = ""
+  only: str | None = None  # pattern of the points to be run now, as of `part`
+
+
+class Changed(NamedTuple):
+  """One run of a grid before its fields are looked at."""
+
+  variant: str
+  changes: dict[str, Any]  # the fields that the variant and the axes set
+  axes: dict[str, Any]  # those of the axes alone
+  config: Any
+
+
+def spread(
+  base: DataclassInstance,
+  variants: Mapping[str, Mapping[str, Any]],
+  axes_of: Callable[[Any], Axes],
+  *,
+  name: str,
+  where: str,
+) -> list[Changed]:
+  """The runs of `expand`, which says more of the arguments."""
+  bases = {
+    variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
+    for variant, fixed in variants.items()
+  }
+  axes = {variant: axes_of(config) for variant, config in bases.items()}
+  count = sum(math.prod(map(len, own.values())) for own in axes.values())
+  if count > bounds.MOST_RUNS:
+    raise UserError(f"{name}: has {count} runs; must be at most {bounds.MOST_RUNS}")
+  found = []
+  for variant, config in bases.items():
+    for values in itertools.product(*axes[variant].values()):
+      chosen = dict(zip(axes[variant], values))
+      run = fields.replace_all(config, chosen, name=name)
+      found.append(Changed(variant, {**variants[variant], **chosen}, chosen, run))
+  return found
+
+
+def resettled(
+  base: Any,
+  runs: Sequence[tuple[Any, Mapping[str, Any]]],
+  unread: Callable[[Any], Unused],
+) -> list[tuple[Any, list[str]]]:
+  """Each of (run, the fields that it sets over the base) without what it does not read.
+
+  A value of the base stays, to be refused, where neither the base nor any run reads it, or where
+  the run sets it itself. Beside each run are the names of the fields that it drops.
+  """
+  tables = [unread(config) for config in (base, *(config for config, _ in runs))]
+
+  def was_read(path: str) -> bool:
+    return any(reason(path, table) is None for table in tables)
+
+  return [switches.settled(run, changes, unread, was_read) for run, changes in runs]
+
+
+def expand(
+  base: DataclassInstance,
+  variants: Mapping[str, Mapping[str, Any]],
+  axes_of: Callable[[Any], Axes],
+  point: Callable[[str, Any, dict[str, Any]], Point],
+  *,
+  check: Callable[[Any], None],
+  name: str,
+  where: str,
+  unread: Callable[[Any], Unused] | None = None,
+) -> list[Point]:
+  """Each variant of a config at each combination of its axes; the last axis is innermost.
+
+  Every run is checked here, before the first one begins: a sweep of hours does not find at
+  its end that a value of its last run is impossible.
+
+  Args:
+    variants: name -> the fields that it sets together.
+    axes_of: (variant's config) -> its axes, whose values are written over its own.
+    point: (variant's name, config of the run, the axes' values) -> the run.
+    check: of the config of a run, for what can be told without data.
+    name, where: of the whole and of the variants, for errors.
+    unread: (config) -> the fields that its run does not read. What only other runs read of the
+      base is then dropped (`resettled`). None: all of the base stays.
+
+  Raises:
+    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs; what
+      `check` refuses, after the name of the run.
+  """
+  runs = spread(base, variants, axes_of, name=name, where=where)
+  configs = [(run.config, ()) for run in runs]
+  if unread is not None:
+    changed = [(run.config, run.changes) for run in runs]
+    configs = resettled(base, changed, unread)
+  found = []
+  for run, (config, dropped) in zip(runs, configs):
+    made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+    found.append(_checked(made, check))
+  return found
+
+
+def _checked(point: Point, check: Callable[[Any], None]) -> Point:
+  try:
+    check(point.config)
+  except UserError as error:
+    raise UserError(f"{point.name}: {error}") from error
+  return point
+
+
+def slug(label: str) -> str:
+  """The words of a label, as part of a folder's name.
+
+  >>> slug("DLG, top-k")
+  'dlg-top-k'
+  """
+  return "-".join("".join(c if c.isalnum() else " " for c in label.lower()).split())
+
+
+def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
+  """Of one run."""
+  return workdir / "points" / name
+
+
+def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
+  """Those that are asked for, and those that have run: what is drawn is of all that there is.
+
+  Args:
+    only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
+
+  Raises:
+    UserError: a pattern of none.
+  """
+  if only is None:
+    return points
+  told = lambda point: (point.name, str(point.overrides.get("variant", point.name)))
+  meant = lambda name: name == only or fnmatch.fnmatchcase(name, only)
+  wanted = {point.name for point in points if any(map(meant, told(point)))}
+  if not wanted:
+    known = list(dict.fromkeys(told(point)[1] for point in points))
+    some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
+    raise UserError(f"only={only!r}: must be a pattern of one of {some}")
+  there = lambda point: _result_of(point, workdir).exists()
+  return [point for point in points if point.name in wanted or there(point)]
+
+
+def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
+  """Runs what is left of a grid; after each run writes sweep.json and what `grid.draw` does.
+
+  Args:
+    num_processes: more than 1: as many runs at a time, each in a process of this machine, which
+      holds data of its own (`side_by_side`).
+
+  Returns:
+    One row per point, in the order of the points: name, status ("done" or "failed"), error,
+    population (whose data they are), what `grid.kept` keeps, and the point's overrides. With
+    `grid.only` those of its part; sweep.json keeps what had failed of the rest as well.
+
+  Raises:
+    UserError: `grid.only` names none; another process is at work in the folder, or it is that of
+      a single run. A UserError of one run is recorded in its row, and the others go on.
+  """
+  validate.folder(workdir=workdir)
+  side_by_side.check(num_processes)
+  if jax.process_count() > 1:
+    raise UserError(
+      f"sweep: must be run by one process, not {jax.process_count()}; several may share one "
+      "run (launch.train, launch.federate)"
+    )
+  if owner.remembered(workdir) is not None:
+    raise UserError(
+      f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
+    )
+  now = grid._replace(points=part(grid.points, grid.only, workdir))
+  workdir.mkdir(parents=True, exist_ok=True)
+  tell_dropped(now.points)
+  with (
+    writers.alone_in(workdir) as lock,
+    contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
+  ):
+    left_out, rows = _failed_of_the_rest(grid, now, workdir), {}
+    for count, (point, (row, ran)) in enumerate(ended, start=1):
+      rows[point.name] = row
+      writers.say(f"[{count}/{len(now.points)}] {_line(grid, row)}")
+      if ran or count == len(now.points):
+        _save(grid, workdir, _in_order(grid, left_out | rows))
+    print(writers.read_json(workdir / FILE)["statement"], flush=True)
+    return _in_order(grid, rows)
+
+
+def tell_dropped(points: Iterable[Point]) -> None:
+  """Prints one line on stderr where runs drop fields of the whole; see `resettled`."""
+  names: dict[tuple[str, ...], list[str]] = {}
+  for point in points:
+    if point.dropped:
+      names.setdefault(point.dropped, []).append(point.name)
+  told = []
+  for dropped, (first, *others) in names.items():
+    also = f" and {len(others)} more" if others else ""
+    told.append(f"{first}{also} takes no {', '.join(dropped)}")
+  if told:
+    writers.note(f"{'; '.join(told)}; the values of the whole are dropped there")
+
+
+def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
+  """What sweep.json knows of points that this call leaves out: without a result they failed."""
+  rest = {point.name for point in grid.points} - {point.name for point in now.points}
+  if not rest or not (workdir / FILE).exists():
+    return {}
+  try:
+    known = {row["name"]: row for row in writers.read_json(workdir / FILE)["rows"]}
+    return {n: known[n] for n in rest & set(known) if known[n]["status"] == "failed"}
+  except (KeyError, TypeError):
+    raise UserError(f"workdir={workdir}: {FILE} there is not that of a sweep") from None
+
+
+def _in_order(grid: Grid, rows: dict[str, Row]) -> list[Row]:
+  return [rows[point.name] for point in grid.points if point.name in rows]
+
+
+def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
+  return folder(workdir, point.name) / writers.RESULT
+
+
+def _rows(
+  grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
+) -> Generator[tuple[Point, tuple[Row, bool]]]:
+  """The points with what `_Work` says of them, as they end."""
+  work, points = _Work(grid, workdir), grouped(grid.points)
+  left = sum(not _result_of(point, workdir).exists() for point in points)
+  if min(num_processes, left) > 1:
+    return side_by_side.outcomes(work, points, min(num_processes, left), lock=lock)
+  return ((point, work(point)) for point in points)
+
+
+class _Work:
+  """(point) -> its row, once it has run, and whether it had not run before; with a memory of the
+  data of the last one."""
+
+  def __init__(self, grid: Grid, workdir: pathlib.Path):
+    self._grid, self._workdir, self._load = grid, workdir, LastData(grid.load)
+
+  def __call__(self, point: Point) -> tuple[Row, bool]:
+    ran = not _result_of(point, self._workdir).exists()
+    row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
+    allocator.give_back()  # or holes that a run has left would add to the peak of the next
+    return row, ran
+
+
+def grouped(points: Iterable[Point]) -> list[Point]:
+  """The points, those that share data next to each other: data are prepared once."""
+  groups: dict[str, list[Point]] = {}
+  for point in points:
+    groups.setdefault(_data_key(point.config), []).append(point)
+  return [point for group in groups.values() for point in group]
+
+
+def _data_key(config: Any) -> str:
+  held = fields.to_dict(config)
+  rooms = [held[room] for room in ("data", "model", "partition") if room in held]
+  # features are standardised one by one, or left for statistics of them all
+  rooms.append(held.get("privacy", {}).get("normalization", {}).get("name"))
+  return json.dumps(writers.plain(rooms))
+
+
+class LastData:
+  """`load_fn` with a memory of one: the data of the last config asked for."""
+
+  def __init__(self, load_fn: LoadFn):
+    self._load_fn, self._key, self._data = load_fn, "", None
+
+  def __call__(self, config: Any) -> Any:
+    if self._key != _data_key(config):
+      self._key, self._data = "", None  # free the old data before the new come
+      self._data = self._load_fn(config)
+      self._key = _data_key(config)
+    return self._data
+
+
+def head(point: Point) -> Row:
+  """What begins the row of a finished run."""
+  population = cost.population(point.config)
+  return {"name": point.name, "status": "done", "error": None, "population": population}
+
+
+def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
+  row = head(point)
+  try:
+    result = _finished(point, at)
+    # A run that remembers its data compares them itself, also when it has ended.
+    if result is None or (at / checkpoint.FOLDER).is_dir():
+      result = _train(grid, point, at, load)
+  except UserError as error:
+    line = " ".join(str(error).split())
+    return {**row, **point.overrides, "status": "failed", "error": line}
+  return {**row, **grid.kept(point, result), **point.overrides}
+
+
+def _finished(point: Point, at: pathlib.Path) -> Row | None:
+  """The result of a point that has run to its end with this very config."""
+  if not (at / owner.CONFIG).exists():
+    return None
+  owner.known(at, point.config)
+  return owner.finished(at, point.config)
+
+
+def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
+  result = grid.train(point, at, load(point.config))
+  if not (at / writers.RESULT).exists():  # of a `train` that writes none
+    owner.claim(at, point.config)
+    owner.write_result(at, point.config, result)
+  return writers.read_json(at / writers.RESULT)  # as a later start will see it
+
+
+def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
+  names = {point.name for point in grid.points}
+  results = folder(workdir, "").glob(f"*/{writers.RESULT}")
+  others = sum(path.parent.name not in names for path in results)
+  data = {
+    "title": grid.config.title,
+    "config": fields.to_dict(grid.config),
+    "points": len(grid.points),
+    "statement": grid.unreleased or cost.statement(rows, others),
+    "all_runs_together": None if grid.unreleased else cost.charge(rows),
+    "versions": provenance.versions(),
+    "device": provenance.device(),
+    "rows": rows,
+  }
+  writers.write_json(workdir / FILE, data)
+  grid.draw(workdir, [row for row in rows if row["status"] == "done"])
+
+
+def _line(grid: Grid, row: Row) -> str:
+  if grid.tell is None or row["status"] == "failed":
+    return told(row, grid.y)
+  return f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
+
+
+def told(row: Row, y: str) -> str:
+  """One line for people; a claim never comes without what fails."""
+  if row["status"] == "failed":
+    return f"{row['name']}: failed: {row['error']}"
+  value = by_name(y, curve.numeric(row, y))
+  return f"{row['name']}: {y} = {value}, {promise.told(row)}{writers.took(row)}"

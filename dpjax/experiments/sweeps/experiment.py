@@ -1,0 +1,139 @@
+"""Experiments of `dpjax.relevance`: every curve at every epsilon with every seed, as a grid.
+
+Runs that share data and net share what follows model 1 of the paper (its seconds count for the
+first of them). Which data a run had is remembered in its folder, so that runs on other data
+are not mixed with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import shutil
+from typing import Any
+
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.relevance import build
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
+from dpjax.experiments.run import loop, streams, writers
+from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.sweeps import claims, engine, panels, unused
+from dpjax.experiments.sweeps.engine import Grid, Point, Row
+from dpjax.validate import UserError
+
+
+@bounds.names_fields
+def points(config: RelevanceConfig) -> list[Point]:
+  """Every run of an experiment, checked before the first one begins; seed after seed.
+
+  >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
+  >>> [point.name for point in points(config)]
+  ['radp-eps1-seed0', 'radp-eps2-seed0', 'radp-eps1-seed1', 'radp-eps2-seed1']
+  """
+  check(config)
+  unused.refuse_curves(config)
+  found = engine.expand(
+    config, config.curves or {config.method: {}}, _axes, _point,
+    check=check, name="num_seeds, with curves and epsilons,", where="config.curves",
+  )  # fmt: skip
+  if len({point.name for point in found}) < len(found):
+    raise UserError("curves: two labels or two epsilons give runs of the same name")
+  return sorted(found, key=lambda point: point.config.seed)
+
+
+def _axes(curve: RelevanceConfig) -> engine.Axes:
+  check(curve)  # a curve may have its own epsilons and seeds
+  seeds = range(curve.seed, curve.seed + curve.num_seeds)
+  whole = {"num_seeds": [1], "curves": [{}], "title": [""]}  # a run has one, none, none
+  return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
+
+
+def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point:
+  (epsilon,), seed = config.epsilons, config.seed
+  facts = {"variant": label, "epsilon_target": epsilon, "seed": seed}
+  return Point(f"{engine.slug(label)}-eps{epsilon:g}-seed{seed}", config, facts)
+
+
+@bounds.names_fields
+def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
+  """Every run, or what is left of them; their rows, which hold their whole results.
+
+  A single run lives in `workdir` itself, several in `workdir`/points/NAME, with sweep.json
+  beside them. Always: report.png and .csv (both metrics by epoch, a column of panels per
+  epsilon), and claims.csv and .md (what is claimed, proved and refuted, and the accuracy).
+
+  Raises:
+    UserError: a wrong config, a folder of another config or of other data, one where another
+      process is at work; nothing is overwritten. A folder of several runs may get more. What
+      is wrong with one run of several is recorded in its row, and the others go on.
+  """
+  workdir, found = pathlib.Path(workdir), points(config)
+  if len(found) == 1:
+    return [_alone(config, found[0], workdir)]
+  check_folders(found, workdir)
+  kept, draw = lambda point, result: result, functools.partial(_draw, config, "points")
+  grid = Grid(config, found, _train, lambda config: {}, kept, draw)
+  return engine.run(grid, workdir)
+
+
+def _alone(config: RelevanceConfig, point: Point, workdir: pathlib.Path) -> Row:
+  """The folder is that of the experiment."""
+  job = build.build(point.config, curve=_curve(point))._replace(config=config)
+  row = engine.head(point) | loop.run(job, workdir)
+  build.forget(workdir)
+  _draw(config, "", workdir, [row])
+  print(engine.told(row, "test_accuracy"), flush=True)
+  return row
+
+
+def _curve(point: Point) -> str:
+  return point.overrides["variant"].split(" @ ")[0]
+
+
+def _draw(
+  config: RelevanceConfig, room: str, workdir: pathlib.Path, rows: list[Row]
+) -> None:
+  if rows:
+    folders = [workdir / room / row["name"] if room else workdir for row in rows]
+    panels.draw(workdir, config, rows, list(map(writers.read_metrics, folders)))
+    claims.write(workdir, rows)
+
+
+def check_folders(found: list[Point], workdir: pathlib.Path) -> None:
+  """Raises UserError, before anything runs, where a run is of another config or other data."""
+  folders = {point.name: engine.folder(workdir, point.name) for point in found}
+  over = all((folder / writers.RESULT).exists() for folder in folders.values())
+  load = engine.LastData(lambda config: {})
+  for point in engine.grouped(found):
+    held = owner.known(folders[point.name], point.config)
+    # {}: of an earlier version, so not added to
+    if held or (held is not None and not over):
+      digest = build.data_digest(point.config, load(point.config))
+      streams.check_data(held, digest, name=point.config.data.name, workdir=workdir)
+
+
+def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
+  """Without privacy, runs that differ in their epsilon alone are one."""
+  done = shared.setdefault("no_dp", {})
+  alike = repr(dataclasses.replace(point.config, epsilons=[]))
+  over = (folder / writers.RESULT).exists()
+  if not over and point.config.method == "no_dp" and alike in done:
+    result = _copied(done[alike], folder, point)
+  else:
+    result = loop.run(build.build(point.config, shared, curve=_curve(point)), folder)
+    build.forget(folder)
+  done[alike] = folder
+  return result
+
+
+def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
+  """The run without privacy, for another panel."""
+  owner.claim(folder, point.config)
+  held = streams.without_keys(owner.remembered(source) or {})
+  owner.remember(folder, held, before=owner.remembered(folder))
+  for name in (writers.METRICS, owner.PARAMS):
+    shutil.copy(source / name, folder / name)
+  result = writers.read_json(source / writers.RESULT)
+  result |= {"epsilon_target": point.config.epsilons[0], "copied_from": source.name}
+  return owner.write_result(folder, point.config, result)

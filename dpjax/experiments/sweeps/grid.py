@@ -1,0 +1,341 @@
+"""A sweep: one training run per point of a grid and per seed, a curve, and what it costs.
+
+`engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
+
+The runs of one sweep do not share randomness, though they may share a seed: every run
+derives its noise and batches from its whole config and its data (`build.streams`). What they
+cost together is their sum, on whichever data they ran: see `cost.charge`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+from dpjax import validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.unused import Unused, of_federation, of_training, reason
+from dpjax.experiments.run import writers
+from dpjax.experiments.sweeps import curve, engine, table, unused
+from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
+from dpjax.validate import UserError
+
+TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
+# Kept of a result, beside RESULT_KEYS: what fails of a claim, and of a federated one more.
+_MORE_KEYS = (
+  "failed_assumptions",
+  "epsilon_audited_lower",
+  "rounds_to_accuracy",
+  "num_clients",
+  "clients_per_round",
+  "heterogeneity",
+  "not_private/heterogeneity",
+)
+
+
+@dataclasses.dataclass
+class SelectionConfig:
+  """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
+
+  enabled: bool = False
+  mean_trials: float = 10.0  # mean of the random number of runs
+  shape: float = 1.0  # of its law: 1 geometric, 0 logarithmic, else neg. binomial
+  better: str = "max"  # of `y`: max | min
+
+
+@dataclasses.dataclass
+class SweepConfig:
+  """A whole sweep: every combination of the grid's values, once per seed.
+
+  Fields are dotted names of the base's type (a TrainConfig, or a FedConfig for runs over
+  clients), such as "privacy.epsilon". `x` and `series` are such names or keys of a result;
+  `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn
+  beside the curve.
+
+  A variant is a name and the fields that it sets together, such as a method with the
+  learning rate that suits it; the whole grid is run for each. series="variant" draws one
+  line for each; what follows " @ " in a name only tells variants of one line apart, such as an
+  epsilon and the settings that suit it.
+
+  A `privacy.epsilon` of inf, in the grid or of a variant, is the same run with clipping and
+  without noise, which promises nothing: drawn as a horizontal line.
+  """
+
+  base: TrainConfig | FedConfig = dataclasses.field(default_factory=TrainConfig)
+  grid: dict[str, list] = dataclasses.field(default_factory=dict)
+  variants: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+  seeds: list[int] = dataclasses.field(default_factory=lambda: [0])
+  references: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
+  x: str = "privacy.epsilon"
+  y: str = "test_accuracy"
+  series: str | None = None  # one line per value of this field
+  title: str = ""
+  selection: SelectionConfig = dataclasses.field(default_factory=SelectionConfig)
+
+
+def points(config: SweepConfig) -> list[Point]:
+  """The runs of a sweep, in grid order, variants outermost and seeds innermost.
+
+  Raises:
+    UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
+      run would be refused for without its data; a field that all of them would ignore.
+
+  >>> sweep = SweepConfig(grid={"privacy.epsilon": [1, 2]}, seeds=[0, 1])
+  >>> [point.name[:16] for point in points(sweep)][:3]
+  ['epsilon=1_seed=0', 'epsilon=1_seed=1', 'epsilon=2_seed=0']
+  """
+  _check(config)
+  axes = {**config.grid, "seed": config.seeds}
+  found = engine.expand(
+    config.base, config.variants or {"": {}}, lambda base: axes, _point,
+    check=_room(config.base).check, name="grid", where="variants", unread=unread_of(config.base),
+  )  # fmt: skip
+  unused.refuse(config, found)
+  _check_alike(found)
+  return found
+
+
+def unread_of(base: TrainConfig | FedConfig) -> Callable[[Any], Unused]:
+  """(config of such a run) -> the fields that it does not read."""
+  return of_federation if isinstance(base, FedConfig) else of_training
+
+
+def placed(config: SweepConfig) -> list[Point]:
+  """`points` of a sweep that draws a curve: each has its place in it, as far as can be known.
+
+  Raises:
+    UserError: as there; an x that is no number, or none in some run.
+  """
+  found = points(config)
+  _check_positions(config, found)
+  return found
+
+
+def _room(config: TrainConfig | FedConfig) -> Any:
+  """The module that checks, names and builds a run."""
+  return federated if isinstance(config, FedConfig) else central
+
+
+def _is_private(config: Any) -> bool:
+  """Whether the run promises an epsilon."""
+  privacy = config.privacy
+  return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
+
+
+def _check_alike(found: list[Point]) -> None:
+  """Raises UserError for two runs that are one, or that share their noise and batches: how a
+  federated run is executed rounds its sums differently, and decides no stream."""
+  seen: dict[Any, str] = {}
+  for point in found:
+    config = point.config
+    digest = _room(config).digest(config)
+    private = _is_private(config) and not config.release
+    alike = (digest, config.data.data_dir) if private else point.name
+    if alike in seen:
+      raise UserError(
+        f"grid: {point.name} and {seen[alike]} are the same run, or differ in nothing but "
+        "how they are executed, and share their noise; vary the seed, or leave one out"
+      )
+    seen[alike] = point.name
+
+
+def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
+  values: dict[str, Any] = {"variant": variant} if variant else {}
+  values |= {path: fields.get(config, path) for path in chosen}
+  if config.privacy.epsilon == math.inf:
+    values["privacy.epsilon"] = math.inf
+    without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
+    config = fields.replace_all(config, without_noise, name="grid")
+  held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
+  digest = hashlib.sha256(held.encode()).hexdigest()[:8]
+  words = "_".join(
+    f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
+  )
+  safe = re.sub(r"[^A-Za-z0-9.=_-]+", "-", words)[:80]
+  return Point(f"{safe}_{digest}", config, values)
+
+
+def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
+  """(rows, what tells their lines apart): variants of one line have one name; runs that differ in
+  more than the seed are never one point, so where they would be each setting is a line."""
+  varied = [name for name in ("variant", *config.grid) if name != config.x]
+  named = [
+    {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
+  ]
+  named, settings = named or rows, collections.defaultdict(set)
+  told = [", ".join(_word(row[name]) for name in varied if name in row) for row in rows]
+  for row, setting in zip(named, told):
+    place = row.get(config.x) if row.get("epsilon_kind") != "none" else None
+    settings[repr((row.get(config.series or ""), place))].add(setting)
+  if max(map(len, settings.values()), default=0) < 2:
+    return named, config.series
+  return [{**row, "setting": setting} for row, setting in zip(rows, told)], "setting"
+
+
+def _word(value: Any) -> str:
+  return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def run_sweep(
+  config: SweepConfig,
+  workdir: str | os.PathLike,
+  train_fn: TrainFn,
+  load_fn: LoadFn | None = None,
+  *,
+  num_processes: int = 1,
+  only: str | None = None,
+) -> list[Row]:
+  """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
+
+  Args:
+    config: the sweep.
+    workdir: each run has its folder in `workdir`/points/.
+    train_fn: `train(config, workdir, *, data=None)`, which resumes by itself and returns
+      the content of result.json.
+    load_fn: loads the data of a config; called once for all runs that share data and
+      model (the model may choose the features). None: the runs load their own.
+    num_processes: how many runs go on at a time, each in a process of this machine, for runs that
+      leave cores idle; each loads the data for itself, and `train_fn` and `load_fn` must be
+      picklable (`experiments/sweeps/side_by_side.py`).
+    only: pattern ("CNN @ *") of the variants, or runs, to be run now; what has run before is drawn
+      with them. None: all.
+
+  Returns:
+    As `engine.run`; of a finished run also the keys of its result, and x and series.
+
+  Raises:
+    UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
+  """
+  if config.selection.enabled:
+    raise UserError("selection.enabled=True: its runs are chosen by tuning.run_selection")
+  found = placed(config)
+  train, load = functools.partial(_train, train_fn), load_fn or _no_data
+  kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
+  grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
+  return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+
+
+def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> Row:
+  return train_fn(point.config, folder, data=data)
+
+
+def _no_data(config: Any) -> None:
+  """Runs load their own."""
+
+
+def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
+  rows, series = _lines(config, rows)
+  drawn = {"x": config.x, "y": config.y, "series": series}
+  references, title = config.references, config.title
+  curve.sweep_report(rows, folder, **drawn, references=references, title=title)
+  table.write(rows, folder, **drawn)
+
+
+def _check(config: SweepConfig) -> None:
+  bounds.typed(config)
+  _check_selection(config)
+  if not (config.grid or config.variants):
+    raise UserError("grid={}: must name at least one field, or give variants")
+  _check_variants(config)
+  for path, values in config.grid.items():
+    if not isinstance(values, (list, tuple)) or not values:
+      raise UserError(f"grid[{path!r}]={values!r}: must be a list of at least one value")
+    _unique(values, f"grid[{path!r}]")
+  if "seed" in config.grid:
+    raise UserError("grid['seed']: give the seeds as seeds=[...]")
+  if not config.seeds:
+    raise UserError("seeds=[]: must hold at least one seed")
+  for seed in config.seeds:
+    validate.integer_at_least(0, seeds=seed)
+  _unique(config.seeds, "seeds")
+  for path in _config_axes(config):
+    fields.get(config.base, path, name="x" if path == config.x else "series")
+
+
+def _check_selection(config: SweepConfig) -> None:
+  law = config.selection
+  validate.positive(**{"selection.mean_trials": law.mean_trials})
+  if not 1 <= law.mean_trials <= bounds.MOST_RUNS:
+    raise UserError(
+      f"selection.mean_trials={law.mean_trials!r}: must be in [1, {bounds.MOST_RUNS}]"
+    )
+  validate.non_negative(**{"selection.shape": law.shape})
+  validate.one_of(("max", "min"), **{"selection.better": law.better})
+  if config.selection.enabled and not isinstance(config.base, TrainConfig):
+    raise UserError(
+      "selection.enabled=True: base must be a TrainConfig; a private selection among "
+      "federated runs is not charged here"
+    )
+
+
+def _check_variants(config: SweepConfig) -> None:
+  if config.base.privacy.epsilon == math.inf:
+    raise UserError(
+      "base.privacy.epsilon=inf: must be finite; the grid or a variant may be not"
+    )
+  for name, fixed in config.variants.items():
+    varied = {"seed", *config.grid}  # whole, so that what is set inside would be lost
+    twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
+    if twice:
+      raise UserError(f"variants[{name!r}]: sets {twice[0]!r}, which the grid varies")
+  if config.series == "variant" and not config.variants:
+    raise UserError("series='variant': there are no variants")
+
+
+def _check_positions(config: SweepConfig, found: list[Point]) -> None:
+  """Raises UserError for an x that is known beforehand to place a run nowhere."""
+  if config.x == "variant":
+    raise UserError(
+      "x='variant': must be a number; series='variant' draws one line for each"
+    )
+  for point in found if config.x in _config_axes(config) else ():
+    value = fields.get(point.config, config.x)
+    placed = value is not None and not isinstance(value, str | bool)
+    if placed or not _is_private(point.config):  # others are drawn without a position
+      continue
+    raise UserError(
+      f"x={config.x!r}: must be a number in every run; it is {value!r} in {point.name}"
+    )
+
+
+def _unique(values: Any, name: str) -> None:
+  repeated = [value for index, value in enumerate(values) if value in values[:index]]
+  if repeated:
+    raise UserError(f"{name}: {repeated[0]!r} comes twice; each must be different")
+
+
+def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
+  """What of a result its row holds; raises unless what is to be drawn is there."""
+  axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
+  drawn = {"x": config.x, "y": config.y, "series": config.series}
+  given = {*axes, *point.overrides, None}
+  for name, key in drawn.items():
+    if name == "y" or key not in given:
+      validate.one_of(result, **{name: key})
+  for key in (config.y, *({config.x} - given)):
+    curve.numeric(result, key)
+  wanted = (*writers.RESULT_KEYS[:-1], *_MORE_KEYS, *drawn.values())  # not versions
+  audited = {"refuted": result["audit"]["refuted"]} if "audit" in result else {}
+  return {key: result[key] for key in wanted if key in result} | audited | axes
+
+
+def _config_axes(config: SweepConfig) -> list[str]:
+  """Those of x and series that name a field of the base, not a key of the result."""
+  known = {field.name for field in dataclasses.fields(config.base)}
+  return [
+    path for path in (config.x, config.series) if path and ("." in path or path in known)
+  ]

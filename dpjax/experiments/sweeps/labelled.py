@@ -1,0 +1,137 @@
+"""Tables of runs that their config names: label -> the fields in which that run differs.
+
+A row is a run of its own, in a folder of its own, so that the table goes on where it was cut
+off and may get more rows.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.unused import Unused
+from dpjax.experiments.run import loop
+from dpjax.experiments.sweeps import engine
+from dpjax.experiments.sweeps.engine import Grid, Point, Row
+from dpjax.validate import UserError
+
+_LONGEST = 200  # bytes of a folder's name
+
+
+class Table(Protocol):
+  """A config of one run, or of a table of several."""
+
+  rows: dict[str, dict[str, Any]]
+  title: str
+  of_table: ClassVar[tuple[str, ...]]  # fields of the whole, not of a run
+
+
+Config = TypeVar("Config", bound=Table)
+
+
+def points(
+  config: Config,
+  *,
+  alone: str,
+  check: Callable[[Config], None],
+  told: Callable[[str, Config], dict[str, Any]],
+  unread: Callable[[Config], Unused],
+  settle: Callable[[Config, Mapping[str, Any], str], None] = lambda *row: None,
+) -> list[Point]:
+  """Every run of a table, checked before the first one begins.
+
+  Args:
+    alone: the label where the config is one run.
+    check: of a run.
+    told: (label, run) -> what tells it from the other runs.
+    unread: (run) -> the fields that it does not read (`engine.resettled`).
+    settle: (run, its changes, their place), before it is checked.
+
+  Raises:
+    UserError: an unknown field or value, one of the whole table, two rows of one name.
+  """
+  bounds.typed(config)
+  whole = {name: getattr(type(config)(), name) for name in config.of_table}
+  rows = config.rows or {alone: {}}
+  runs = []
+  for (label, run), changes in zip(runs_of(config, alone), rows.values()):
+    settle(run, changes, f"rows[{label!r}]")
+    runs.append((run, changes))
+  base, found = fields.replace_all(config, whole), []
+  for label, (run, dropped) in zip(rows, engine.resettled(base, runs, unread)):
+    try:
+      check(run)
+    except UserError as error:
+      where = f"rows[{label!r}]: " if config.rows else ""
+      raise UserError(f"{where}{error}") from error
+    found.append(Point(_folder(label), run, told(label, run), tuple(dropped)))
+  if len({point.name for point in found}) < len(found):
+    raise UserError("rows: two labels give runs of the same name")
+  return found
+
+
+def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
+  """(label, run) of every row, before its fields are looked at.
+
+  Raises:
+    UserError: an unknown field or value, or a field of the whole table.
+  """
+  whole = {name: getattr(type(config)(), name) for name in config.of_table}
+  found = []
+  for label, changes in (config.rows or {alone: {}}).items():
+    where = f"rows[{label!r}]"
+    for name in whole:
+      if name in changes:
+        raise UserError(f"{where}.{name}: would be ignored, it is of the whole table")
+    found.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
+  return found
+
+
+def _folder(label: str) -> str:
+  slug = engine.slug(label)
+  if not slug or len(slug.encode()) > _LONGEST or not label.isprintable():
+    raise UserError(
+      f"rows[{label!r:.60}]: names a row and its folder: must be words on one line, of at most "
+      f"{_LONGEST} bytes"
+    )
+  return slug
+
+
+def run_all(
+  config: Table,
+  found: list[Point],
+  workdir: pathlib.Path | str,
+  *,
+  job: Callable[[Any], loop.Job],
+  write: Callable[..., None],
+  tell: Callable[[Row], str],
+  unreleased: str,
+) -> list[Row]:
+  """Every run of a table, or what is left of them; their rows, which hold their results.
+
+  Each lives in `workdir`/points/NAME, with sweep.json beside them.
+
+  Args:
+    found: `points`.
+    job: of the config of a run.
+    write: `write(folder, rows, title=...)`, files about the finished runs.
+    tell, unreleased: as `engine.Grid` has them.
+
+  Raises:
+    UserError: a folder of another config; nothing is overwritten. What is wrong with one run
+      of several is recorded in its row, and the others go on.
+  """
+  grid = Grid(
+    config=config,
+    points=found,
+    train=lambda point, folder, shared: loop.run(job(point.config), folder),
+    load=lambda config: None,
+    kept=lambda point, result: result,
+    draw=lambda folder, rows: write(folder, rows, title=config.title),
+    tell=tell,
+    unreleased=unreleased,
+  )
+  return engine.run(grid, pathlib.Path(workdir))

@@ -1,0 +1,138 @@
+"""Figure 9 of Kang and Wang 2024: draws of the Laplace and of the Gaussian mechanism.
+
+The paper draws 100,000 numbers of each at epsilon 1, sensitivity 1 and delta 1e-3, and prefers
+Laplace. That compares one number. A record is a vector of d numbers, whose L1 sensitivity is d
+and whose L2 sensitivity is sqrt(d): there the Gaussian is the smaller noise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib.figure import Figure
+
+from dpjax import noise, validate
+from dpjax.experiments.run import report, writers
+from dpjax.mechanisms import additive
+
+_EPSILON = 1.0
+_DELTA = 1e-3
+_RANGE = 12.0  # of the histogram, on each side
+_BINS = 120
+
+
+class Law(NamedTuple):
+  """One noise of the figure."""
+
+  name: str
+  sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
+  scale: float  # of one number
+  deviation: float  # standard deviation of one number
+  of_a_record: float  # standard deviation of each of d numbers of a record in [0, 1]^d
+
+
+def laws(num_features: int) -> list[Law]:
+  """Returns the noises: the paper's two, and the least Gaussian that is proved.
+
+  The paper's factor sqrt(2 ln(1.25 / delta)) is proved for epsilon < 1 alone, and the figure
+  has epsilon 1.
+
+  Args:
+    num_features: d.
+
+  >>> [round(law.deviation, 2) for law in laws(784)]
+  [1.41, 3.78, 2.57]
+  >>> [round(law.of_a_record) for law in laws(784)]
+  [1109, 106, 72]
+  """
+  validate.integer_at_least(1, num_features=num_features)
+  classic = math.sqrt(2 * math.log(1.25 / _DELTA)) / _EPSILON
+  analytic = additive.analytic_noise_multiplier(_EPSILON, _DELTA)
+  laplace = math.sqrt(2) / _EPSILON
+  width = math.sqrt(num_features)
+  return [
+    Law("Laplace", noise.source.laplace, 1 / _EPSILON, laplace, laplace * num_features),
+    Law("Gaussian, the paper's", noise.source.gaussian, classic, classic, classic * width),
+    Law("Gaussian, proved", noise.source.gaussian, analytic, analytic, analytic * width),
+  ]
+
+
+def run(
+  out: str | pathlib.Path,
+  *,
+  num_draws: int = 100_000,
+  num_features: int = 784,
+  seed: int = 0,
+) -> dict[str, Any]:
+  """Draws, and writes figure_9.png, figure_9.csv (histograms) and result.json to a folder.
+
+  Args:
+    out: the folder; made where it is missing.
+    num_draws: of each noise, at least 2.
+    num_features: d, of a record in [0, 1]^d.
+    seed: of the draws. They protect nothing.
+
+  Returns:
+    What result.json holds: for each noise its scale, the mean size and standard deviation of
+    the draws, the share of draws within 1 of 0, and the deviation in a record of d numbers.
+  """
+  validate.integer_at_least(2, num_draws=num_draws)
+  folder = pathlib.Path(out)
+  folder.mkdir(parents=True, exist_ok=True)
+  edges = np.linspace(-_RANGE, _RANGE, _BINS + 1)
+  histograms: list[dict[str, Any]] = [
+    {"from": a, "to": b} for a, b in itertools.pairwise(edges)
+  ]
+  rows = []
+  figure = Figure(figsize=(5.2, 3.4), layout="constrained")
+  axes = figure.subplots()
+  for index, law in enumerate(laws(num_features)):
+    key = jax.random.fold_in(jax.random.key(seed), index)
+    draws = np.asarray(law.sample(key, jnp.zeros(num_draws), law.scale), np.float64)
+    counts, _ = np.histogram(draws, edges)
+    for row, count in zip(histograms, counts):
+      row[law.name] = int(count)
+    rows.append(_row(law, draws))
+    axes.stairs(counts, edges, label=law.name)
+  report.style(axes, title="Figure 9", xlabel="noise", ylabel=f"of {num_draws} draws")
+  axes.legend()
+  report.save_figure(figure, folder / "figure_9.png")
+  report.write_csv(folder / "figure_9.csv", histograms)
+  result = {
+    "epsilon": _EPSILON,
+    "delta": _DELTA,
+    "sensitivity": 1.0,
+    "num_draws": num_draws,
+    "num_features": num_features,
+    "seed": seed,
+    "noises": rows,
+  }
+  writers.write_json(folder / "result.json", result)
+  return result
+
+
+def _row(law: Law, draws: np.ndarray) -> dict[str, Any]:
+  return {
+    "name": law.name,
+    "scale": law.scale,
+    "mean_size": float(np.mean(np.abs(draws))),
+    "standard_deviation": float(np.std(draws)),
+    "share_within_1": float(np.mean(np.abs(draws) <= 1)),
+    "standard_deviation_of_a_record": law.of_a_record,
+  }
+
+
+def line(row: dict[str, Any], num_features: int) -> str:
+  """Returns one line about one noise."""
+  return (
+    f"{row['name']}: standard deviation {row['standard_deviation']:.2f} for one number "
+    f"({row['share_within_1']:.0%} within 1), {row['standard_deviation_of_a_record']:.0f} for "
+    f"each of {num_features} numbers of a record"
+  )

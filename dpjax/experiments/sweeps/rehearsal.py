@@ -1,0 +1,200 @@
+"""`--dry_run` of several runs: what they would promise and need together, and none of them.
+
+Each run is rehearsed on zeros, as `experiments/run/dry_run.py` has it. Runs that differ in their
+seed alone are rehearsed once. Everything is refused that the runs would be refused before the
+first step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import relevance
+from dpjax.accounting import Ledger
+from dpjax.data import Dataset
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.relevance import build as of_relevance
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.run import dry_run, promise, streams, writers
+from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
+from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.validate import UserError
+
+
+class _Planned(NamedTuple):
+  facts: Row  # what a run would promise
+  seconds: float
+  num_steps: int
+
+
+Rehearse = Callable[[Point], _Planned]
+
+
+def told(
+  config: grid.SweepConfig,
+  workdir: pathlib.Path | str,
+  *,
+  num_processes: int = 1,
+  only: str | None = None,
+) -> str:
+  """The plan of a sweep, as lines; of a private selection what the choice costs. `num_processes`
+  and `only` are those of `grid.run_sweep`.
+
+  Raises:
+    UserError: a fault of the sweep itself. One of a run that only its data tell is told with
+      that run, as the sweep would.
+  """
+  side_by_side.check(num_processes)
+  room = federated if isinstance(config.base, FedConfig) else central
+  load = engine.LastData(lambda run: room.load_data(run, features=False))
+
+  def rehearse(point: Point) -> _Planned:
+    found = dry_run.rehearsed(point.config, load(point.config))
+    return _Planned(found.facts(), found.seconds, found.work.num_steps)
+
+  def state(point: Point, folder: pathlib.Path) -> str:
+    return dry_run.state_of(room.build(point.config, load(point.config)), folder)
+
+  if config.selection.enabled:
+    if only is not None or num_processes != 1:
+      raise UserError(
+        f"only={only!r}, num_processes={num_processes}: go with a sweep without selection"
+      )
+    return _of_selection(config, workdir, rehearse)
+  folder = pathlib.Path(workdir)
+  found = engine.part(grid.placed(config), only, folder)
+  return _of_points(found, folder, rehearse, state, num_processes)
+
+
+def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
+  """The plan of an experiment of relevance; attacks of an audit are not in its minutes."""
+  shared: dict[Any, Any] = {}
+  found, workdir = experiment.points(config), pathlib.Path(workdir)
+  if len(found) > 1:
+    experiment.check_folders(found, workdir)
+
+  def state(point: Point, folder: pathlib.Path) -> str:
+    job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
+    if len(found) == 1:  # it lives in the folder of the experiment
+      job, folder = job._replace(config=config), workdir
+    return dry_run.state_of(job, folder)
+
+  rehearse = lambda point: _relevance_on_zeros(point, shared)
+  return _of_points(found, workdir, rehearse, state)
+
+
+def _of_points(
+  found: list[Point],
+  workdir: pathlib.Path,
+  rehearse: Rehearse,
+  state: Callable[[Point, pathlib.Path], str],
+  num_processes: int = 1,
+) -> str:
+  rows, lines, seconds, over, seen = [], {}, 0.0, 0, {}
+  for point in _shown(engine.grouped(found)):
+    try:
+      there = state(point, engine.folder(workdir, point.name))
+      plan = _once(seen, point, rehearse)
+    except UserError as error:
+      if len(found) == 1:
+        raise
+      lines[point.name] = f"would fail: {error}"
+      continue
+    done = there == dry_run.FINISHED
+    over, seconds = over + done, seconds + (0.0 if done else plan.seconds)
+    rows.append(engine.head(point) | plan.facts)
+    lines[point.name] = f"{promise.told(plan.facts)}, {plan.num_steps} steps, " + (
+      dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
+    )
+  failed = len(found) - len(rows)
+  side = f", of each of {num_processes} processes" if num_processes > 1 else ""
+  after = (
+    f" one after another; {num_processes} processes may take a part of it" if side else ""
+  )
+  head = {
+    "runs": f"{len(found)}, of which {over} are finished and {failed} would fail",
+    **({"together": cost.statement(rows)} if len(found) > 1 else {}),
+    "time": f"about {seconds / 60:.2g} minutes (estimate, from a few steps on zeros each){after}",
+    "memory": dry_run.memory() + side,
+    "workdir": str(workdir),
+  }
+  return dry_run.aligned(head | lines)
+
+
+def _shown(found: list[Point]) -> Iterator[Point]:
+  """The same, with a progress bar: a calibration of each may take a while."""
+  with writers.progress(len(found), 0, "rehearsed") as bar:
+    for point in found:
+      yield point
+      bar.update(1)
+
+
+def _once(seen: dict[str, _Planned], point: Point, rehearse: Rehearse) -> _Planned:
+  """Runs that differ in their seed alone take as long, and promise the same."""
+  alike = repr(fields.replace(point.config, "seed", 0))
+  if alike not in seen:
+    seen[alike] = rehearse(point)
+  return seen[alike]
+
+
+def _of_selection(
+  config: grid.SweepConfig, workdir: pathlib.Path | str, rehearse: Rehearse
+) -> str:
+  settings, charge = tuning.planned(config, engine.LastData(central.load_data))
+  seconds = math.fsum(rehearse(point).seconds for point in settings) / len(settings)
+  mean = config.selection.mean_trials
+  minutes = mean * seconds / 60
+  lines = {
+    "settings": f"{len(settings)}, of which a random number of runs is drawn, {mean:g} on average",
+    "privacy": charge["statement"],
+    "time": f"about {minutes:.2g} minutes on average (estimate, from a few steps on zeros)",
+    "memory": dry_run.memory(),
+    "workdir": str(workdir),
+  }
+  return dry_run.aligned(lines)
+
+
+def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
+  """Every training of the method, a few steps of each; all else as in the run."""
+  config, began, counted = point.config, time.monotonic(), []
+  zeros = {key: tuple(map(_blank, held)) for key, held in shared.items() if _is_data(held)}
+  random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
+
+  def trainer(steps: relevance.Steps) -> Any:
+    work = of_relevance.work(config, "", steps)
+    started = time.monotonic()
+    timing, state = dry_run.timed(work)
+    counted.append(timing.whole(work) - (time.monotonic() - started))
+    return state[0]
+
+  loaded = of_relevance.load_data(config, zeros)
+  of_relevance.build(config, zeros, curve="").start(random)  # refuses what a run would be
+  job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
+  if job.public is not None:  # zeros among zeros
+    train, _ = of_relevance.load_data(config, shared)
+    relevance.check_public(train, of_relevance.load_public(config, shared))
+    ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))
+    job = dataclasses.replace(job, public=ones)
+  outcome = relevance.run(config.method, config.mode, job)
+  stated = of_relevance.promise(outcome.privacy, len(loaded[0]))
+  facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
+  seconds = time.monotonic() - began + math.fsum(counted)
+  return _Planned(facts, seconds, outcome.num_steps)
+
+
+def _is_data(held: Any) -> bool:
+  return isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
+
+
+def _blank(dataset: Dataset) -> Dataset:
+  return dry_run.blank(dataset, dataset.x.shape[1:])

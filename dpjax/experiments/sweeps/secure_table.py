@@ -1,0 +1,62 @@
+"""Tables of secure computations: the rows of a config, as a grid (`labelled`)."""
+
+from __future__ import annotations
+
+import pathlib
+
+from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.secure import build, table
+from dpjax.experiments.kinds.secure.config import SecureConfig, check, unread
+from dpjax.experiments.sweeps import labelled
+from dpjax.experiments.sweeps.engine import Point, Row
+
+UNRELEASED = (
+  "All parties of a row ran in one process on known data: these runs measure, and release "
+  "nothing."
+)
+
+
+def alone_as(config: SecureConfig) -> str:
+  """The label of a config without rows."""
+  return f"{name_of(config, 'task')}, as configured"
+
+
+@bounds.names_fields
+def points(config: SecureConfig) -> list[Point]:
+  """Every run of a table, checked before the first one begins.
+
+  Raises:
+    UserError: an unknown field or value, a setting that a row would ignore, two rows of one
+      name.
+
+  >>> rows = {"plain sum": {"protocol": "plain"}, "encrypted": {"task": "regress"}}
+  >>> [point.name for point in points(SecureConfig(rows=rows))]
+  ['plain-sum', 'encrypted']
+  """
+  return labelled.points(
+    config,
+    alone=alone_as(config),
+    check=check,
+    told=lambda label, run: {"label": label},
+    unread=unread,
+  )
+
+
+@bounds.names_fields
+def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
+  """`labelled.run_all`, with secure.md, secure.csv (one line for each row) and secure.png
+  (seconds and bytes) beside sweep.json.
+
+  Raises:
+    UserError: a wrong config, and as there.
+  """
+  return labelled.run_all(
+    config,
+    points(config),
+    workdir,
+    job=build.build,
+    write=table.write,
+    tell=table.told,
+    unreleased=UNRELEASED,
+  )

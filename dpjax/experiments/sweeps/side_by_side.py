@@ -1,0 +1,216 @@
+"""Tasks in several processes of this machine, which take the next one as they get free.
+
+For runs that leave cores idle, as those of small convolutional networks do. Each process loads
+data and compiles for itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from multiprocessing import reduction
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+import jax
+
+from dpjax import names, validate
+from dpjax.experiments.run import loop, writers
+from dpjax.parallel import allocator
+from dpjax.validate import UserError
+
+T = TypeVar("T")
+_LOOK_SECONDS = 1.0  # between two updates of the progress bar
+
+
+def check(num_processes: int) -> None:
+  """Raises UserError unless there is a core for each process, and no accelerator: its memory
+  would be the first one's."""
+  validate.integer_at_least(1, processes=num_processes)
+  affinity = getattr(os, "sched_getaffinity", None)
+  cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+  if num_processes > cores:
+    raise UserError(
+      f"processes={num_processes}: must be at most {cores}, the cores that this process may use"
+    )
+  if num_processes > 1 and jax.default_backend() != "cpu":
+    raise UserError(
+      f"processes={num_processes}: must be 1 on {jax.default_backend()}, whose memory one "
+      "process takes whole; JAX_PLATFORMS=cpu runs them on cores"
+    )
+
+
+def outcomes(
+  work: Callable[[T], Any],
+  tasks: Sequence[T],
+  num_processes: int,
+  *,
+  lock: int | None = None,
+) -> Generator[tuple[T, Any]]:
+  """Yields (task, its outcome) as they end; tasks begin in their order.
+
+  Left early, by an exception or by who reads, it sends SIGTERM to the processes and waits for
+  them: a run ends its step and saves. So they do by themselves when this process is gone.
+
+  Args:
+    work: done once for each task, in whichever process is free. It and the tasks are pickled for
+      processes that import this program anew, with its environment and what JAX was configured
+      to do; nothing else that it has set. A script that calls this must guard its main part by
+      `if __name__ == "__main__"`.
+    lock: descriptor of a locked file, which stays locked while one of the processes lives.
+
+  Raises:
+    UserError: what cannot be pickled; a process was ended from outside, or a user's own code
+      failed in it.
+    BaseException: what else a task raised.
+  """
+  _check_picklable(work, tasks)
+  waiting, doing = iter(tasks), {}  # doing: the pipe to a process -> its task
+
+  def give(pipe: Any) -> None:
+    for task in itertools.islice(waiting, 1):
+      doing[pipe] = task
+      _send(pipe, task)
+
+  bar, held = writers.progress(len(tasks), 0, "runs"), None if lock is None else _Held(lock)
+  with bar, _crew(work, min(num_processes, len(tasks)), held) as processes:
+    for pipe in processes:
+      give(pipe)
+    while doing:
+      for pipe in wait(list(doing), _LOOK_SECONDS):
+        yield doing.pop(pipe), _heard(pipe, processes[pipe])
+        bar.update(1)
+        give(pipe)
+      bar.update(0)  # the time goes on
+
+
+def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
+  try:
+    pickle.dumps((work, tasks))
+  except Exception as error:  # of whichever object
+    raise UserError(
+      f"processes: what runs in several must be picklable: {error}"
+    ) from error
+
+
+class _Held:
+  """An open file that a process inherits, and with it a lock that all of them must let go."""
+
+  def __init__(self, number: int):
+    self.number = number
+
+  def __reduce__(self) -> Any:
+    return _inherited, (reduction.DupFd(self.number),)
+
+
+def _inherited(given: Any) -> _Held:
+  return _Held(given.detach())
+
+
+@contextlib.contextmanager
+def _crew(
+  work: Callable[[Any], Any], count: int, lock: _Held | None
+) -> Iterator[dict[Any, Any]]:
+  """Processes by the pipes to them."""
+  context = multiprocessing.get_context("spawn")  # a forked JAX may hang
+  told = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
+  processes = {}
+  try:
+    for _ in range(count):
+      ours, theirs = context.Pipe()
+      process = context.Process(target=_main, args=(theirs, *told))
+      # For the whole life of the process: this one tells the others of Ctrl-C.
+      with _blocked(signal.SIGINT):
+        process.start()
+      processes[ours] = process
+      theirs.close()  # or its end would not be noticed
+    yield processes
+  except BaseException:
+    for process in processes.values():
+      process.terminate()
+    raise
+  finally:
+    for pipe, process in processes.items():
+      pipe.close()
+      process.join()
+
+
+@contextlib.contextmanager
+def _blocked(signum: int) -> Iterator[None]:
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _send(pipe: Any, task: Any) -> None:
+  """To one that may have ended, which who reads its answer will notice."""
+  with contextlib.suppress(BrokenPipeError):
+    pipe.send(task)
+
+
+def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another class
+  try:
+    fault, outcome = pipe.recv()
+  except (EOFError, ConnectionError):
+    process.join()
+    raise UserError(
+      f"processes: one was ended from outside (exit code {process.exitcode}; -9: most often for "
+      "want of memory, fewer processes take less; 1: a script whose main part is not guarded by "
+      "`if __name__ == '__main__'`, or what it says above); finished runs are kept, run the same "
+      "command to go on"
+    ) from None
+  if fault is not None:
+    raise fault
+  return outcome
+
+
+# --- within a process
+
+
+def _main(
+  pipe: Any,
+  work: Callable[[Any], Any],
+  keep_freed: bool,
+  jax_config: Mapping[str, Any],
+  lock: _Held | None,
+) -> None:
+  del lock  # it is the descriptor that holds it
+  if keep_freed:
+    allocator.keep_freed_memory()  # first: a thread that is there has a heap of its own
+  threading.Thread(target=_end_with_first, daemon=True).start()
+  for name, value in jax_config.items():
+    if jax.config.values.get(name) != value:
+      jax.config.update(name, value)
+  with writers.silent(), contextlib.suppress(EOFError, ConnectionError):
+    while True:
+      pipe.send(_done(work, pipe.recv()))
+
+
+def _end_with_first() -> None:
+  parent = multiprocessing.parent_process()
+  wait([parent.sentinel] if parent else [])
+  os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, Any]:
+  """(what it raised, its outcome)."""
+  try:
+    return None, work(task)
+  except loop.Interrupted as stopped:
+    sys.exit(128 + stopped.signum)
+  except BaseException as error:  # an own part may call sys.exit
+    blamed = names.blame(error)  # by its traceback, which does not travel
+    if blamed is not None and not isinstance(error, KeyboardInterrupt):
+      return UserError(blamed), None
+    error.add_note(f"in a process of its own:\n{traceback.format_exc()}")
+    return error, None

@@ -1,0 +1,121 @@
+"""A sweep as a Markdown table: one row per line of its picture, one column per x."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from dpjax import markdown
+from dpjax.accounting.text import by_name, is_promised
+from dpjax.experiments.run import writers
+from dpjax.experiments.sweeps import curve
+
+TABLE = "table.md"
+Row = dict[str, Any]
+
+
+def write(
+  rows: Sequence[Row],
+  out_dir: str | os.PathLike,
+  *,
+  x: str,
+  y: str,
+  series: str | None = None,
+) -> None:
+  """Writes `out_dir`/table.md: mean y (smallest to largest of the seeds) by series and x;
+  for federated runs also the rounds to each target accuracy, the most of the seeds.
+
+  Args:
+    rows: one per finished run, as for `curve.sweep_report`.
+  """
+  text = table(rows, x=x, y=y, series=series)
+  rounds = rounds_table(rows, x=x, series=series)
+  content = f"{text}\n{rounds}" if rounds else text
+  writers.replace_file(pathlib.Path(out_dir) / TABLE, content.encode())
+
+
+def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
+  """The table of y by series and x.
+
+  >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
+  >>> print(table(runs, x="alpha", y="acc", series="name"))
+  | name \\ alpha | 0.5 |
+  | --- | --- |
+  | avg | .8500 (.8000-.9000) |
+  <BLANKLINE>
+  """
+  groups = curve.summarize(rows, x=x, y=y, series=series)
+  columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
+  labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
+  cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
+  head = [
+    f"{series or y} \\ {x}",
+    *(_told(x, c) for c in columns),
+  ]
+  body = [[label, *(cells.get((label, at), "") for at in columns)] for label in labels]
+  return markdown.table(head, body)
+
+
+def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
+  """Rounds to each target by series, and by x where a line has several; "" where no run
+  reports them, "-" where one of the seeds (or of the other settings) never got there.
+
+  >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
+  >>> print(rounds_table(runs, x="alpha"))
+  | rounds to | 0.97 | 0.99 |
+  | --- | --- | --- |
+  | all @ 1 | 9 | - |
+  | all @ 2 | 9 | - |
+  <BLANKLINE>
+  >>> print(rounds_table(runs[:1], x="alpha").splitlines()[-1])
+  | all | 9 | - |
+  """
+  told = [row for row in rows if row.get("rounds_to_accuracy")]
+  if not told:
+    return ""
+  targets = list(dict.fromkeys(t for row in told for t in row["rounds_to_accuracy"]))
+  name = lambda row: str(row[series]) if series else "all"
+  places: dict[str, set] = {}
+  for row in told:
+    places.setdefault(name(row), set()).add(curve.place(row, x))
+
+  def label(row: Row) -> str:
+    line = name(row)
+    return f"{line} @ {_told(x, curve.place(row, x))}" if len(places[line]) > 1 else line
+
+  lines = []
+  for each in dict.fromkeys(map(label, told)):
+    mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
+    lines.append([each, *(_most([own.get(t) for own in mine]) for t in targets)])
+  return markdown.table(["rounds to", *targets], lines)
+
+
+def _told(x: str, at: float | None) -> str:
+  return "none" if at is None else by_name(x, at, digits=6)
+
+
+def _most(rounds: list[Any]) -> str:
+  return "-" if None in rounds else str(max(rounds))
+
+
+def _label(group: Row, series: str | None, y: str) -> str:
+  return str(group[series]) if series else y
+
+
+def _cell(group: Row, y: str) -> str:
+  """Of the seeds that ended with a finite number, and how many did not."""
+  lost, seeds = group["not_finite"], group["seeds"]
+  if lost == seeds:
+    return "not finite"
+  mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))
+  told = f"; {lost} of {seeds} not finite" if lost else ""
+  return mean if seeds == 1 else f"{mean} ({low}-{high}{told})"
+
+
+def _number(value: float, y: str) -> str:
+  """Four decimals below 1, without the leading zero; else as short as it is."""
+  if not is_promised(y) and 0 < abs(value) < 1:
+    return f"{value:.4f}".lstrip("0")
+  return by_name(y, value, digits=6)

@@ -1,0 +1,277 @@
+"""Choosing hyper-parameters privately: the best of a random number of runs, charged.
+
+An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is
+random and secret, each draws its setting from the grid at random, and only the best one is
+released: that costs little more than twice one run, however large the grid (Papernot and
+Steinke 2022, arXiv:2110.03620; `accounting.tuning`).
+
+What is compared is a score on the TEST data, which are treated as public: the score is then
+post-processing of the released parameters and costs nothing more. A score on training data
+would be a further query on them, so such a `y` is refused. Where the test data are private
+too, their part in the choice is NOT covered.
+
+Every setting of the grid must cost the same event (learning rates may differ, the noise may
+not): the charge holds for whichever run wins.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import secrets
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpjax import accounting, validate
+from dpjax.accounting import upper
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import promise, writers
+from dpjax.experiments.sweeps import curve
+from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
+from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
+from dpjax.plan import Plan
+from dpjax.validate import UserError
+
+TRIALS = "trials.json"  # secret: how many runs there are, and which settings they took
+BEST = "best"  # folder of what may be released
+_MODEL = "params.npz"  # result.json and config.json stay secret: they hold the seed
+# its plan, and what its promise rests on that nobody can check
+PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
+
+
+def run_selection(
+  config: SweepConfig,
+  workdir: str | os.PathLike,
+  train_fn: TrainFn,
+  load_fn: LoadFn,
+  plan_fn: PlanFn | None = None,
+) -> dict[str, Any]:
+  """Draws the trials, runs what is left of them, and writes the best one to `workdir`/best.
+
+  Args:
+    config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
+    workdir: `trials.json` and `trials/` in it are secret, `best/` may be released.
+    train_fn, load_fn: as for `grid.run_sweep`.
+    plan_fn: (config, data) -> (the plan of a run, its failed assumptions); default: those of
+      `build.assemble`.
+
+  Returns:
+    The content of best/selection.json: the winning setting, its score, and both epsilons:
+    `epsilon_of_one_run` and `epsilon`, which is charged for the choice.
+
+  Raises:
+    UserError: settings that do not cost the same event, a score that is not on test data, a
+      run without a proof, an RDP analysis that does not exist for the sampler, or another
+      process at work in the folder.
+  """
+  validate.folder(workdir=workdir)
+  workdir, load = pathlib.Path(workdir), LastData(load_fn)
+  settings, cost = planned(config, load, plan_fn)  # before anything runs
+  workdir.mkdir(parents=True, exist_ok=True)
+  writers.secret_folder(_folder(workdir, 0).parent)
+  with writers.alone_in(workdir):  # two at once would draw two numbers of trials
+    drawn, results = _trials(workdir, config, len(settings)), []
+    for index, (choice, seed) in enumerate(drawn):
+      # with a seed of its own, so that a setting drawn twice has other noise
+      trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
+      results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
+      curve.numeric(results[-1], config.y)  # a fault of the config: now, not after all
+    winner = _winner(config, results)
+    overrides = settings[drawn[winner][0]].overrides
+    found = {
+      "setting": {path: value for path, value in overrides.items() if path != "seed"},
+      "y": config.y,
+      "score": results[winner][config.y],
+      **cost,
+    }
+    (workdir / BEST).mkdir(exist_ok=True)
+    shutil.copyfile(_folder(workdir, winner) / _MODEL, workdir / BEST / _MODEL)
+    writers.write_json(workdir / BEST / "selection.json", found)
+  print(found["statement"], flush=True)
+  return found
+
+
+def planned(
+  config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
+) -> tuple[list[Point], dict[str, Any]]:
+  """(the settings among which is chosen, what the choice costs: `charged`).
+
+  Raises:
+    UserError: as `run_selection`, for what is known before anything runs.
+  """
+  _check(config)
+  settings = points(config)
+  plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
+  cost = charged(plan, config, assumptions)
+  budgets = [point.config.privacy.epsilon_budget for point in settings]
+  least = min((budget for budget in budgets if budget is not None), default=math.inf)
+  if cost["epsilon"] > least:
+    raise accounting.BudgetExceeded(
+      f"privacy.epsilon_budget={least!r}: the choice among runs costs epsilon="
+      f"{upper(cost['epsilon'])}, one of them {upper(cost['epsilon_of_one_run'])}"
+    )
+  return settings, cost
+
+
+def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
+  return workdir / "trials" / f"{trial:04d}"
+
+
+def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
+  sign = 1.0 if config.selection.better == "max" else -1.0
+  scores = [sign * curve.numeric(result, config.y) for result in results]
+  return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
+
+
+def charged(
+  plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
+) -> dict[str, Any]:
+  """Epsilon of one run and of the selection, with its delta.
+
+  Args:
+    assumptions: that some run rests on and nobody can check; then it is a claim.
+
+  A run that draws a batch above its capacity aborts, and the selection with it: by a union
+  bound over the runs that has at most E[K] times one run's chance B, which adds
+  (1 + e^epsilon) E[K] B to delta, where one run set aside (1 + e^epsilon_run) B.
+  """
+  law = config.selection
+  event = accounting.repeat_and_select_event(
+    plan.event(), mean_trials=law.mean_trials, shape=law.shape
+  )
+  options = {"neighboring_relation": plan.neighboring_relation, "accountant": "rdp"}
+  left = plan.accounted_delta(plan.delta)
+  epsilon = accounting.epsilon(event, delta=left, **options)
+  one_run = plan.epsilon()
+  if not math.isfinite(one_run):
+    raise UserError("grid: a run of its settings has no finite epsilon, nor has the choice")
+  growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
+  growth = math.exp(min(growth, 700.0))  # beyond that delta is no probability either
+  delta = left + (plan.delta - left) * law.mean_trials * growth
+  if not (math.isfinite(epsilon) and delta < 1):
+    raise UserError(
+      f"selection.mean_trials={law.mean_trials!r}: must be less, or the noise more: the choice "
+      f"costs epsilon={upper(epsilon)}, one run {upper(one_run)}, and all of delta"
+    )
+  words = accounting.privacy_statement(
+    event,
+    delta=delta,
+    neighboring_relation=plan.neighboring_relation,
+    unit=plan.unit,
+    accountants=("rdp",),
+    delta_set_aside=delta - left,
+    epsilon_kind="claimed" if assumptions else "proved",
+  )
+  failed = {"failed_assumptions": list(assumptions)} if assumptions else {}
+  return {
+    "epsilon_of_one_run": one_run,
+    "epsilon": epsilon,
+    "delta": delta,
+    "epsilon_kind": "claimed" if failed else "proved",
+    **failed,
+    "neighboring_relation": str(plan.neighboring_relation),
+    "unit": plan.unit,
+    "event": accounting.event_to_json(event),
+    "statement": _told(plan, one_run, epsilon, delta, assumptions),
+    "privacy_statement": words,
+  }
+
+
+def _told(
+  plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
+) -> str:
+  fails = promise.named(assumptions)
+  kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
+  return (
+    f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
+    "-private. The choice of the best of a random number of runs is charged: what is in "
+    f"{BEST}/ is (epsilon = {upper(epsilon)}, delta = {upper(delta)})-private "
+    f"({kind}, {plan.neighboring_relation}), if the test data that it was chosen on are "
+    "public, and nothing of the other runs is released, not even how many there were."
+  )
+
+
+def _check(config: SweepConfig) -> None:
+  if len(config.seeds) != 1:
+    raise UserError(f"seeds={config.seeds!r}: must be one seed for a private selection")
+  if not config.y.startswith("test_"):
+    raise UserError(
+      f"y={config.y!r}: must be a score on test data (test_...) for a private selection; one "
+      "on training data would be a further query on them"
+    )
+
+
+def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
+  run = build.assemble(config, data)
+  return run.plan, run.promise.failed_assumptions
+
+
+def _common_plan(
+  settings: list[Point], load: LoadFn, plan_fn: PlanFn
+) -> tuple[Plan, tuple[str, ...]]:
+  """(the plan of any setting, what any of them rests on); refuses settings of which one
+  might cost more."""
+  for point in settings:
+    if point.config.data != settings[0].config.data:
+      raise UserError("grid: must not vary the data in a private selection")
+    if point.config.audit.enabled:
+      raise UserError(
+        "audit.enabled=True: must be false in a private selection, which keeps no verdict on "
+        "a trial"
+      )
+  found = [plan_fn(point.config, load(point.config)) for point in settings]
+  plans, assumed = zip(*found)
+  for point, plan in zip(settings, plans):
+    if not plan.is_private:
+      raise UserError(f"grid: {point.name} has no proved epsilon, so the choice has none")
+    if _facts(plan) != _facts(plans[0]):
+      raise UserError(
+        f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
+        "selection all settings must (same noise_multiplier, sampler, steps, delta, accountant)"
+      )
+  return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
+
+
+def _facts(plan: Plan) -> tuple[Any, ...]:
+  """All that `charged` reads: under one of two samplers of one event a batch may overflow, and
+  how often follows from the accountant's epsilon."""
+  return (
+    plan.event(),
+    plan.delta,
+    plan.accounted_delta(plan.delta),
+    plan.neighboring_relation,
+    plan.unit,
+    plan.accountant,
+  )
+
+
+def _trials(
+  workdir: pathlib.Path, config: SweepConfig, count: int
+) -> list[tuple[int, int]]:
+  """(setting, seed) of each run, drawn once from the operating system's entropy, then kept.
+
+  The seeds are random, not in a row: that of the winner must not tell how many ran.
+  """
+  path = workdir / TRIALS
+  identity = json.loads(json.dumps(writers.plain(fields.to_dict(config)), default=str))
+  if path.exists():
+    saved = writers.read_json(path)
+    if saved["config"] != identity:
+      raise UserError(f"{path}: holds the trials of another config; use a new workdir")
+    return [(choice, seed) for choice, seed in saved["trials"]]
+  rng = np.random.default_rng(secrets.randbits(256))
+  law = config.selection
+  number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)
+  settings = rng.integers(count, size=number).tolist()
+  drawn = list(zip(settings, rng.integers(2**31, size=number).tolist()))
+  writers.write_json(
+    path, {"secret": True, "config": identity, "trials": drawn}, secret=True
+  )
+  return drawn

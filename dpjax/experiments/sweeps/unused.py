@@ -1,0 +1,92 @@
+"""Which fields of a grid its runs read; see `unused`.
+
+Of a sweep, a point must read every field that it is given, and a field of the base must be read
+by a point that does not replace it. Of an experiment, whose curves are of several methods, a
+setting must be read by at least one of its curves, and one that a curve sets by that curve.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.relevance import unused as relevance_unused
+from dpjax.experiments.kinds.relevance.config import RelevanceConfig
+from dpjax.experiments.kinds.unused import Unused, needs
+from dpjax.experiments.run import switches
+from dpjax.validate import UserError
+
+_DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
+_OF_EXPERIMENT = ("curves", "title")  # a curve has neither
+
+
+def refuse(config: Any, points: list[Any]) -> None:
+  """Raises UserError for a field of the SweepConfig that nothing reads; what a point does not
+  read is refused where it is checked."""
+  unused.refuse(config, of_sweep(config))
+  unused.refuse(config.base, _replaced(config, points), "base.")
+
+
+def of_sweep(config: Any) -> Unused:
+  """Fields of a SweepConfig, beside its base, that it does not read."""
+  law = config.selection
+  others = ("mean_trials", "shape", "better")
+  return (
+    needs(law.enabled, "selection.enabled", *(f"selection.{name}" for name in others))
+    | needs(not law.enabled, "a sweep that draws a curve", *_DRAWN)
+    | needs(not law.enabled, "a sweep; a selection draws its seeds", "seeds")
+  )
+
+
+def _replaced(config: Any, points: list[Any]) -> Unused:
+  """Fields of the base that no run keeps; a number of a chosen value is kept where another
+  name is picked over it (`fields.replace`)."""
+  grid = {"seed", *config.grid}
+  chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
+  kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
+  given = fields.set_fields(config.base)
+
+  def continued(path: str) -> bool:
+    if any(path in names for names in chosen):
+      return False
+    return any(fields.get(point.config, path) == given[path][0] for point in points)
+
+  return {
+    path: "a run that does not set its own"
+    for path in given
+    if not any(kept(path, names) for names in chosen) and not continued(path)
+  }
+
+
+def refuse_curves(config: RelevanceConfig) -> None:
+  """Raises UserError for a setting of an experiment that no curve reads, or not the one that
+  sets it."""
+  unused.refuse(config, of_curves(config))
+
+
+def of_curves(config: RelevanceConfig) -> Unused:
+  """Fields of an experiment that no curve reads.
+
+  Raises:
+    UserError: a curve sets what it does not read itself.
+  """
+  reasons: dict[str, list[str | None]] = {path: [] for path in switches.all_paths(config)}
+  for label, changes in (config.curves or {config.method: {}}).items():
+    where = f"curves[{label!r}]."
+    for path in _OF_EXPERIMENT:
+      if path in changes:
+        raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
+    curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
+    unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
+    set_here = (path for path in fields.set_fields(curve) if unused.reason(path, own) == "")
+    found = {path: why for path in set_here if (why := unused.reason(path, unread))}
+    unused.refuse(curve, found, where)
+    taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
+    for path, given in reasons.items():
+      given.append(unused.reason(path, taken))
+  return {
+    path: str(given[0])
+    for path, given in reasons.items()
+    if path not in _OF_EXPERIMENT and all(given)
+  }

@@ -1,0 +1,205 @@
+"""What each rule costs, and which is chosen. Per example; N, T, K, P as in `row_forms`.
+
+| rule         | flops                | elements moved       | then, for the sum            |
+| ------------ | -------------------- | -------------------- | ---------------------------- |
+| outer (T=1)  | 2 N (K + P)          | N (K + P)            | second transpose, 2 N T K P  |
+| gram         | 2 N T^2 (K + P)      | N T (K + P + 2 T)    | second transpose, 2 N T K P  |
+| product      | 2 N T K P            | N (T (K + P) + K P)  | second transpose, 2 N T K P  |
+| product held | 2 N T K P            | N (T (K + P) + 3 K P)| none: sum_i c_i a_i^T g_i    |
+| gradient     | the sites' transpose | sites' arrays + leaf | held, or the same once more  |
+
+seconds = flops / rate + elements * cost. The constants below were measured, float32:
+
+- cpu (2 cores). Convolutions, 3x3 of 8x8 to 32x32 positions and 3 to 128 channels: batched
+  products over a whole batch of patches ran at 7-15 Gflop/s, the same products one
+  example at a time in a loop at 50-110 (patches stay in the cache and no memory is
+  faulted in), XLA's own weight gradient at 40-90, gram products at 110-210 (square
+  matrices). A convolution inside a loop ran at 1, so none of those that have rows is put
+  there (before `convolutions.py`, in whose form it would run as outside).
+  With patches of 3,300 to 15,900 elements an example (networks of MNIST, of RADP and on
+  scattering features) a whole step took .37 to 1.05 times as long with the loop as without;
+  smaller ones were not measured. A loop leaves cores idle that a batch would use: where there
+  are many, another constant may be better.
+  Dense sites of 16 to 256 rows and 192 to 1024 columns, whose sides are the recorded
+  arrays themselves: products, gram products and weight gradients all ran at 140-195, in a
+  batch as in a loop; but a product freed after its norm still wants the loop, where it
+  stays in the cache.
+  Holding a product cost 0.1-0.3 ns per element up to the size of what its site has
+  recorded, which can be freed for it, and 1.5-1.9 ns beyond that: those pages are new.
+  A matrix that an index chooses (a mixture of experts) is data where it meets the example.
+  Its cotangent is an outer product that XLA fuses into the scatter-add of an ordinary or
+  a stacked gradient; recorded, it is written, read for the norm, scaled and scattered. With
+  the experts as one leaf of 2 to 64 matrices of 2048 to 16384 elements, 1 to 16 of them
+  chosen by an example, that took 1.1-6 times as long as stacking where the leaf was up to
+  3 times as large as what was chosen, and 0.3-1 times where it was larger; so up
+  to there the backward pass leaves the leaf's gradient per example itself (`stacks`).
+- gpu: not measured yet; nominal rates of a 60 Tflop/s, 2 TB/s part. Examples are looped
+  over only in chunks of 2^28 numbers, to bound memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dpjax.gradients.ghost.row_forms import RowForm
+
+
+class Platform(NamedTuple):
+  """Measured constants of one kind of machine."""
+
+  product_rate: float  # flops per second of a^T g
+  gram_rate: float
+  transpose_rate: float  # of the second transpose
+  dense_rate: float  # of all three where the sides are the recorded arrays themselves
+  element_seconds: float  # to write and read back one float32
+  hold_seconds: float  # the same, of a product that outlives its norm
+  fault_seconds: float  # and of its elements beyond what its site has recorded
+  loop_above: int  # elements per example from which examples are taken in a loop
+  patches_above: int  # the same, where the patches of a convolution are among them
+  loop_elements: int  # elements in flight in that loop: at least one example
+
+
+_PLATFORMS = {
+  "cpu": Platform(80e9, 140e9, 70e9, 170e9, 0.4e-9, 0.3e-9, 1.3e-9, 16_384, 3000, 0),
+  "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 0, 2**28),
+}
+
+# Products are held up to this share of the operands and cotangents that are held anyway,
+# so that memory stays a small multiple of an ordinary gradient's.
+_HOLD_SHARE = 2.0
+_IN_CACHE = 2**18  # elements of the gradients that a CPU forms at once for a sum
+_STACK_UP_TO = 3.0  # sizes of a stacked gradient, of the matrices that an example gathers
+_HOLD_AT_MOST = 2**20  # elements of a gradient per example under the general rule
+
+
+def constants(platform: str) -> Platform:
+  """Constants of a backend; accelerators share those of the GPU."""
+  return _PLATFORMS["cpu" if platform == "cpu" else "gpu"]
+
+
+class Cost(NamedTuple):
+  """Work of one rule for one example."""
+
+  flops: float
+  elements: float  # float32 numbers written and read back
+  is_gram: bool = False
+  fused: bool = False  # nothing large is formed, or it is held: never worth a loop
+  is_dense: bool = False  # the sides are the recorded arrays, already in the cache
+  patches: bool = False  # a side is copied together from overlapping parts of an array
+
+  def seconds(self, platform: str) -> float:
+    """Estimated time for one example."""
+    machine = constants(platform)
+    if self.is_dense:
+      return self.flops / machine.dense_rate
+    rate = machine.gram_rate if self.is_gram else machine.product_rate
+    return self.flops / rate + self.elements * machine.element_seconds
+
+
+def _sides(form: RowForm) -> int:
+  return form.blocks * form.rows * (form.left * (not form.one_hot) + form.right)
+
+
+def _recorded(forms: Sequence[RowForm]) -> int:
+  return sum(form.recorded for form in forms)
+
+
+def _dense(forms: Sequence[RowForm]) -> bool:
+  return all(form.plain for form in forms)
+
+
+def _patches(forms: Sequence[RowForm]) -> bool:
+  return any(not (form.plain or form.one_hot) for form in forms)
+
+
+def outer(form: RowForm) -> Cost:
+  """|a|^2 |g|^2."""
+  return Cost(2 * _sides(form), _sides(form), fused=True)
+
+
+def gram(forms: Sequence[RowForm]) -> Cost:
+  """The T x T products of both sides, T over all sites of the leaf."""
+  rows = sum(form.rows for form in forms)
+  flops = sum(2 * rows * _sides(form) for form in forms)
+  pairs = 2 * rows * rows * forms[0].blocks
+  patches = _patches(forms)
+  return Cost(
+    flops,
+    pairs + sum(map(_sides, forms)),
+    is_gram=True,
+    fused=not patches and pairs <= _recorded(forms),
+    is_dense=_dense(forms),
+    patches=patches,
+  )
+
+
+def size(form: RowForm) -> int:
+  """Elements of one product."""
+  return form.blocks * form.left * form.right
+
+
+def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
+  """a^T g of one example, and whether to hold it for the sum."""
+  light = size(forms[0]) <= _HOLD_SHARE * _recorded(forms)
+  hold = light and holding(forms, platform) < contraction(forms, platform)
+  cost = Cost(
+    sum(map(_flops, forms)),
+    sum(map(_sides, forms)) + size(forms[0]),
+    fused=hold and _dense(forms),
+    is_dense=_dense(forms),
+    patches=_patches(forms),
+  )
+  return cost, hold
+
+
+def holding(forms: Sequence[RowForm], platform: str) -> float:
+  """Seconds to hold one example's product until the sum, and to sum it."""
+  machine, elements = constants(platform), size(forms[0])
+  new = max(0, elements - _recorded(forms))
+  return elements * machine.hold_seconds + new * machine.fault_seconds
+
+
+def _flops(form: RowForm) -> int:
+  if form.one_hot:
+    return form.blocks * form.rows * form.right
+  return 2 * form.rows * size(form)
+
+
+def contraction(forms: Sequence[RowForm], platform: str) -> float:
+  """Seconds of the second transpose, for one example."""
+  machine = constants(platform)
+  rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
+  return sum(map(_flops, forms)) / rate
+
+
+def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
+  """The general rule; small gradients, and any smaller than their sites, are held."""
+  small = leaf_size * 4 <= work or leaf_size <= 4096
+  cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
+  return cost, small and leaf_size <= _HOLD_AT_MOST
+
+
+def stacks(leaf_size: int, gathered: int) -> bool:
+  """Whether the leaf's gradient of one example costs less than the gathered matrices'.
+
+  Args:
+    leaf_size: elements of the parameter, of all experts.
+    gathered: elements of the matrices that one example's indices choose from it.
+  """
+  return leaf_size <= _STACK_UP_TO * gathered
+
+
+def in_flight(cost: Cost, platform: str) -> int:
+  """Examples whose gradients are formed at once for the sum, where they are not held."""
+  at_most = constants(platform).loop_elements or _IN_CACHE
+  return max(1, int(at_most // max(cost.elements, 1)))
+
+
+def chunk(cost: Cost, platform: str) -> int | None:
+  """Examples to take at a time in a compiled loop; None for the whole batch at once."""
+  machine = constants(platform)
+  above = machine.patches_above if cost.patches else machine.loop_above
+  if cost.fused or cost.elements <= above:
+    return None
+  return max(1, int(machine.loop_elements // cost.elements))

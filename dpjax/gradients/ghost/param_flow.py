@@ -1,0 +1,64 @@
+"""From the parameter leaves to what each site sees, and gradients back again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from dpjax import trees
+from dpjax.gradients import equations
+from dpjax.gradients.ghost import tapped
+from dpjax.gradients.ghost.jaxpr_sites import Program, Site
+
+
+class ParamFlow(NamedTuple):
+  """The part of a program that depends on the parameters alone, as one flat jaxpr."""
+
+  jaxpr: Any
+  consts: Sequence[Any]
+  leaves: Sequence[jax.Array]  # at least float32
+  slots: dict[int, tuple[int, ...]]  # site index -> positions among the results
+
+  @classmethod
+  def of(cls, program: Program, leaves: Sequence[Any]) -> ParamFlow:
+    """Traces `tapped.site_params` once."""
+    floats = [equations.is_float(leaf) for leaf in leaves]
+    wide = [trees.at_least_float32(x) if y else x for x, y in zip(leaves, floats)]
+    trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)
+    closed, shapes = trace(wide)
+    count = len(jax.tree.leaves(shapes))
+    slots = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
+    return cls(closed.jaxpr, closed.consts, wide, slots)
+
+  def pull(
+    self, leaves: Sequence[int], sites: Sequence[Site]
+  ) -> tuple[dict[int, tuple[Any, ...]], Callable[..., tuple[jax.Array, ...]]]:
+    """(what the sites see, transpose from cotangents of that to gradients of the leaves).
+
+    The transpose takes {site index: one array per parameter of the site}.
+    """
+
+    def forward(chosen):
+      known = dict(zip(leaves, chosen))
+      inputs = [known.get(i, leaf) for i, leaf in enumerate(self.leaves)]
+      return self._evaluate(inputs, [site.index for site in sites])
+
+    chosen = tuple(self.leaves[i] for i in leaves)  # [*leaf]
+    seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
+
+    def back(cotangents):
+      cast = lambda g, x: tapped.cast(g, x.dtype)
+      return transpose(jax.tree.map(cast, cotangents, seen))[0]  # [*leaf]
+
+    return seen, back
+
+  def _evaluate(self, inputs, indices) -> dict[int, tuple[Any, ...]]:
+    wanted = {i: [self.jaxpr.outvars[slot] for slot in self.slots[i]] for i in indices}
+    env = dict(zip(self.jaxpr.constvars, self.consts))
+    env.update(zip(self.jaxpr.invars, inputs))
+    for eqn in equations.needed(self.jaxpr.eqns, set().union(*wanted.values())):
+      args = [env[v] for v in equations.operands(eqn)]
+      env.update(zip(eqn.outvars, equations.eqn_fn(eqn)(*args)))
+    return {i: tuple(env[atom] for atom in atoms) for i, atoms in wanted.items()}

@@ -1,0 +1,524 @@
+"""Sites whose gradient is a sum of outer products: dense, convolution, embedding.
+
+For one example such a site's gradient, seen as N independent matrices [K, P], is
+left^T right with left [N, T, K] from the operand and right [N, T, P] from the cotangent:
+T rows per example (tokens, output positions, steps of a scan), K and P the two sides of
+the parameter. An embedding's left side is one-hot and kept as integers [N, T].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients.equations import is_float, is_literal
+from dpjax.gradients.ghost import lengths
+from dpjax.gradients.ghost.jaxpr_sites import Site, is_complex
+from dpjax.gradients.ghost.lengths import Length
+
+
+class RowFactors(NamedTuple):
+  """Both sides of one example; an integer side means one-hot rows (-1: none)."""
+
+  left: jax.Array  # [N, T, K], or integer [N, T]
+  right: jax.Array  # [N, T, P]
+
+
+@dataclasses.dataclass(frozen=True)
+class RowForm:
+  """How a site's arrays become rows and a product becomes the parameter's gradient."""
+
+  blocks: int  # N
+  rows: int  # T
+  left: int  # K
+  right: int  # P
+  one_hot: bool
+  left_dims: tuple[int, ...]  # dimensions of the parameter on the left side
+  right_dims: tuple[int, ...]
+  plain: bool  # the left side is the operand itself, rearranged: no patches, not one-hot
+  recorded: int  # elements of the site's operand and cotangent, per example
+  build: Callable[[tuple, tuple], RowFactors]  # (data operands, cotangents) of one example
+  unflatten: Callable[[jax.Array], jax.Array]  # [N, K, P] -> the site's parameter
+
+
+def find(site: Site) -> RowForm | None:
+  """The row form of a site, or None where it has none: squares are of real numbers."""
+  finder = _FINDERS.get(site.name)
+  simple = len(site.params) == len(site.outs) == 1 and site.data
+  return finder(site) if finder and simple and not is_complex(site) else None
+
+
+def _split_loops(site: Site) -> tuple[list[int], list[int]]:
+  """Axes of scans that step through the parameter, and of those that reuse it."""
+  sliced = [i for i, loop in enumerate(site.loops) if loop in site.sources[0].loops]
+  return sliced, [i for i in range(len(site.loops)) if i not in sliced]
+
+
+def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
+  """Transposes to the given order of axes, each group flattened into one."""
+  shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
+  return x.transpose([axis for group in groups for axis in group]).reshape(shape)
+
+
+def _sizes(shape: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+  return tuple(shape[d] for d in dims)
+
+
+def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
+  return tuple(d for d in range(rank) if d not in set().union(*map(set, taken)))
+
+
+def _restore(order: Sequence[int], loops: int) -> list[int]:
+  """Permutation that puts [*loops, dims in the given order] back into ascending order."""
+  return [*range(loops), *(loops + list(order).index(d) for d in range(len(order)))]
+
+
+def _loop_sizes(site: Site, axes: Sequence[int]) -> tuple[int, ...]:
+  return tuple(site.loops[i].length for i in axes)
+
+
+def _recorded(site: Site) -> int:
+  shapes = (site.data[0].aval.shape, site.out_avals[0].shape)
+  return site.steps * sum(math.prod(shape) for shape in shapes)
+
+
+def _dot_form(site: Site) -> RowForm | None:
+  (lhs_c, rhs_c), (lhs_b, rhs_b) = site.eqn.params["dimension_numbers"]
+  param_first = site.eqn.invars[0] is site.params[0]
+  param_c, data_c = (lhs_c, rhs_c) if param_first else (rhs_c, lhs_c)
+  param_b, data_b = (lhs_b, rhs_b) if param_first else (rhs_b, lhs_b)
+  shape, data_shape = site.params[0].aval.shape, site.data[0].aval.shape
+  param_f = _others(len(shape), param_c, param_b)
+  data_f = _others(len(data_shape), data_c, data_b)
+  batch, out_rank = len(param_b), len(param_b) + len(param_f) + len(data_f)
+  middle = batch + (len(param_f) if param_first else len(data_f))
+  first, last = tuple(range(batch, middle)), tuple(range(middle, out_rank))
+  out_p, out_t = (first, last) if param_first else (last, first)
+  sliced, shared = _split_loops(site)
+  depth = len(site.loops)
+
+  def deep(dims):
+    return [depth + d for d in dims]
+
+  def build(data, cotangents):
+    (a,), (g,), out_b = (
+      data,
+      cotangents,
+      deep(range(batch)),
+    )  # [*loops, *data], [*loops, *out]
+    if not is_float(a):  # a left side of integers would be taken for rows of a table
+      a = a.astype(trees.at_least_float32(g).dtype)
+    left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
+    right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
+    return RowFactors(left, right)  # [N, T, K], [N, T, P]
+
+  order = (*param_b, *param_c, *param_f)
+  loop_sizes = _loop_sizes(site, sliced)
+
+  def unflatten(product):
+    stacked = product.reshape(*loop_sizes, *_sizes(shape, order))  # [*sliced, b, c, f]
+    return stacked.transpose(_restore(order, len(sliced)))  # [*sliced, *param]
+
+  return RowForm(
+    blocks=math.prod(loop_sizes) * math.prod(_sizes(shape, param_b)),
+    rows=math.prod(_loop_sizes(site, shared)) * math.prod(_sizes(data_shape, data_f)),
+    left=math.prod(_sizes(shape, param_c)),
+    right=math.prod(_sizes(shape, param_f)),
+    one_hot=False,
+    left_dims=tuple(param_c),
+    right_dims=param_f,
+    plain=True,
+    recorded=_recorded(site),
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
+  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
+
+  Axis by axis, which needs the sum of the kernel's sizes in slices, not their product.
+  """
+  lead = x.ndim - len(kernel) - 1
+  config = [(0, 0, 0)] * lead
+  pads = zip(params["padding"], params["lhs_dilation"])
+  config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
+  x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
+  x = _long_enough(x, lead, params, kernel, out)
+
+  for i in reversed(range(len(kernel))):  # the last axis varies fastest in the kernel
+    window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
+    step = params["rhs_dilation"][i]
+    x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
+    # axis i is out[i] long now, the last one kernel[i] times as long
+  return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
+
+
+def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
+  return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
+
+
+def _long_enough(x, lead, params, kernel, out):
+  """Rounding may leave the last window short of zeros that no output sees."""
+  fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
+  needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
+  short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
+  return jnp.pad(x, [(0, 0)] * lead + [(0, n) for n in short] + [(0, 0)])
+
+
+def _conv_form(site: Site) -> RowForm | None:
+  params = site.eqn.params
+  if params["batch_group_count"] != 1 or site.eqn.invars[1] is not site.params[0]:
+    return None
+  numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+  (lhs_n, lhs_c, *lhs_s), (out_n, out_c, *out_s) = numbers.lhs_spec, numbers.out_spec
+  rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
+  shape, out_shape = site.params[0].aval.shape, site.out_avals[0].shape
+  kernel, out = _sizes(shape, rhs_s), _sizes(out_shape, out_s)
+  channels, features = shape[rhs_i], shape[rhs_o] // groups
+  count, offsets = out_shape[out_n], math.prod(kernel)
+  sliced, shared = _split_loops(site)
+  depth, loop_sizes = len(site.loops), _loop_sizes(site, sliced)
+  blocks = math.prod(loop_sizes)
+  rows = math.prod(_loop_sizes(site, shared)) * count * math.prod(out)
+
+  def build(data, cotangents):
+    order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
+    x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
+    windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
+    left = windows.reshape(blocks, rows, offsets, groups, channels)
+    positions = [depth + d for d in (out_n, *out_s)]
+    right = _arrange(cotangents[0], sliced, [*shared, *positions], [depth + out_c])
+    right = right.reshape(blocks, rows, groups, features)
+    if groups == 1:
+      return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+    left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
+    right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
+    return RowFactors(left, right)
+
+  def unflatten(product):
+    split = product.reshape(blocks, groups, *kernel, channels, features)
+    split = jnp.moveaxis(split, 1, -2)  # [blocks, *kernel, channels, groups, features]
+    stacked = split.reshape(*loop_sizes, *kernel, channels, groups * features)
+    return stacked.transpose(
+      _restore((*rhs_s, rhs_i, rhs_o), len(sliced))
+    )  # [*sliced, *param]
+
+  return RowForm(
+    blocks=blocks * groups,
+    rows=rows,
+    left=offsets * channels,
+    right=features,
+    one_hot=False,
+    left_dims=(rhs_i, *rhs_s),
+    right_dims=(rhs_o,),
+    plain=offsets == 1,
+    recorded=_recorded(site),
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+def _gather_form(site: Site) -> RowForm | None:
+  numbers, params = site.eqn.params["dimension_numbers"], site.eqn.params
+  clip = params["mode"] == lax.GatherScatterMode.CLIP
+  table = _table(site, params["slice_sizes"], numbers.start_index_map, clip)
+  plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
+  if table is None or not plain or site.eqn.invars[0] is not site.params[0]:
+    return None
+  depth, index_shape = len(site.loops), site.data[0].aval.shape
+  out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
+
+  def build(data, cotangents):
+    index = _small_integers(data[0], max(table.limits))  # [*loops, ..., columns]
+    positions = [depth + d for d in range(len(index_shape) - 1)]
+    index = _arrange(index, table.sliced, [*table.shared, *positions], [index.ndim - 1])
+    rows = [*table.shared, *(depth + d for d in out_rows)]
+    entries = [depth + d for d in numbers.offset_dims]
+    right = _arrange(cotangents[0], table.sliced, rows, entries)  # [N, T, P]
+    return _chosen_rows(table, index, right)
+
+  return _table_form(site, table, math.prod(index_shape[:-1]), build)
+
+
+def _dynamic_slice_form(site: Site) -> RowForm | None:
+  """A row of a table where the index is one number, as in `experts[i]`."""
+  param, *starts = site.eqn.invars
+  columns = tuple(range(len(starts)))
+  table = _table(site, site.eqn.params["slice_sizes"], columns, True)
+  if table is None or param is not site.params[0]:
+    return None
+  depth = len(site.loops)
+  loops = _loop_sizes(site, range(depth))
+
+  def build(data, cotangents):
+    known = dict(zip(site.data, data))  # [*loops] each
+    each = [x.val if is_literal(x) else known[x] for x in starts]
+    each = [_small_integers(jnp.asarray(x), max(table.limits)) for x in each]
+    index = jnp.stack([jnp.broadcast_to(x, loops) for x in each], axis=-1)
+    index = _arrange(index, table.sliced, table.shared, [depth])  # [N, T, columns]
+    entries = range(depth, cotangents[0].ndim)
+    right = _arrange(cotangents[0], table.sliced, table.shared, entries)  # [N, T, P]
+    return _chosen_rows(table, index, right)
+
+  return _table_form(site, table, 1, build)
+
+
+class _Table(NamedTuple):
+  """A parameter of which whole rows are taken, by one number for each column."""
+
+  indexed: tuple[int, ...]  # dimensions of which one place is taken
+  kept: tuple[int, ...]  # those that are taken whole
+  limits: tuple[int, ...]  # of the start in each column: 1 where the dimension is kept
+  places: tuple[int, ...]  # by which a start counts in the number of its row
+  sliced: list[int]
+  shared: list[int]
+  clip: bool  # starts that are outside are moved inside; else they take nothing
+
+
+def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
+  """None where slices could overlap without being equal: they have no rows."""
+  shape = site.params[0].aval.shape
+  indexed = tuple(d for d in columns if slice_sizes[d] == 1)
+  kept = _others(len(shape), indexed)
+  if any(slice_sizes[d] != shape[d] for d in kept) or not columns:
+    return None
+  place = {d: math.prod(_sizes(shape, indexed[i + 1 :])) for i, d in enumerate(indexed)}
+  limits = tuple(shape[d] if d in place else 1 for d in columns)
+  places = tuple(place.get(d, 0) for d in columns)
+  sliced, shared = _split_loops(site)
+  return _Table(indexed, kept, limits, places, sliced, shared, clip)
+
+
+def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactors:
+  """Of starts [N, T, columns] and their cotangents [N, T, P]."""
+  limits = jnp.asarray(table.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+  index = jnp.clip(index, 0, limits - 1) if table.clip else index
+  inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
+  places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
+  tokens = jnp.sum(index * places, axis=-1)  # [N, T]
+  right = trees.at_least_float32(right)
+  return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
+
+
+def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
+  """Of `count` rows in every turn of the loops."""
+  shape, (indexed, kept) = site.params[0].aval.shape, table[:2]
+  loop_sizes = _loop_sizes(site, table.sliced)
+  sizes = _sizes(shape, indexed)
+
+  def unflatten(product):
+    stacked = product.reshape(*loop_sizes, *sizes, *_sizes(shape, kept))
+    order = _restore((*indexed, *kept), len(loop_sizes))
+    return stacked.transpose(order)  # [*sliced, *param]
+
+  return RowForm(
+    blocks=math.prod(loop_sizes),
+    rows=math.prod(_loop_sizes(site, table.shared)) * count,
+    left=math.prod(sizes),
+    right=math.prod(_sizes(shape, kept)),
+    one_hot=True,
+    left_dims=indexed,
+    right_dims=kept,
+    plain=False,
+    recorded=_recorded(site),
+    build=build,
+    unflatten=unflatten,
+  )
+
+
+def _small_integers(index: jax.Array, bound: int) -> jax.Array:
+  """int32; what is too large for it becomes `bound`, what is below zero -1: outside as well."""
+  kind = jnp.iinfo(index.dtype)
+  large = kind.max > bound
+  return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
+
+
+_FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
+  "dot_general": _dot_form,
+  "conv_general_dilated": _conv_form,
+  "gather": _gather_form,
+  "dynamic_slice": _dynamic_slice_form,
+}
+
+
+def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  a, b = trees.at_least_float32(a), trees.at_least_float32(b)
+  return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
+
+
+def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
+  """Inner products [N, Ta, Tb] of the rows of two sides, one-hot or dense."""
+  if is_float(a) and is_float(b):
+    return _dot("ntk,nsk->nts", a, b)
+  if is_float(a):
+    return jnp.swapaxes(_side_gram(b, a), 1, 2)
+  if not is_float(b):
+    return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]  # [N, Ta, Tb] bool
+  columns = jnp.take_along_axis(b, jnp.maximum(a, 0)[:, None, :], axis=2)  # [N, Tb, Ta]
+  return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
+
+
+class RowLengths(NamedTuple):
+  """The length of an example's gradient, and the sum of the lengths of its rows, of both sides:
+  what underflow takes from the cotangents counts times those of the operand."""
+
+  length: Length
+  extent: jax.Array  # []
+
+
+def outer_length(rows: RowFactors) -> RowLengths:
+  """|left^T right| where there is one row: |left| |right|, block by block."""
+  right = lengths.of(rows.right, axis=(1, 2))  # [N]
+  if not is_float(rows.left):
+    return RowLengths(_over_blocks(right), jnp.sum(right.longest))
+  left = lengths.of(rows.left, axis=(1, 2))  # [N]
+  both = Length(left.norm * right.norm, left.longest * right.longest)
+  return RowLengths(_over_blocks(both), jnp.sum(left.longest + right.longest))
+
+
+def _over_blocks(each: Length) -> Length:
+  """[N] -> []: the square of a product of norms can leave the range of floats."""
+  if each.norm.shape == (1,):
+    return Length(each.norm[0], each.longest[0])
+  norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])  # [2, N] -> [2]
+  return Length(norms[0], norms[1])
+
+
+def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
+  """|sum of left^T right| through the T x T products of rows (ghost norm).
+
+  Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
+  come out below the square of the gradient that is then clipped with it. So is underflow
+  of the products of either side, and of the pairs.
+
+  An inner product of K numbers, in whichever order a backend adds them, is off by at most
+  K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
+  near it: their sums are rounded the same way K times.
+  """
+  total, size, reach = jnp.float32(0), jnp.float32(0), jnp.float32(0)
+  extent = jnp.float32(0)
+  left_trace, right_trace = jnp.float32(0), jnp.float32(0)
+  # Those of one-hot rows are bool.
+  as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
+  own = [
+    (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
+  ]
+  # Lengths of the rows of either side: [N, T].
+  sides = [tuple(jnp.sqrt(_diagonal(gram)) for gram in each) for each in own]
+  width = parts[0].right.shape[2]
+  inner = max(part.left.shape[2] if is_float(part.left) else 0 for part in parts)
+  for i, a in enumerate(parts):
+    for j, b in enumerate(parts[i:], i):
+      left = own[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
+      right = own[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
+      times = 1 if i == j else 2
+      pairs = left * right * times  # [N, Ta, Tb]
+      left_most = sides[i][0][:, :, None] * sides[j][0][:, None, :]  # [N, Ta, Tb]
+      right_most = sides[i][1][:, :, None] * sides[j][1][:, None, :]  # [N, Ta, Tb]
+      off = inner * left_most * jnp.abs(right) + width * jnp.abs(left) * right_most
+      total = total + jnp.sum(pairs)
+      # 4 eps for the products of pairs and for the sum of them.
+      size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
+      if i == j:
+        reach = reach + jnp.sum(sides[i][0] * sides[i][1])
+        extent = extent + jnp.sum(sides[i][0] + sides[i][1])
+        left_trace = left_trace + jnp.sum(jnp.square(sides[i][0]))
+        right_trace = right_trace + jnp.sum(jnp.square(sides[i][1]))
+  eps = jnp.finfo(total.dtype).eps
+  rows = sum(part.right.shape[1] for part in parts)
+  blocks = parts[0].right.shape[0]
+  lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
+  lost = rows * (lengths.tiny(total) * lost)
+  square = jnp.maximum(total, 0) + eps * size
+  more = eps * jnp.sqrt(rows * lost)
+  return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
+
+
+def _diagonal(pairs: jax.Array) -> jax.Array:
+  """[N, T, T] -> [N, T] by a sum, which XLA merges with those over all pairs."""
+  return jnp.sum(jnp.where(jnp.eye(pairs.shape[-1], dtype=bool)[None], pairs, 0), axis=2)
+
+
+def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
+  """What a sum of the products of all rows may be off by, in units of the sum of their sizes.
+
+  T products, added in whichever order, with or without fused operations, are off by T eps / 2
+  (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
+  """
+  rows = sum(part.right.shape[1] for part in parts)
+  return (rows + 2) * float(jnp.finfo(dtype).eps) / 2
+
+
+def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
+  """Norm of sum_t a_t g_t^T, plus what the product lost to rounding.
+
+  The charge is a small multiple of eps sum_t |a_t| |g_t|, far below the norm unless rows cancel.
+  Constant rows come near it: XLA's CPU backend adds them one after the other, and rounds each
+  sum the same way. A charge of eps alone let terms be 1.01 bounds long from 64 rows on, 3.5
+  from 10,000 rows on.
+  """
+  sides = [(_row_lengths(p.left), _row_lengths(p.right)) for p in parts]  # [N, T]
+  charge = _rounding(parts, product.dtype)
+  reach = charge * sum(jnp.sum(left.norm * right.norm) for left, right in sides)
+  most = charge * sum(jnp.sum(left.longest * right.longest) for left, right in sides)
+  extents = [jnp.sum(left.longest + right.longest) for left, right in sides]
+  extent = functools.reduce(jnp.add, extents)
+  own = lengths.of(product)  # []
+  return RowLengths(Length(own.norm + reach, own.longest + most), extent)
+
+
+def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
+  """|sum of left^T right|, entry by entry, as large as it can be, or be evaluated again."""
+  total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
+  if sum(part.right.shape[1] for part in parts) == 1:
+    return total
+  charge = max(_rounding(parts, total.dtype), 4 * float(jnp.finfo(total.dtype).eps))
+  sizes = [_charged(part, charge) for part in parts]
+  return total + summed_product(sizes, left_size)
+
+
+def _charged(part: RowFactors, charge: float) -> RowFactors:
+  """Sizes of both sides whose product is the charge: the larger side of each row bears it, so
+  that products of rows that cancel do not leave the range of floats before they are added."""
+  right = jnp.abs(part.right)
+  if not is_float(part.left):
+    return RowFactors(part.left, right * charge)
+  left = jnp.abs(part.left)
+  on_left = jnp.max(left, axis=2, keepdims=True) > jnp.max(right, axis=2, keepdims=True)
+  return RowFactors(
+    left * jnp.where(on_left, charge, 1), right * jnp.where(on_left, 1, charge)
+  )
+
+
+def summed_product(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
+  """sum of left^T right over sites: [N, K, P], in float32 or wider."""
+  return functools.reduce(jnp.add, [product(p, left_size) for p in parts])
+
+
+def _row_lengths(side: jax.Array) -> Length:
+  if not is_float(side):
+    inside = (side >= 0).astype(jnp.float32)  # [N, T]
+    return Length(inside, inside)
+  return lengths.of(side, axis=-1)
+
+
+def product(rows: RowFactors, left_size: int) -> jax.Array:
+  """left^T right: [N, K, P], in float32 or wider."""
+  if is_float(rows.left) and rows.left.shape[0] == 1:
+    # Two flat matrices: XLA multiplies these without transposing them in memory first.
+    return _dot("tk,tp->kp", rows.left[0], rows.right[0])[None]
+  if is_float(rows.left):
+    return _dot("ntk,ntp->nkp", rows.left, rows.right)
+  right = trees.at_least_float32(rows.right)
+  empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)  # [K, P]
+  add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
+  return jax.vmap(add)(rows.left, right)

@@ -1,0 +1,281 @@
+"""Running a program with taps: cotangents and operands of every site, one backward pass.
+
+A tap is a zero that is added to a site's result; its gradient is the cotangent there. The
+parameters are neither batched nor differentiated, so under vmap the matrix products and
+convolutions are the ordinary ones of the whole batch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients import equations
+from dpjax.gradients.ghost.jaxpr_sites import (
+  Action,
+  Cotangent,
+  Kind,
+  Lift,
+  Loop,
+  Program,
+  Step,
+)
+from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.types import Array, DType
+
+Taps = dict[int, Any]  # tap index -> array [*loops, ...]
+Operands = dict[int, tuple[Any, ...]]  # site index -> its data operands
+Cotangents = dict[int, tuple[Any, ...]]  # site index -> one array per result
+
+
+class Recorded(NamedTuple):
+  """What one forward and backward pass over the batch leaves behind."""
+
+  losses: jax.Array  # [B]
+  operands: Operands  # arrays [*loops, B, ...]
+  cotangents: Cotangents  # arrays [*loops, B, ...]
+
+
+def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
+  """Losses, data operands and cotangents of every site, for each example.
+
+  Args:
+    program: of one example.
+    leaves: the parameter leaves.
+    examples: the batch's leaves, [B, ...].
+  """
+
+  def loss(taps, example):
+    outs, seen = run(program, [*leaves, *example], taps)
+    return outs[0], seen
+
+  zeros = {tap.index: jnp.zeros(tap.shape, tap.aval.dtype) for tap in program.taps()}
+  taps = as_varying_as(examples, zeros)  # [*loops, *result]
+  tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
+  operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
+  (losses, operands), at_taps = jax.vmap(
+    jax.value_and_grad(loss, has_aux=True),
+    in_axes=(None, 0),
+    out_axes=((0, operand_axes), tap_axes),
+  )(taps, list(examples))
+  operands, at_taps = jax.tree.map(_settle, (operands, at_taps))  # [*loops, B, ...]
+  return Recorded(losses, operands, _cotangents(program, at_taps, tap_axes))
+
+
+def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
+  @functools.cache  # sites that share taps share the array that joins them
+  def joined(cotangent: Cotangent) -> jax.Array:
+    parts = [at_taps[tap] for tap in cotangent.taps]  # [*loops, B, *part]
+    axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
+    return jnp.concatenate(parts, axis) if len(parts) > 1 else parts[0]
+
+  found = program.all_cotangents().items()
+  return {index: tuple(map(joined, cotangents)) for index, cotangents in found}
+
+
+def _settle(x: jax.Array) -> jax.Array:
+  """Rounds half precision once and for all.
+
+  XLA may keep more digits in one use of a value than in another; a norm and the sum that
+  it bounds would then belong to different gradients.
+  """
+  half = equations.is_float(x) and jnp.finfo(x.dtype).bits < 32
+  return lax.optimization_barrier(x) if half else x
+
+
+def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], Operands]:
+  """Evaluates a program with its taps: (results, data operands of the sites)."""
+  env = dict(zip(program.jaxpr.constvars, program.consts))
+  args = list(args)
+  seen: Operands = _lift(program.in_lifts, args, taps)
+  env.update(zip(program.jaxpr.invars, args))
+  for step in program.steps:
+    values = [_read(env, atom) for atom in step.eqn.invars]
+    seen.update(_lift(step.lifts, values, taps))
+    results, more = _EXECUTE[step.action](step, values, taps)
+    for tap in step.taps:
+      results[tap.out] = results[tap.out] + taps[tap.index]
+    env.update(zip(step.eqn.outvars, results))
+    seen.update(more)
+  outs = [_read(env, atom) for atom in program.jaxpr.outvars]
+  return outs, seen | _lift(program.out_lifts, outs, taps)
+
+
+def _lift(lifts: Sequence[Lift], values: list[Any], taps: Taps) -> Operands:
+  """Adds the taps of identity sites to `values`; such sites have no data operands."""
+  for _, tap in lifts:
+    values[tap.out] = values[tap.out] + taps[tap.index]
+  return {lift.site.index: () for lift in lifts}
+
+
+def _read(env: dict[Any, Any], atom: Any) -> Any:
+  return atom.val if equations.is_literal(atom) else env[atom]
+
+
+def _plain(step: Step, values: list[Any], taps: Taps):
+  """Also a site, whose data operands are seen."""
+  del taps
+  known = equations.named(step.eqn, values)
+  args = (known[v] for v in equations.operands(step.eqn))
+  sites = [] if step.site is None else [step.site]
+  seen = {site.index: tuple(known[v] for v in site.data) for site in sites}
+  return equations.eqn_fn(step.eqn)(*args), seen
+
+
+def _inner_taps(inner: Program, taps: Taps) -> Taps:
+  return {tap.index: taps[tap.index] for tap in inner.taps()}
+
+
+def _remat(step: Step, values: list[Any], taps: Taps):
+  how = {name: step.eqn.params[name] for name in ("policy", "prevent_cse")}
+  again = jax.checkpoint(functools.partial(run, step.inner), **how)
+  return again(values, _inner_taps(step.inner, taps))
+
+
+def _scan(step: Step, values: list[Any], taps: Taps):
+  params, inner = step.eqn.params, step.inner
+  first_carry, first_xs = equations.ScanParts.of(step.eqn)
+  consts = values[:first_carry]
+  carry = values[first_carry:first_xs]
+  xs = values[first_xs:]
+
+  def body(carry, slices):
+    xs, taps = slices
+    outs, seen = run(inner, [*consts, *carry, *xs], taps)
+    return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
+
+  carry, (ys, seen) = lax.scan(
+    body,
+    tuple(carry),
+    (xs, _inner_taps(inner, taps)),
+    length=params["length"],
+    reverse=params["reverse"],
+    unroll=params["unroll"],
+  )
+  return [*carry, *ys], seen
+
+
+_EXECUTE: dict[Action, Callable[..., tuple[list[Any], Operands]]] = {
+  Action.PLAIN: _plain,
+  Action.CALL: lambda step, values, taps: run(step.inner, values, taps),
+  Action.REMAT: _remat,
+  Action.SCAN: _scan,
+}
+
+
+class _Stacked(NamedTuple):
+  """A value stacked along the scans that step through it, outermost first."""
+
+  value: Any
+  loops: tuple[Loop, ...] = ()
+
+
+def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
+  """The parameters as each site sees them, arrays [*source.loops, ...].
+
+  A function of the leaves alone, to be differentiated: its transpose takes gradients of
+  the site's parameters back to the leaves. Half precision on the way is widened.
+  """
+  found: dict[int, tuple[Any, ...]] = {}
+  padding = len(program.jaxpr.invars) - len(leaves)
+  inputs = [*map(_Stacked, leaves), *[None] * padding]
+  _collect(program, inputs, found)
+  return found
+
+
+def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -> list:
+  env: dict[Any, Any] = dict(zip(program.jaxpr.constvars, map(_Stacked, program.consts)))
+  env.update(zip(program.jaxpr.invars, inputs))
+
+  def read(atom):
+    literal = equations.is_literal(atom)
+    return _Stacked(atom.val) if literal else env[atom]
+
+  for site, _ in program.in_lifts:
+    found[site.index] = tuple(env[v].value for v in site.params)
+  for step in program.steps:
+    for site, _ in step.lifts:
+      found[site.index] = tuple(env[v].value for v in site.params)
+    if step.site is not None:
+      found[step.site.index] = tuple(env[v].value for v in step.site.params)
+    results = _collect_step(step, [read(atom) for atom in step.eqn.invars], found)
+    env.update(zip(step.eqn.outvars, results))
+  for site, _ in program.out_lifts:
+    found[site.index] = tuple(env[v].value for v in site.params)
+  return [read(atom) for atom in program.jaxpr.outvars]
+
+
+def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) -> list:
+  if step.inner is not None:
+    return _collect(step.inner, _entering(step, values), found)
+  if not step.values or any(value.kind is Kind.DATA for value in step.values):
+    return [None] * len(step.values)  # data, or a print, which has no result
+  return _vectorised(step.eqn, [value for value in values if value is not None])
+
+
+def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
+  if step.action is not Action.SCAN:
+    return list(values)
+  first_carry, first_xs = equations.ScanParts.of(step.eqn)
+  sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
+  return [*values[:first_carry], *[None] * (first_xs - first_carry), *sliced]
+
+
+def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
+  """One equation on stacked values: vmapped over every scan of any of them."""
+  known = equations.named(eqn, values)
+  stacked = [known[v] for v in equations.operands(eqn)]
+  loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)
+  fn = _widening_fn(eqn)
+  for loop in reversed(loops):
+    fn = jax.vmap(fn, in_axes=tuple(0 if loop in s.loops else None for s in stacked))
+  return [_Stacked(out, tuple(loops)) for out in fn(*(s.value for s in stacked))]
+
+
+def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
+  """One equation on wide values, whose transpose rounds nothing below float32: what goes
+  back through it from a site to the leaves may be a sum of clipped gradients."""
+  evaluate = equations.eqn_fn(eqn)
+  if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
+    return lambda *args: evaluate(*_cast_to_operands(eqn, args))
+  if eqn.primitive.name == "convert_element_type" and equations.is_float(
+    eqn.invars[0].aval
+  ):
+    return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
+  wide = equations.wide_fn(eqn)
+  if wide is None:
+    # Its parameters are no view of the leaves: it sees gradients of one example, not sums.
+    return lambda *args: evaluate(*_cast_to_operands(eqn, args))
+  return lambda *args: [
+    _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
+    for x, var in zip(wide(*args), eqn.outvars)
+  ]
+
+
+def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
+  return [cast(x, v.aval.dtype) for x, v in zip(args, equations.operands(eqn))]
+
+
+def _rounded_to(x: Array, dtype: DType) -> Any:
+  """The values that a cast to `dtype` leaves, in at least float32; gradients pass it as they
+  are."""
+  if not equations.is_narrow(jax.ShapeDtypeStruct((), dtype)):
+    return cast(x, dtype)
+
+  @jax.custom_jvp
+  def rounded(x):
+    return x.astype(dtype).astype(x.dtype)
+
+  rounded.defjvp(lambda primals, tangents: (rounded(*primals), tangents[0]))
+  return rounded(trees.at_least_float32(x))
+
+
+def cast(x: Array, dtype: DType) -> Any:
+  """x in the given dtype; untouched where it has it already (keys, tokens)."""
+  return x if x.dtype == dtype else x.astype(dtype)

@@ -1,0 +1,527 @@
+"""Norms and clipped sums of one unit, from the recorded operands and cotangents.
+
+Everything here is written for ONE example; `_over_examples` adds the batch, at once or in
+a compiled loop, whichever the cost model says is faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from dpjax import trees
+from dpjax.gradients import equations
+from dpjax.gradients.ghost import cost_model, lengths, row_forms, tapped
+from dpjax.gradients.ghost.jaxpr_sites import Loop, Site
+from dpjax.gradients.ghost.lengths import Length
+from dpjax.gradients.ghost.param_flow import ParamFlow
+from dpjax.gradients.ghost.row_forms import RowFactors, RowForm
+from dpjax.gradients.ghost.tapped import Recorded
+from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
+from dpjax.gradients.manual_axes import as_varying_as
+from dpjax.gradients.settling import on_settled
+
+# Numbers per example from which it pays to skip the pass that drops examples; below, a
+# branch costs more to compile than the pass to run (models have dozens of biases).
+_BRANCH_ABOVE = 4096
+_WIDE = 1024  # likewise, of an operand that is multiplied as it lies
+_ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
+_LOST = (
+  1e-7  # of a clipped term: what c_i g_i may lose to underflow before it is formed anew
+)
+
+
+class Norms(NamedTuple):
+  """What the first pass over a unit gives."""
+
+  lengths: tuple[Length, ...]  # per leaf of the unit: [B]
+  held: Any  # per-example products or gradients [B, ...]; None where they were freed
+  extent: Any = None  # sum of the lengths of an example's rows [B]; None where it has none
+
+
+def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
+  """What was recorded at the sites of these units."""
+  data, cotangents, _ = _arrays(units, recorded)
+  return Recorded(recorded.losses, data, cotangents)
+
+
+def finished(first: Norms) -> Norms:
+  """With the norms of gradients that are held, taken of the arrays that are summed."""
+  if first.lengths or first.held is None:
+    return first
+  flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
+  each = tuple(lengths.of(x, axis=1) for x in flat)
+  return first._replace(lengths=each)
+
+
+def norms(
+  units: Sequence[Unit], flow: ParamFlow, recorded: Recorded, platform: str
+) -> list[Norms]:
+  """Norms of each example's gradient, unit by unit and leaf by leaf.
+
+  Units that take the examples in chunks of one size share one compiled loop.
+  """
+  by_chunk: dict[int | None, list[int]] = {}
+  for i, unit in enumerate(units):
+    by_chunk.setdefault(cost_model.chunk(unit.cost, platform), []).append(i)
+  found: dict[int, Norms] = {}
+  for chunk, members in by_chunk.items():
+    chosen = [units[i] for i in members]
+    each = [_one_example(unit, flow) for unit in chosen]
+    one = lambda *seen, each=each: [norm(*seen) for norm in each]
+    results = _over_examples(one, chosen, recorded, chunk)  # lengths [B], held [B, ...]
+    found.update(zip(members, map(_complete, chosen, results)))
+  return [found[i] for i in range(len(units))]
+
+
+def _complete(unit: Unit, result: Any) -> Norms:
+  """Joined leaves share one norm; unused ones have none; see `finished`."""
+  found = result.lengths
+  if not found:
+    return result
+  zero = jnp.zeros_like(found[0].norm)  # [B]
+  rest = (Length(zero, zero),) * (len(unit.leaves) - len(found))
+  return result._replace(lengths=(*found, *rest))
+
+
+def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
+  """(loss, operands, cotangents) of one example -> its Norms, without the axis of examples."""
+  if unit.rule is not Rule.GRADIENT:
+    return functools.partial(_row_norms, unit)
+  gradients = _one_gradient(unit, flow)
+
+  def one(loss, data, cotangents):
+    del loss
+    grads = gradients(data, cotangents)  # of each leaf: [*leaf]
+    return Norms((), grads) if unit.hold else Norms(tuple(map(lengths.of, grads)), None)
+
+  return one
+
+
+def _over_examples(
+  one: Callable, units: Sequence[Unit], recorded: Recorded, chunk: int | None
+) -> Any:
+  data, cotangents, depth = _arrays(units, recorded)
+  if chunk is None or chunk >= recorded.losses.shape[0]:
+    axes = [{i: (d,) * len(x[i]) for i, d in depth.items()} for x in (data, cotangents)]
+    return jax.vmap(one, in_axes=(0, *axes))(recorded.losses, data, cotangents)
+  seen = (recorded.losses, _in_front(data, depth), _in_front(cotangents, depth))
+  return lax.map(lambda x: one(*x), seen, batch_size=chunk if chunk > 1 else None)
+
+
+def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
+  """Operands and cotangents of these units' sites, and the axis of the examples."""
+  sites = [site for unit in units for site in unit.sites]
+
+  def pick(arrays):
+    return {site.index: arrays[site.index] for site in sites}
+
+  depth = {site.index: len(site.loops) for site in sites}
+  return pick(recorded.operands), pick(recorded.cotangents), depth
+
+
+def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
+  return {
+    i: tuple(jnp.moveaxis(x, depth[i], 0) for x in each) for i, each in arrays.items()
+  }
+
+
+def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
+  """Of rows; and of no rows at all, 0."""
+  if unit.rule is Rule.UNUSED:
+    zero = jnp.zeros(loss.shape, jnp.float32)  # []
+    return Norms((Length(zero, zero),), None)
+  parts = _row_factors(unit, data, cotangents)
+  if unit.rule is Rule.OUTER:
+    length, extent = row_forms.outer_length(parts[0])
+    return Norms((length,), None, extent)
+  if unit.rule is Rule.GRAM:
+    length, extent = row_forms.gram_length(parts)
+    return Norms((length,), None, extent)
+  product = row_forms.summed_product(parts, _left_size(unit))  # [N, K, P], or [N, P, K]
+  if unit.hold:
+    return Norms((lengths.of(product),), product)
+  length, extent = row_forms.with_rounding(product, parts)
+  return Norms((length,), None, extent)
+
+
+def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
+  """Of each site: left [N, T, K] or [N, T], right [N, T, P]; the other way round if swapped."""
+  parts = [
+    form.build(data[site.index], cotangents[site.index])
+    for site, form in zip(unit.sites, unit.forms)
+  ]
+  return [RowFactors(*p[::-1]) if swap else p for p, swap in zip(parts, unit.swapped)]
+
+
+def _left_size(unit: Unit) -> int:
+  return unit.forms[0].right if unit.swapped[0] else unit.forms[0].left
+
+
+def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
+  """(operands, cotangents) of one example -> its gradient [*leaf] for each leaf of the unit."""
+  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
+
+  def gradients(data, cotangents):
+    return back(
+      {
+        site.index: _site_gradient(
+          site, seen[site.index], data[site.index], cotangents[site.index]
+        )
+        for site in unit.sites
+      }
+    )
+
+  return gradients
+
+
+def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
+  """Gradient [*source.loops, *param] of ONE example for each parameter as the site sees it."""
+  form = row_forms.find(site)
+  if form is not None and not form.one_hot:
+    product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
+    return (form.unflatten(product),)
+  if site.name in ELEMENTWISE and site.loops:
+    return _stepwise(site, seen, data, cotangents)
+  return transpose(site, seen, data, cotangents)
+
+
+def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
+  """The transpose step by step, then the sum over steps as a matrix product.
+
+  XLA's CPU backend sums over a leading axis several times slower than it multiplies.
+  """
+  step = dataclasses.replace(site, loops=())
+  back = _over_loops(lambda params, arrays: transpose(step, params, *arrays), site)
+  grads = back(seen, (data, cotangents))  # of each parameter: [*site.loops, *param]
+
+  def summed(source, grad):
+    shared = [i for i, loop in enumerate(site.loops) if loop not in source.loops]
+    ones = jnp.ones([site.loops[i].length for i in shared], grad.dtype)  # [*shared]
+    contracted = list(range(len(shared))), shared
+    return jnp.tensordot(ones, grad, contracted)  # [*source.loops, *param]
+
+  return tuple(map(summed, site.sources, grads))
+
+
+def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
+  """The site's transpose at these cotangents, summed over the scans around it."""
+  fn = _over_loops(_site_fn(site, wide), site)
+  primals, back = jax.vjp(lambda *params: fn(params, data), *seen)  # [*site.loops, *result]
+  return back(jax.tree.map(lambda g, y: tapped.cast(g, y.dtype), cotangents, primals))
+
+
+def _site_fn(site: Site, wide: bool) -> Callable:
+  """(parameters, data operands) -> tapped results; wide, or where the loss computes in less
+  than float32: in float32 at least."""
+  if site.eqn is None:
+    return lambda params, data: (params[0],)
+  order = equations.operands(site.eqn)
+  wide = wide or any(
+    map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
+  )
+  evaluate = equations.wide_fn(site.eqn) if wide else None
+  # What cannot be widened sees the types that it was traced with.
+  as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
+  call = evaluate or equations.eqn_fn(site.eqn)
+
+  def fn(params, data):
+    known = dict(zip((*site.params, *site.data), (*params, *data)))
+    results = call(*(as_seen(known[v], v) for v in order))
+    return tuple(results[i] for i in site.outs)
+
+  return fn
+
+
+def _over_loops(fn: Callable, site: Site) -> Callable:
+  """fn(parameters, arrays), mapped over the scans around the site: [*site.loops, ...]."""
+  for loop in reversed(site.loops):
+    axes = tuple(0 if loop in source.loops else None for source in site.sources)
+    fn = jax.vmap(fn, in_axes=(axes, 0), axis_size=loop.length)
+  return fn
+
+
+def totals(
+  unit: Unit,
+  flow: ParamFlow,
+  recorded: Recorded,
+  first: Norms,
+  factors: Sequence[jax.Array],
+) -> tuple[jax.Array, ...]:
+  """sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
+
+  A factor of exactly 0 drops its example, whatever its operands hold.
+  """
+  how = sum_of(unit)
+  if how is Sum.ZERO:
+    return tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  if how is Sum.HELD and unit.rule is Rule.GRADIENT:
+    return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
+  if how is Sum.HELD:
+    return _from_products(unit, flow, _weighted(first.held, factors[0]))
+  if how is Sum.AGAIN:
+    return _one_by_one(unit, flow, recorded, first, factors)
+  return _transposed(unit, flow, recorded, factors, finite=_all_finite(first))
+
+
+def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
+  """The gradients of all examples, [B, *leaf] for each leaf of the unit."""
+  count = recorded.losses.shape[0]
+  if unit.rule is Rule.UNUSED:
+    return tuple(
+      jnp.zeros((count, *x.shape), x.dtype)
+      for x in map(flow.leaves.__getitem__, unit.leaves)
+    )
+  gradients = _one_gradient(unit, flow)
+  one = lambda loss, data, cotangents: gradients(data, cotangents)
+  return _over_examples(one, [unit], recorded, None)
+
+
+def entries(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, row: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  """For each leaf of the unit, the gradient of the example in one row, or what is as long.
+
+  The norm of these numbers is what the example is to be clipped by, as soon as it is taken
+  without squares that leave the range of floats (`lengths.scaled`). None adds nothing.
+  """
+  none = (None,) * len(unit.leaves)
+  if unit.rule is Rule.UNUSED:
+    return none
+  if first.held is not None:
+    held = tuple(x[row] for x in jax.tree.leaves(first.held))
+    return (*held, *none[len(held) :])
+  data, cotangents = _of_row(unit, recorded, row)
+  if unit.rule is Rule.GRADIENT:
+    return _one_gradient(unit, flow)(data, cotangents)
+  parts = _row_factors(unit, data, cotangents)
+  return (row_forms.largest_entries(parts, _left_size(unit)), *none[1:])
+
+
+def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
+  """Operands and cotangents of ONE example at the unit's sites."""
+  data, cotangents, depth = _arrays([unit], recorded)
+  pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
+
+  def of_row(arrays):
+    return {i: tuple(pick(x, axis=depth[i]) for x in each) for i, each in arrays.items()}
+
+  return of_row(data), of_row(cotangents)
+
+
+def _all_finite(first: Norms) -> jax.Array:
+  """Whether all operands of the unit are known to be finite: one that is not makes the norm of
+  its example infinite or NaN, or is where no parameter is reached."""
+  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
+  return jnp.all(jnp.isfinite(jnp.stack(longest)))
+
+
+def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
+  """Each example's gradient once more, in a compiled loop, times its factor.
+
+  Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
+  c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
+  that norm.
+  """
+  gradients = _one_gradient(unit, flow)
+  data, cotangents, depth = _arrays([unit], recorded)
+  longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
+  seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
+  count = recorded.losses.shape[0]
+  chunk = _divisor(count, cost_model.in_flight(unit.cost, jax.default_backend()))
+  cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
+
+  def one(data, cotangents, factors, longest):
+    return tuple(map(_held_to, gradients(data, cotangents), factors, longest))
+
+  def body(total, part):
+    terms = jax.vmap(one)(*part)  # of each leaf: [chunk, *leaf]
+    return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
+
+  zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  zero = as_varying_as(seen, zero)
+  return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
+
+
+def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
+  """With lengths that are at most those [B] that are known of each leaf of the unit."""
+  pairs = zip(first.lengths, longest)
+  held = tuple(Length(own.norm, jnp.minimum(own.longest, most)) for own, most in pairs)
+  return first._replace(lengths=held)
+
+
+def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
+  """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
+  # In units of that length, in which squares are normal numbers wherever they count.
+  most = float(jnp.finfo(longest.dtype).max) ** 0.8
+  unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
+  again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
+  over = again > longest * (1 + _ROUNDING)
+  factor = factor * jnp.where(over, longest / again, 1)
+  keep = (factor != 0) & jnp.isfinite(again)
+  return jnp.where(keep, grad * factor.astype(grad.dtype), 0)
+
+
+class Waiting(NamedTuple):
+  """Examples whose clipped gradient of a unit is to be formed alone, each [B]."""
+
+  left: jax.Array  # bool
+  factor: jax.Array
+  longest: jax.Array  # of the gradients of the clip group
+
+
+def waiting(
+  unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
+) -> Waiting | None:
+  """Examples of which c_i g_i loses what shows in the clipped term; None where it cannot.
+
+  A product below the normal numbers is 0. Rows a_t then lose up to that number times |a_t|,
+  for each column of g_t: the whole term where the operand is large.
+
+  Args:
+    unit: whose sum may be a transpose.
+    first: what its norms have left.
+    factor: [B], of its leaves.
+    longest: [B], of the gradients of their clip group.
+  """
+  if first.extent is None:
+    return None
+  columns = max(max(form.left, form.right) for form in unit.forms)
+  lost = lengths.tiny(first.extent) * math.sqrt(columns) * first.extent  # [B]
+  # Written so that an extent beyond the floats counts as a loss.
+  left = (factor != 0) & ~(lost <= _LOST * factor * longest)
+  return Waiting(left, factor, longest)
+
+
+def alone(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array, waiting: Waiting
+) -> tuple[jax.Array, ...]:
+  """The clipped gradient of the example in one row, for each leaf of the unit, or 0.
+
+  Formed before it is clipped: neither its products nor its entries leave the range of floats
+  where its norm does not.
+  """
+  factor = jnp.where(waiting.left, waiting.factor, 0)[row]
+  grads = _one_gradient(unit, flow)(*_of_row(unit, recorded, row))
+  return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
+
+
+def _divisor(count: int, most: int) -> int:
+  """The largest divisor of count that is at most `most`, and 1 at least."""
+  return max(d for d in range(1, max(1, min(count, most)) + 1) if count % d == 0)
+
+
+def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
+  """[B, ...], [B] -> [...]."""
+  if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
+    return trees.weighted_sum(x, factor, jnp.all(factor != 0))
+  x = trees.at_least_float32(x)
+  return trees.dot_examples(factor, _cleaned(x, factor, 0))
+
+
+def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
+  """Back from the one matrix that all sites of the leaf share."""
+  site, form = unit.sites[0], unit.forms[0]
+  if unit.swapped[0]:
+    product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
+  _, back = flow.pull(unit.leaves, (site,))
+  return back({site.index: (form.unflatten(product),)})
+
+
+def convolves(unit: Unit) -> bool:
+  """Whether the sum of a unit is an ordinary convolution."""
+  named = any(site.name == "conv_general_dilated" for site in unit.sites)
+  return named and sum_of(unit) is Sum.TRANSPOSE
+
+
+def convolutions(
+  unit: Unit, flow: ParamFlow, recorded: Recorded, factors: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+  """`totals` of a unit that `convolves`, outside of the branch that took the norms.
+
+  What is convolved, c_i g_i, is formed from the numbers in memory that the norms saw.
+  """
+  return _transposed(unit, flow, recorded, factors, on_settled)
+
+
+def _transposed(
+  unit: Unit,
+  flow: ParamFlow,
+  recorded: Recorded,
+  factors: Sequence[jax.Array],
+  call: Callable = lambda fn, tree: fn(tree),
+  finite: jax.Array | None = None,
+):
+  """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
+  seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
+  by_factor: dict[int, tuple[jax.Array, ...]] = {}
+  for factor in factors:
+    if id(factor) not in by_factor:
+      by_factor[id(factor)] = back(
+        {
+          site.index: _clipped_transpose(
+            site, seen[site.index], recorded, factor, call, finite
+          )
+          for site in unit.sites
+        }
+      )
+  return tuple(by_factor[id(factor)][i] for i, factor in enumerate(factors))
+
+
+def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
+  """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
+  depth = len(site.loops)
+  batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
+  form = row_forms.find(batch)  # the batch as one more loop around the site
+
+  def clipped(settled):
+    factor, data, cotangents = settled
+    cleaned = tuple(_cleaned(a, factor, depth) for a in data)
+    return cleaned, tuple(_clipped(g, factor, depth) for g in cotangents)
+
+  def as_it_lies(factor, data, cotangents):
+    (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
+    return (jnp.where(product == 0, 0, product),)  # 0 times a dropped row may be -0.0
+
+  args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
+  if form is None or not form.plain:
+    data, cotangents = call(clipped, args)  # [*loops, B, ...]
+    return transpose(batch, seen, data, cotangents, wide=form is not None)
+  multiplied = functools.partial(_multiplied, form)
+  if finite is None or form.left * form.rows <= _WIDE * len(factor):
+    return multiplied(*call(clipped, args))
+  return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
+
+
+def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
+  rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
+  if form.blocks > 1 or form.left <= form.right:
+    return (form.unflatten(row_forms.product(rows, form.left)),)
+  # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P], and, without the barrier,
+  # would form the one as the transpose of the other.
+  swapped = row_forms.product(RowFactors(*rows[::-1]), form.right)  # [1, P, K]
+  return (form.unflatten(jnp.swapaxes(lax.optimization_barrier(swapped), 1, 2)),)
+
+
+def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
+  """[B] -> [1 for each loop, B, 1 ...], as x is [*loops, B, ...]."""
+  return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
+
+
+def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+  g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
+
+
+def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
+  if not equations.is_float(a):
+    return a
+  # Widened first: a narrow type may hold no zero (float8_e8m0fnu).
+  return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)

@@ -1,0 +1,242 @@
+"""Which leaves and sites belong together, and by which rule their norm is taken.
+
+Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
+that reaches its sites unchanged, up to rearrangement, takes its norm from rows
+(`row_forms`), as does a unit whose leaves are joined into one array, where they share a
+clip norm; any other takes the per-example gradients of its leaves, one example or one
+unit at a time, freed after their norm.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from dpjax.gradients.ghost import cost_model, row_forms
+from dpjax.gradients.ghost.cost_model import Cost
+from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
+from dpjax.gradients.ghost.row_forms import RowForm
+
+# Sites whose transpose is a sum or product with a broadcast parameter.
+ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
+
+
+class Rule(enum.StrEnum):
+  """How the norm of a unit's gradient is taken."""
+
+  OUTER = "outer"  # one row: |a|^2 |g|^2
+  GRAM = "gram"  # sum of (a a^T) * (g g^T)
+  PRODUCT = "product"  # a^T g of one example
+  GRADIENT = "gradient"  # the leaf's gradient of one example
+  UNUSED = "unused"  # no site: the gradient is zero
+
+
+class Sum(enum.StrEnum):
+  """How the clipped sum of a unit's gradients is formed, once their norms are known."""
+
+  ZERO = "zero"
+  HELD = "held"  # from what the norm has left
+  TRANSPOSE = "transpose"  # of each site, at c_i g_i
+  AGAIN = "again"  # each example's gradient once more, in a loop, held to its norm
+
+
+class Unit(NamedTuple):
+  """Leaves and sites that belong together, with the rule chosen for them."""
+
+  leaves: tuple[int, ...]
+  sites: tuple[Site, ...]
+  rule: Rule
+  forms: tuple[RowForm, ...]
+  swapped: tuple[bool, ...]  # the site's left side is the leaf's last dimension
+  cost: Cost  # of the rule, per example
+  hold: bool  # keep per-example products or gradients and contract those
+  reason: str  # why the general rule had to be taken; "" where it had not
+
+
+def sum_of(unit: Unit) -> Sum:
+  """A transpose at c_i g_i serves where it is c_i times the one at g_i, up to a rounding
+  that the norm is charged with (`row_forms`), and 0 at 0: rows, and entrywise sums."""
+  if unit.rule is Rule.UNUSED:
+    return Sum.ZERO
+  if unit.hold:
+    return Sum.HELD
+  again = unit.rule is Rule.GRADIENT and not _entrywise(unit)
+  return Sum.AGAIN if again else Sum.TRANSPOSE
+
+
+def _entrywise(unit: Unit) -> bool:
+  """Whether each entry of the gradient is one entry of a cotangent."""
+  site, *more = unit.sites
+  if more or site.name not in ("add", "add_any", "sub", "parameter"):
+    return False
+  alone = len(site.params) == 1 and site.sources[0].is_view
+  alike = site.out_avals[0].shape == site.params[0].aval.shape and not is_complex(site)
+  return alone and alike and len(site.loops) == len(site.sources[0].loops)
+
+
+def _recorded_whole(sites: Sequence[Site]) -> bool:
+  """Whether the gradient per example is one recorded cotangent: holding it is free."""
+  site, *more = sites
+  return not more and site.name == "parameter" and not site.loops
+
+
+def find_units(
+  program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
+) -> tuple[Unit, ...]:
+  """Every leaf belongs to exactly one unit: none is dropped.
+
+  Args:
+    program: of one example.
+    leaves: parameter leaves (only their shapes are used).
+    clip_groups: for each leaf, the number of its clip norm.
+    platform: the backend whose constants decide.
+  """
+  sites = list(program.sites())
+  groups = _connected(len(leaves), [site.leaves for site in sites])
+  return tuple(
+    _unit(
+      group,
+      [site for site in sites if site.leaves & set(group)],
+      sum(math.prod(leaves[i].shape) for i in group),
+      len({clip_groups[i] for i in group}) == 1,
+      platform,
+    )
+    for group in groups
+  )
+
+
+def _connected(count: int, edges: Sequence[frozenset[int]]) -> list[tuple[int, ...]]:
+  group = {i: {i} for i in range(count)}
+  for edge in edges:
+    merged = set().union(*(group[i] for i in edge))
+    group.update({i: merged for i in merged})
+  return sorted({tuple(sorted(members)) for members in group.values()})
+
+
+def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
+  if not sites:
+    return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
+  forms, reason = _forms(group, sites, one_clip_norm)
+  if not forms:
+    cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
+    hold = hold or any(map(_rounds, sites)) or _recorded_whole(sites)
+    return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
+  swapped = _orientation(sites, forms)
+  choice = functools.partial(Unit, group, tuple(sites))
+  rule, cost, hold = _cheapest(forms, platform)
+  return choice(rule, tuple(forms), swapped, cost, hold, "")
+
+
+def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
+  """Row forms of a unit's sites; none, and the reason, where they do not apply."""
+  joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
+  if len(group) > 1 and not joined:
+    return [], f"{len(group)} parameters are combined before they meet the data"
+  if any(map(is_complex, sites)):
+    return [], "complex numbers meet the parameter"
+  if any(len(site.params) > 1 for site in sites):
+    return [], f"{sites[0].name} takes the parameter more than once"
+  if not all(site.sources[0].is_view for site in sites):
+    return [], "the parameter is transformed before it meets the data"
+  forms = [row_forms.find(site) for site in sites]
+  for site, form in zip(sites, forms):
+    if form is None:
+      return [], "" if site.name in ELEMENTWISE else f"no row form for {site.name}"
+  if len(sites) > 1 and not _mergeable(sites, forms):
+    return [], f"used at {len(sites)} sites in different layouts"
+  return [form for form in forms if form is not None], ""
+
+
+def _mergeable(sites, forms) -> bool:
+  """All sites see the leaf as the same matrix, perhaps transposed."""
+  matrices = all(
+    site.sources[0].perm is not None
+    and sorted(site.sources[0].perm) == [0, 1]
+    and not site.sources[0].loops
+    and (form.blocks, len(form.left_dims), len(form.right_dims)) == (1, 1, 1)
+    for site, form in zip(sites, forms)
+  )
+  if not matrices:
+    return False
+  one_hot = {_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot}
+  return len(one_hot) <= 1
+
+
+def _left_dim(site: Site, form: RowForm) -> int:
+  perm = site.sources[0].perm
+  assert perm is not None
+  return perm[form.left_dims[0]]
+
+
+def _orientation(sites, forms) -> tuple[bool, ...]:
+  if len(sites) == 1:
+    return (False,)
+  one_hot = [_left_dim(site, form) for site, form in zip(sites, forms) if form.one_hot]
+  first = one_hot[0] if one_hot else 0
+  return tuple(_left_dim(site, form) != first for site, form in zip(sites, forms))
+
+
+def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool]:
+  if len(forms) == 1 and forms[0].rows == 1:
+    return Rule.OUTER, cost_model.outer(forms[0]), False
+  gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
+  contraction = cost_model.contraction(forms, platform)
+  after = cost_model.holding(forms, platform) if hold else contraction
+  if gram.seconds(platform) + contraction < product.seconds(platform) + after:
+    return Rule.GRAM, gram, False
+  return Rule.PRODUCT, product, hold
+
+
+def better_stacked(found: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
+  """Leaves whose gradient per example the backward pass itself had better leave behind:
+  parameters of which an example's index chooses matrices (`cost_model.stacks`)."""
+  return {
+    i
+    for unit in found
+    if (matrices := sum(map(_gathered, unit.sites)))
+    and cost_model.stacks(sum(leaves[i].size for i in unit.leaves), matrices)
+    for i in unit.leaves
+  }
+
+
+def _gathered(site: Site) -> int:
+  """Elements of the matrices that an example's index chooses from a parameter."""
+  if site.name not in ("gather", "dynamic_slice") or site.eqn.invars[0] not in site.params:
+    return 0
+  sizes = site.eqn.params["slice_sizes"]
+  is_matrix = sum(size > 1 for size in sizes) > 1
+  return site.steps * math.prod(site.out_avals[0].shape) if is_matrix else 0
+
+
+def _site_work(sites: Sequence[Site]) -> int:
+  """Elements that the transposes of these sites touch, per example."""
+
+  def elements(site):
+    avals = [*(v.aval for v in (*site.params, *site.data)), *site.out_avals]
+    return site.steps * sum(math.prod(getattr(aval, "shape", ())) for aval in avals)
+
+  return sum(map(elements, sites))
+
+
+def _rounds(site: Site) -> bool:
+  """Whether a site's transpose rounds to half precision.
+
+  Norm and sum must then come from the same, rounded gradients: they are held.
+  """
+  form = row_forms.find(site)
+  avals = [*(var.aval for var in site.params), *site.out_avals]
+  half = any(jnp.finfo(aval.dtype).bits < 32 for aval in avals)
+  return half and (form is None or form.one_hot)
+
+
+def _heavy(sites: Sequence[Site]) -> bool:
+  """Whether the general rule forms large intermediates, so that a loop may pay.
+
+  Sums and products with a broadcast parameter fuse with the sum over positions.
+  """
+  return any(site.name not in ELEMENTWISE for site in sites)

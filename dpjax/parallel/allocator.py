@@ -1,0 +1,78 @@
+"""The C library's allocator, told to keep what is freed."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+# Of mallopt(3), and what each is set to.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+_SETTINGS = {
+  # Bytes, the most it takes; larger blocks still come and go. First: before 2.35 glibc refuses
+  # it, and all others without it would take the place of what glibc adapts by itself.
+  _MMAP_THRESHOLD: 2**31 - 1,
+  _ARENA_MAX: 1,  # others hold no block above 64 MiB, and would ask the system for each
+  _TRIM_THRESHOLD: -1,  # never
+  _TOP_PAD: 2**26,  # bytes asked for ahead
+}
+_taken = False  # the C library cannot be asked
+
+
+def chosen_by_user() -> list[str]:
+  """Names of the variables of this process by which a user has chosen how memory is given:
+  MALLOC_ variables, GLIBC_TUNABLES (an empty one will do), another allocator (LD_PRELOAD)."""
+  named = ("GLIBC_TUNABLES", "LD_PRELOAD")
+  return [name for name in os.environ if name in named or name.startswith("MALLOC_")]
+
+
+def keep_freed_memory() -> bool:
+  """Lets this process use freed blocks of up to 2 GiB again instead of giving them back.
+
+  For steps on wide examples on a CPU, which free a batch and intermediate arrays above 32 MiB:
+  by default glibc gives such blocks back to the system, which hands them out again at the next
+  step, zeroed page by page. On scattering features that took more than half of the time. Steps of
+  many small operations become slower, for all threads then share one heap (`python -m
+  launch.benchmark --suite=allocator` measures both). The process keeps its peak of memory until
+  it ends or is told to `give_back`. No number of a run changes. Launchers call it for central
+  training on scattering features; elsewhere call it before JAX is first used: threads that are
+  there keep what they have.
+
+  Returns:
+    Whether the C library took the settings; if not, nothing has changed: without glibc 2.35 or
+    newer, and where the user has chosen himself (`chosen_by_user`).
+
+  >>> import dpjax
+  >>> dpjax.parallel.allocator.keep_freed_memory()  # doctest: +SKIP
+  True
+  """
+  global _taken
+  if chosen_by_user():
+    return False
+  try:
+    libc = ctypes.CDLL(None)
+    libc.gnu_get_libc_version  # noqa: B018  (other libraries have a mallopt of other numbers)
+    _taken = all(libc.mallopt(option, value) for option, value in _SETTINGS.items())
+  except (AttributeError, OSError, TypeError):
+    return False
+  return _taken
+
+
+def keeps_freed_memory() -> bool:
+  """Whether `keep_freed_memory` has been called here, and heard: for a process that starts others.
+
+  >>> keeps_freed_memory()
+  False
+  """
+  return _taken
+
+
+def give_back() -> None:
+  """Gives freed memory back to the system now, between two pieces of work that need not share it;
+  what `keep_freed_memory` set holds on. Nothing happens without glibc.
+
+  >>> give_back()
+  """
+  try:
+    ctypes.CDLL(None).malloc_trim(0)
+  except (AttributeError, OSError, TypeError):
+    return

@@ -1,0 +1,388 @@
+"""Vertical federated learning: parties hold different features of the same entities.
+
+Rows must be aligned first (`alignment.align`): row i is the same entity everywhere.
+
+`split_learning`: each party has a bottom model of its own features, one party has the
+labels and the model on top. What crosses is activations, one way, and their cotangents, the
+other way. The gradient is exactly that of the joint model, by the chain rule.
+
+`two_party_logistic`: logistic regression in which what crosses is homomorphically
+encrypted and a third party, the coordinator, holds the key (Hardy et al. 2017).
+
+Neither is differentially private, and no epsilon follows from the encryption: the parties
+learn what the protocol computes. Who learns what is said at each. Noise on the activations
+alone would not help: a bottom model is trained on raw features, so that what it sends for
+one entity also carries what it learnt from all the others.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from dpjax import validate
+from dpjax.secure.vertical.disclosure import SUM_BITS, Disclosure
+from dpjax.secure.vertical.encrypted_vectors import KeyPair, Vectors
+from dpjax.types import Algorithm, Array, Example, Params
+from dpjax.validate import UserError
+
+Bottom = Callable[[Params, Array], Array]  # (params, x [B, f]) -> activations [B, d]
+TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) -> mean loss
+
+MASK_BITS = 24  # of the masks that hide gradients from the coordinator
+MAX_FEATURE = 1024.0  # times a residual: moves a uniform mask's law by 3e-5 of its mass
+POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
+  1: (1 / 4, 0.0),
+  3: (1.20096 / 8, -0.81562 / 8**3),
+}
+
+
+# --- split network
+
+
+class SplitParams(NamedTuple):
+  """Parameters, each part known to one party only."""
+
+  bottoms: tuple[Params, ...]  # one for each party
+  top: Params  # of the party that has the labels
+
+
+class SplitState(NamedTuple):
+  """What the next step needs; entry p of each tuple never leaves party p."""
+
+  params: SplitParams
+  opt_states: SplitParams
+
+
+class SplitInfo(NamedTuple):
+  """What a person wants to know; not private."""
+
+  loss: Array  # mean over the batch, known to the label party
+  bytes_up: int  # activations, all parties together
+  bytes_down: int  # cotangents
+
+
+def party_forward(bottom: Bottom, params: Params, x: Array) -> tuple[Array, Callable]:
+  """(activations [B, d] to send, the pull-back that stays with the party).
+
+  >>> import jax.numpy as jnp
+  >>> sent, pull = party_forward(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.ones((3, 2)))
+  >>> sent.ravel().tolist(), pull(jnp.ones((3, 1))).ravel().tolist()
+  ([2.0, 2.0, 2.0], [3.0, 3.0])
+  """
+  sent, pull = jax.vjp(lambda p: bottom(p, x), params)
+  return sent, lambda cotangent: pull(cotangent)[0]
+
+
+def split_gradient(
+  bottoms: Sequence[Bottom], top_loss: TopLoss, params: SplitParams, batch: Example
+) -> tuple[SplitParams, SplitInfo]:
+  """The gradient of the joint network's loss, by messages: equal to `jax.grad` of
+  `top_loss(top, (bottom_1(x_1), ...), y)`.
+
+  Args:
+    batch: x is a tuple of arrays [B, f_p], one for each party; y is [B, ...].
+
+  Raises:
+    UserError: numbers of parties or of rows that differ.
+
+  >>> import jax.numpy as jnp
+  >>> linear = lambda w, x: x @ w
+  >>> squares = lambda b, sent, y: jnp.mean((sent[0] + sent[1] + b - y) ** 2)
+  >>> params = SplitParams((jnp.ones(1), jnp.ones(1)), jnp.float32(0.0))
+  >>> batch = Example((jnp.array([[1.0]]), jnp.array([[2.0]])), jnp.array([0.0]))
+  >>> grads, info = split_gradient([linear, linear], squares, params, batch)
+  >>> grads.bottoms[0].item(), grads.bottoms[1].item(), grads.top.item()  # 2 * 3 * x
+  (6.0, 12.0, 6.0)
+  >>> info.bytes_up, info.bytes_down
+  (8, 8)
+  """
+  _check_parties(bottoms, params, batch)
+  forward = [party_forward(b, p, x) for b, p, x in zip(bottoms, params.bottoms, batch.x)]
+  sent = tuple(activations for activations, _ in forward)
+  of_label_party = jax.value_and_grad(top_loss, argnums=(0, 1))
+  loss, (top_gradient, cotangents) = of_label_party(params.top, sent, batch.y)
+  gradients = tuple(pull(c) for (_, pull), c in zip(forward, cotangents))
+  info = SplitInfo(loss, _num_bytes(sent), _num_bytes(cotangents))
+  return SplitParams(gradients, top_gradient), info
+
+
+def split_learning(
+  bottoms: Sequence[Bottom], top_loss: TopLoss, tx: optax.GradientTransformation
+) -> Algorithm:
+  """(init, step) of a split network; every party runs its own copy of `tx`.
+
+  `init(params)`, `step(state, batch) -> (state, SplitInfo)`. A transformation that looks at
+  the whole gradient (a global norm) looks at one party's part here.
+
+  Who learns what: the label party sees the activations of every entity, from which features
+  can be reconstructed; the others see cotangents, which tell labels apart by norm and
+  direction (Li et al. 2022, arXiv:2102.08504). No differential privacy.
+  Source: Vepakomma et al. 2018, arXiv:1812.00564.
+  """
+
+  def init(params: SplitParams) -> SplitState:
+    states = SplitParams(tuple(map(tx.init, params.bottoms)), tx.init(params.top))
+    return SplitState(params, states)
+
+  def step(state: SplitState, batch: Example) -> tuple[SplitState, SplitInfo]:
+    gradients, info = split_gradient(bottoms, top_loss, state.params, batch)
+    trees = gradients, state.opt_states, state.params
+    owns = [(*tree.bottoms, tree.top) for tree in trees]  # of each party, in order
+    moved = [tx.update(*own) for own in zip(*owns)]
+    params = [optax.apply_updates(own, update) for own, (update, _) in zip(owns[2], moved)]
+    together = lambda parts: SplitParams(tuple(parts[:-1]), parts[-1])
+    return SplitState(together(params), together([kept for _, kept in moved])), info
+
+  return Algorithm(init, step)
+
+
+def _check_parties(bottoms: Sequence, params: SplitParams, batch: Example) -> None:
+  counts = {len(bottoms), len(params.bottoms), len(batch.x)}
+  if len(counts) > 1:
+    raise UserError(
+      f"batch.x: {len(batch.x)} parties, with {len(bottoms)} models and "
+      f"{len(params.bottoms)} parameter trees"
+    )
+  rows = [len(part) for part in (*batch.x, batch.y)]
+  if len(set(rows)) > 1:
+    raise UserError(f"batch: rows must be aligned, the parties and y have {rows}")
+
+
+def _num_bytes(tree: Any) -> int:
+  return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+# --- logistic regression under encryption
+
+
+class TwoPartyState(NamedTuple):
+  """Weights, each known to one party only."""
+
+  weights_a: np.ndarray  # [f_a]
+  weights_b: np.ndarray  # [f_b + 1], the bias last
+
+
+class Traffic(NamedTuple):
+  """Bytes of one step, as sent."""
+
+  a_to_b: int  # encrypted scores
+  b_to_a: int  # encrypted residuals
+  to_coordinator: int  # masked products, still encrypted
+  from_coordinator: int  # masked gradients
+
+
+def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarray:
+  """[B] derivative of the loss by the score: a polynomial for sigmoid(s), minus y in {0, 1}.
+
+  Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
+  Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
+  doi:10.2196/medinform.8805) and wrong beyond.
+
+  >>> residuals(np.array([0.0, 2.0]), np.array([1, 0]))
+  array([-0.5,  1. ])
+  """
+  linear, cubic = POLYNOMIALS[degree]
+  return 0.5 + linear * scores + cubic * scores**3 - y
+
+
+def two_party_logistic(
+  keys: KeyPair,
+  *,
+  learning_rate: float,
+  ridge: float = 0.0,
+  degree: int = 1,
+  disclosure: Disclosure | None = None,
+) -> Algorithm:
+  """(init, step) of logistic regression over features of a, and features and labels of b.
+
+  `init((f_a, f_b))` starts at zero; `step(state, batch) -> (state, Traffic)`, with batch.x
+  the pair (x_a [B, f_a], x_b [B, f_b]) and batch.y in {0, 1}. One step is one gradient step
+  by `residuals`, plus ridge / 2 * |weights|^2 (the bias is not penalised).
+
+  1. a sends its encrypted scores x_a w_a (degree 3: and their squares and cubes) to b;
+  2. b turns them into encrypted residuals by its own scores and labels, and sends them to a;
+  3. each multiplies them by its columns, adds masks, and sends that to the coordinator;
+  4. the coordinator decrypts, sums over the rows, rounds to 2^-20, and sends the sums back;
+  5. each subtracts its masks' sums and takes a step on its own weights.
+
+  | who         | learns                                                          |
+  | ----------- | --------------------------------------------------------------- |
+  | a, b        | the gradient of its own weights at every step, in the clear     |
+  | coordinator | products under masks of 2^24: statistically hidden, not perfect |
+  | a and c, or | everything of the other party: the two must not collude         |
+  | b and c     |                                                                 |
+
+  A party's gradient is one equation for each of its columns (b's bias is one), for B
+  residuals, which tell labels to a and scores to b. `disclosure` counts them for both
+  parties over all steps and refuses the batch or the step that would let one of them solve
+  for a residual, for the other's features, or for more than a share of the labels' bits. With
+  secret labels that is a few steps on thousands of rows: `secure.vertical_models.train_logistic`
+  computes the same steps on shares, where neither party sees a gradient, and has no such
+  limit. Where a may know the labels, give `Disclosure(secret_labels=False)`. Nothing here is
+  differentially private.
+  Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
+
+  Args:
+    keys: of `encrypted_vectors`; `ckks(depth=2)` for degree 3.
+    degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
+      the features (clip them, or tanh), for beyond that it diverges.
+    disclosure: what the parties remember of earlier runs over the same entities; None for a
+      new one. Every step that runs is counted, also from a state that was used before.
+
+  Raises:
+    UserError: labels other than 0 and 1, rows that differ, more rows than
+      `keys.public.slots`, features beyond +-1024, or what `disclosure` refuses.
+  """
+  seen = Disclosure() if disclosure is None else disclosure
+  validate.positive(learning_rate=learning_rate)
+  validate.non_negative(ridge=ridge)
+  validate.one_of(POLYNOMIALS, degree=degree)
+
+  def init(num_features: tuple[int, int]) -> TwoPartyState:
+    return TwoPartyState(np.zeros(num_features[0]), np.zeros(num_features[1] + 1))
+
+  def step(state: TwoPartyState, batch: Example) -> tuple[TwoPartyState, Traffic]:
+    x_a, x_b, y = _two_parties(batch, keys.public.slots)
+    given = x_a.shape[1], x_b.shape[1] - 1
+    wanted = len(state.weights_a), len(state.weights_b) - 1
+    if given != wanted:
+      raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
+    # The width of what a party may learn in this step; computed here, told to nobody.
+    scores = x_a @ state.weights_a + x_b @ state.weights_b
+    with np.errstate(over="ignore", invalid="ignore"):
+      largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
+    seen.admit(x_a, x_b, y, largest_residual)
+    copies = keys.public.slots // len(y)
+    powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
+    scores_b, labels = np.tile(x_b @ state.weights_b, copies), np.tile(y, copies)
+    encrypted = _encrypted_residuals(keys.public, powers, scores_b, labels, degree)
+    sum_a, bytes_a = masked_sums(keys, encrypted, x_a)
+    sum_b, bytes_b = masked_sums(keys, encrypted, x_b)
+    gradient_a = sum_a / len(y) + ridge * state.weights_a
+    gradient_b = sum_b / len(y) + ridge * np.append(state.weights_b[:-1], 0.0)
+    traffic = Traffic(
+      a_to_b=sum(map(len, powers)),
+      b_to_a=len(encrypted),
+      to_coordinator=bytes_a + bytes_b,
+      from_coordinator=8 * (len(sum_a) + len(sum_b)),
+    )
+    return TwoPartyState(
+      state.weights_a - learning_rate * gradient_a,
+      state.weights_b - learning_rate * gradient_b,
+    ), traffic
+
+  return Algorithm(init, step)
+
+
+def _powers(public: Vectors, scores_a: np.ndarray, degree: int) -> list[bytes]:
+  """What a sends: its share of the linear term, or the powers that b needs."""
+  if degree == 1:
+    return [public.encrypt(POLYNOMIALS[1][0] * scores_a)]
+  return [public.encrypt(scores_a**power) for power in (1, 2, 3)]
+
+
+def _encrypted_residuals(
+  public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
+) -> bytes:
+  """`residuals` of scores_a + scores_b, scores_a encrypted: (a + b)^3 multiplied out."""
+  own = residuals(scores_b, y, degree=degree)
+  if degree == 1:
+    return public.add(powers[0], own)
+  linear, cubic = POLYNOMIALS[degree]
+  factors = (
+    linear + 3 * cubic * scores_b**2,
+    3 * cubic * scores_b,
+    np.full_like(scores_b, cubic),
+  )
+  return public.combine(powers, factors, own)
+
+
+def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
+  """[B] scores of new entities: each party computes its share, b adds them up."""
+  x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
+  return x_a @ state.weights_a + x_b @ state.weights_b[:-1] + state.weights_b[-1]
+
+
+def masked_sums(
+  keys: KeyPair, encrypted: bytes, columns: np.ndarray
+) -> tuple[np.ndarray, int]:
+  """(columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one party.
+
+  `encrypted` holds as many copies of the residuals [B] as fit, so that one ciphertext
+  serves as many columns. The masks come from the operating system and never leave the party.
+
+  >>> from dpjax.secure.vertical.encrypted_vectors import plaintext
+  >>> keys, columns = plaintext(), np.array([[1.0, 0.0], [2.0, 5.0]])
+  >>> encrypted = keys.public.encrypt(np.tile([1.0, 10.0], keys.public.slots // 2))
+  >>> masked_sums(keys, encrypted, columns)[0].round(6)
+  array([21., 50.])
+  """
+  num_rows, num_columns = columns.shape
+  copies = keys.public.slots // num_rows
+  sums, sent = [], 0
+  for start in range(0, num_columns, copies):
+    chunk = columns.T[start : start + copies]
+    factors = np.zeros((copies, num_rows))
+    factors[: len(chunk)] = chunk
+    masks = _masks(factors.size).reshape(factors.shape)
+    cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
+    masked = _coordinator(keys, cipher, num_rows, len(chunk))
+    sums.append(masked - masks[: len(chunk)].sum(axis=1))
+    sent += len(cipher)
+  return np.concatenate(sums), sent
+
+
+def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
+  """[num_sums] sums over rows: all that the coordinator does, and all that it returns.
+
+  Rounded, so that a sum has a known number of bits (`disclosure`), however exact the keys are.
+  """
+  sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
+  return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
+
+
+def _masks(size: int) -> np.ndarray:
+  """[size] uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS."""
+  bits = np.frombuffer(secrets.token_bytes(8 * size), np.int64)
+  return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
+
+
+def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
+  if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
+    raise UserError("batch.x: must hold finite numbers only")
+  largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
+  if largest > MAX_FEATURE:
+    raise UserError(
+      f"batch.x: holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the masks "
+      "no longer hide its products from the coordinator: scale the features"
+    )
+
+
+def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """(x_a, x_b with a column of ones, labels), checked."""
+  if len(batch.x) != 2:
+    raise UserError(f"batch.x: must hold the features of 2 parties, got {len(batch.x)}")
+  kinds = [np.asarray(part).dtype for part in (*batch.x, batch.y)]
+  for kind in [kind for kind in kinds if kind.kind not in "biuf"]:
+    raise UserError(f"batch: must hold real numbers, not {kind}")
+  x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
+  y = np.asarray(batch.y)
+  if (x_a.ndim, x_b.ndim, y.ndim) != (2, 2, 1):
+    shapes = [x_a.shape, x_b.shape, y.shape]
+    raise UserError(f"batch: x must be two arrays [B, features] and y [B], not {shapes}")
+  if not len(x_a) == len(x_b) == len(y):
+    raise UserError(
+      f"batch: rows must be aligned, the parties and y have {[len(x_a), len(x_b), len(y)]}"
+    )
+  if not np.isin(y, (0, 1)).all():
+    raise UserError("batch.y: labels must be 0 or 1")
+  if not 0 < len(y) <= slots:
+    raise UserError(f"batch: {len(y)} rows; must be at least 1 and at most {slots}")
+  _check_sizes(x_a, x_b)
+  return x_a, np.column_stack([x_b, np.ones(len(y))]), y

@@ -1,0 +1,57 @@
+"""Old names of modules that moved: the very same module, with a warning, for one release."""
+
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from dpjax import _moved
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(("old", "new"), _moved.MOVED.items())
+def test_each_new_name_exists_and_its_old_file_does_not(old, new):
+  assert importlib.util.find_spec(new) is not None
+  path = _ROOT / old.replace(".", "/")
+  assert not path.with_suffix(".py").exists() and not list(path.glob("*.py"))
+
+
+def test_an_old_name_is_the_same_module_and_warns_once_imported():
+  program = (
+    "import importlib, warnings\n"
+    "with warnings.catch_warnings(record=True) as seen:\n"
+    "  warnings.simplefilter('always')\n"
+    "  import dpjax.runs.central.config as old\n"
+    "  from dpjax.sweeps import grid\n"
+    "  import dpjax\n"
+    "  dpjax.allocator, dpjax.federated.vertical\n"
+    "import dpjax.experiments.kinds.central.config as new\n"
+    "assert old is new and new.__spec__.name == new.__name__\n"
+    "assert grid.__name__ == 'dpjax.experiments.sweeps.grid'\n"
+    "assert 'dpjax.parallel.allocator' in str(dpjax.allocator)\n"
+    "importlib.reload(new)\n"
+    "print(*{str(w.message) for w in seen if w.category is DeprecationWarning}, sep='\\n')\n"
+  )
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert (
+    "dpjax.runs.central.config is dpjax.experiments.kinds.central.config" in done.stdout
+  )
+
+
+def test_what_never_was_is_no_module():
+  with pytest.raises(ModuleNotFoundError):
+    importlib.import_module("dpjax.runs.nothing_of_the_kind")
+  with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    _moved.attribute("dpjax.federated", "nothing")
+
+
+def test_dpjax_itself_uses_new_names_only():
+  for path in (*_ROOT.glob("dpjax/**/*.py"), *_ROOT.glob("configs/**/*.py")):
+    if path.name == "_moved.py":
+      continue
+    text = path.read_text()
+    assert not [old for old in _moved.MOVED if f"from {old} import" in text], path
