@@ -135,17 +135,23 @@ def measure(workload: str, *, repeats: int = 3) -> list[Entry]:
   validate.one_of(WORKLOADS, workloads=workload)
   validate.integer_at_least(1, repeats=repeats)
   for name in allocator.chosen_by_user():
-    raise UserError(f"{name}={os.environ[name]!r}: must not be set: it is left as it is")
+    raise UserError(
+      "must not be set: it is left as it is", field=name, value=os.environ[name]
+    )
   found: dict[str, list[_Found]] = {method: [] for method in METHODS}
   for _ in range(repeats):
     for method in METHODS:
       outcome = alone.run(__name__, workload, method)
       if outcome.found is None:
-        raise UserError(f"workloads={workload}: failed: {outcome.reason[:160]}")
+        raise UserError(
+          f"failed: {outcome.reason[:160]}", field="workloads", value=workload
+        )
       found[method].append(_Found(*outcome.found))
   trained = {each.params_sha256 for all_of in found.values() for each in all_of}
   if len(trained) > 1:
-    raise UserError(f"workloads={workload}: trained {len(trained)} different parameters")
+    raise UserError(
+      f"trained {len(trained)} different parameters", field="workloads", value=workload
+    )
   first = statistics.median(each.step_s for each in found[METHODS[0]])
   return [_entry(workload, method, each, first) for method, each in found.items()]
 

@@ -78,13 +78,17 @@ def use_cpu_devices(count: int) -> None:
   except (RuntimeError, ValueError) as error:
     if jax.local_device_count("cpu") != count:
       raise UserError(
-        f"cpu_devices={count}: must be asked for before JAX runs, which has "
-        f"{jax.local_device_count('cpu')} already, and not beside XLA_FLAGS"
+        "must be asked for before JAX runs, which has "
+        f"{jax.local_device_count('cpu')} already, and not beside XLA_FLAGS",
+        field="cpu_devices",
+        value=count,
       ) from error
   if jax.default_backend() != "cpu" or jax.local_device_count() != count:
     raise UserError(
-      f"cpu_devices={count}: is for a CPU; JAX has {jax.local_device_count()} devices of "
-      f"{jax.default_backend()!r} here"
+      f"is for a CPU; JAX has {jax.local_device_count()} devices of "
+      f"{jax.default_backend()!r} here",
+      field="cpu_devices",
+      value=count,
     )
 
 
@@ -200,7 +204,9 @@ def measure(
     METHODS, **{"methods": next((m for m in methods if m not in METHODS), FLOOR)}
   )
   if "fedjax" in methods and not fedjax_peer.is_installed():
-    raise UserError("methods='fedjax': is not installed, see benchmarks/fedjax_peer.py")
+    raise UserError(
+      "is not installed, see benchmarks/fedjax_peer.py", field="methods", value="fedjax"
+    )
   validate.integer_at_least(1, num_clients=num_clients, steps=steps, repeats=repeats)
   work = build(name, num_clients, steps)
   methods = [FLOOR, *(method for method in methods if method != FLOOR)]

@@ -133,7 +133,7 @@ def measure(num_clients: int, method: str, *, rounds: int) -> Entry:
   validate.integer_at_least(2 * _SAVE_EVERY, rounds=rounds)
   outcome = alone.run(__name__, num_clients, method, rounds)
   if outcome.found is None:
-    raise UserError(f"clients={num_clients}: failed: {outcome.reason[:160]}")
+    raise UserError(f"failed: {outcome.reason[:160]}", field="clients", value=num_clients)
   return Entry(*outcome.found)
 
 

@@ -90,7 +90,9 @@ def sizes(texts: Sequence[str]) -> list[tuple[int, int]]:
   for text in texts:
     parts = text.split("x")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() for part in parts):
-      raise UserError(f"workloads={text!r}: must be CLIENTSxLENGTH, as 100x1000000")
+      raise UserError(
+        "must be CLIENTSxLENGTH, as 100x1000000", field="workloads", value=text
+      )
     clients, length = map(int, parts)
     validate.integer_in(3, 10_000, **{"workloads (clients)": clients})
     validate.integer_in(1, 10**8, **{"workloads (length)": length})
@@ -168,7 +170,7 @@ def _measured(method: str, clients: int, length: int, dropped: int, repeats: int
   above = None if peak is None or before is None else max(peak - before, 0)
   expected = vectors[0] * np.uint32(clients - dropped)
   if not all(np.array_equal(one.total, expected) for one in found):
-    raise UserError(f"methods={method}: the sum is not the plain one")
+    raise UserError("the sum is not the plain one", field="methods", value=method)
   cost = found[0].cost._replace(seconds=min(one.cost.seconds for one in found))
   return Entry(method, clients, length, dropped, "ok", cost.seconds, *cost[:4], above)
 

@@ -28,7 +28,8 @@ def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Arra
   outputs = apply(params, batch)
   if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
     raise UserError(
-      f"apply: must return {what} for x of shape {batch.shape}, got {jnp.shape(outputs)}"
+      f"must return {what} for x of shape {batch.shape}, got {jnp.shape(outputs)}",
+      field="apply",
     )
   return trees.at_least_float32(outputs[0])
 
@@ -43,8 +44,9 @@ def _integers(value: Any, name: str, rank: int) -> Array:
   array = jnp.asarray(value)
   if array.ndim != rank or not jnp.issubdtype(array.dtype, jnp.integer):
     raise UserError(
-      f"example.{name}: must be {_INTEGERS[rank]} (a loss sees ONE example), got "
-      f"{array.dtype} of shape {array.shape}"
+      f"must be {_INTEGERS[rank]} (a loss sees ONE example), got {array.dtype} "
+      f"of shape {array.shape}",
+      field=f"example.{name}",
     )
   return array
 
@@ -90,8 +92,9 @@ def mean_squared_error(apply: Apply) -> LossFn:
     same = jnp.shape(outputs) == (1, *target.shape)
     if not same and (jnp.size(outputs) != 1 or target.size != 1):
       raise UserError(
-        f"example.y: shape {target.shape} must be that of one output: apply returned "
-        f"{jnp.shape(outputs)}"
+        f"shape {target.shape} must be that of one output: apply returned "
+        f"{jnp.shape(outputs)}",
+        field="example.y",
       )
     error = trees.at_least_float32(jnp.asarray(outputs)).ravel() - target.ravel()
     return jnp.mean(error * error)
@@ -141,13 +144,15 @@ def next_token(
   def loss(params: Params, example: Example) -> Array:
     tokens = _integers(example.x, "x", 2 if sequences else 1)
     if tokens.shape[-1] < 2:
-      raise UserError(f"example.x: must hold at least 2 tokens, got {tokens.shape[-1]}")
+      raise UserError(
+        f"must hold at least 2 tokens, got {tokens.shape[-1]}", field="example.x"
+      )
     tokens = tokens if sequences else tokens[None]
     logits = apply(params, tokens[:, :-1])
     targets = tokens[:, 1:]
     if jnp.ndim(logits) != 3 or jnp.shape(logits)[:2] != targets.shape:
       told = f"for x of shape {targets.shape}, got {jnp.shape(logits)}"
-      raise UserError(f"apply: must return logits [1, T, V] {told}")
+      raise UserError(f"must return logits [1, T, V] {told}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
     # not 0 x infinity: what counts for nothing may be anything
@@ -167,5 +172,5 @@ def _shares(targets: Array, padding_id: int | None, weights: Any) -> Array:
     return kept
   own = jnp.asarray(weights(targets))
   if own.shape != targets.shape:
-    raise UserError(f"weights: must be of shape {targets.shape}, got {own.shape}")
+    raise UserError(f"must be of shape {targets.shape}, got {own.shape}", field="weights")
   return jnp.where(kept, trees.at_least_float32(own), 0)

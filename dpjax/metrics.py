@@ -39,8 +39,9 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     if jnp.shape(logits)[:-1] != y.shape:
       wanted = ", ".join(map(str, y.shape))
       raise UserError(
-        f"apply: must return logits [{wanted}, K] for x of shape {x.shape}, "
-        f"got {jnp.shape(logits)}"
+        f"must return logits [{wanted}, K] for x of shape {x.shape}, got "
+        f"{jnp.shape(logits)}",
+        field="apply",
       )
     logits = trees.at_least_float32(logits)
     picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
@@ -69,10 +70,12 @@ def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
     raise UserError(
-      f"dataset.y: must be integer labels [n] with n >= 1, got {y.dtype} {y.shape}"
+      f"must be integer labels [n] with n >= 1, got {y.dtype} {y.shape}", field="dataset.y"
     )
   if x.ndim == 0 or len(x) != len(y):
-    raise UserError(f"dataset.x.shape={x.shape}: must begin with {len(y)}, as dataset.y")
+    raise UserError(
+      f"must begin with {len(y)}, as dataset.y", field="dataset.x.shape", value=x.shape
+    )
   return x, y
 
 
@@ -108,7 +111,9 @@ def _summed(
   """(hits, sum of the cross-entropies, number of answers) over a data set."""
   validate.integer_at_least(1, batch_size=size)
   if not isinstance(apply, Hashable):
-    raise UserError("apply: must be hashable: a function, or a bound method as model.apply")
+    raise UserError(
+      "must be hashable: a function, or a bound method as model.apply", field="apply"
+    )
   totals = _compiled(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
   return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
@@ -168,11 +173,12 @@ def confusion(
     outputs.append(np.asarray(apply(params, rows), np.float32)[mask])
   logits = np.concatenate(outputs)  # [n, K]
   if logits.ndim != 2 or len(logits) != len(y):
-    raise UserError(f"apply: must return logits [{len(y)}, K], got {logits.shape}")
+    raise UserError(f"must return logits [{len(y)}, K], got {logits.shape}", field="apply")
   if y.min() < 0 or y.max() >= logits.shape[1]:
     raise UserError(
-      f"dataset.y: must be in [0, {logits.shape[1]}), the number of logits, "
-      f"got {y.min()} to {y.max()}"
+      f"must be in [0, {logits.shape[1]}), the number of logits, got {y.min()} "
+      f"to {y.max()}",
+      field="dataset.y",
     )
   answered = ~np.isnan(logits).any(axis=1)
   num_classes = logits.shape[1]
@@ -198,7 +204,8 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   points, labels = np.asarray(points, np.float64), np.asarray(labels)
   if points.ndim != 2 or len(points) < 2 or labels.shape != points.shape[:1]:
     raise UserError(
-      f"points: must be [n, D] with n >= 2 and labels [n], got {points.shape}, {labels.shape}"
+      f"must be [n, D] with n >= 2 and labels [n], got {points.shape}, {labels.shape}",
+      field="points",
     )
   validate.integer_at_least(1, batch_size=batch_size)
   lengths, hits = np.sum(points * points, axis=1), 0

@@ -72,15 +72,17 @@ def find(path: str, field: str) -> Callable[..., Any]:
   """
   at = f"{field}={path!r}"
   home, _, name = path.partition(":")
-  found: Any = _module(home, at)
+  found: Any = _module(home, field, path)
   for part in name.split("."):
     if not hasattr(found, part):
       hint = validate.did_you_mean(part, dir(found))
-      raise UserError(f"{at}: {home} has no {part!r}{hint}")
+      raise UserError(f"{home} has no {part!r}{hint}", field=field, value=path)
     found = getattr(found, part)
   if not callable(found):
     kind = type(found).__name__
-    raise UserError(f"{at}: must be a class or a function, not of type {kind}")
+    raise UserError(
+      f"must be a class or a function, not of type {kind}", field=field, value=path
+    )
   _FIELDS_OF.update(dict.fromkeys(_files(home, found), at))
   return found
 
@@ -108,7 +110,9 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     inspect.signature(made_by).bind(*args, **named)
   except TypeError as error:
     given = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
-    raise UserError(f"{field}={path!r}: is called with ({given}): {error}") from error
+    raise UserError(
+      f"is called with ({given}): {error}", field=field, value=path
+    ) from error
   except ValueError:  # no signature to look at
     pass
   is_data = field == "data.name"
@@ -130,28 +134,31 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
     try:
       return part(*args, **named)
     except (Exception, SystemExit) as error:
-      at = f"{field}={path!r}"
-      if isinstance(error, UserError) and str(error).startswith(at):
+      if not isinstance(error, UserError):
+        why = reason(error, _file(path.partition(":")[0]))
+      elif error.is_about(field, path):
         raise
-      ours = isinstance(error, UserError)
-      why = str(error) if ours else reason(error, _file(path.partition(":")[0]))
-      why = why.removeprefix(f"{field.partition('.')[0]}={path!r}: ")  # said once
-      raise UserError(f"{at}: {why}") from error
+      else:
+        # The section of the field may have been named already: the path is said once.
+        said = error.is_about(field.partition(".")[0], path)
+        why = error.must if said else str(error)
+      raise UserError(why, field=field, value=path) from error
 
   return told
 
 
-def _module(home: str, at: str) -> Any:
+def _module(home: str, field: str, path: str) -> Any:
   try:
     return importlib.import_module(home)
   except ModuleNotFoundError as error:
     missing = str(error.name)
     if home != missing and not home.startswith(f"{missing}."):
-      raise UserError(f"{at}: {reason(error, _file(home))}") from error
+      raise UserError(reason(error, _file(home)), field=field, value=path) from error
     hint = validate.did_you_mean(missing, (p.stem for p in pathlib.Path().glob("*.py")))
-    raise UserError(f"{at}: there is no module {missing!r}{hint}") from error
+    message = f"there is no module {missing!r}{hint}"
+    raise UserError(message, field=field, value=path) from error
   except (Exception, SystemExit) as error:  # whatever a user's module does
-    raise UserError(f"{at}: {reason(error, _file(home))}") from error
+    raise UserError(reason(error, _file(home)), field=field, value=path) from error
 
 
 def _file(home: str) -> str | None:
@@ -223,14 +230,14 @@ def _sha256_of(path: str, field: str) -> str:
     with open(path, "rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()
   except OSError as error:
-    raise UserError(f"{field}={path!r}: {error.strerror}") from error
+    raise UserError(f"{error.strerror}", field=field, value=path) from error
 
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
   if not files:  # typed into a notebook: its digest would be the same for any code
     raise UserError(
-      f"{field}={path!r}: must be code of a file, by which a run knows it again"
+      "must be code of a file, by which a run knows it again", field=field, value=path
     )
   return hashlib.sha256(b"".join(map(run_code.source, files))).hexdigest()
 

@@ -25,7 +25,7 @@ from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _MOST_STEPS = 2**31 - 1  # that the state of a transform can count
 _MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
@@ -41,7 +41,9 @@ def _size_of(data: Indexed) -> int:
   if size is None:
     raise UserError(f"{_needs(data)}, which has no len()")
   if not size:
-    raise UserError(f"data: must hold at least one row, {type(data).__name__} holds none")
+    raise UserError(
+      f"must hold at least one row, {type(data).__name__} holds none", field="data"
+    )
   return size
 
 
@@ -217,12 +219,16 @@ class Plan:
     known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
     for name in options.keys() - known:
       follows = ", which follows from epsilon" if name == "noise_multiplier" else ""
-      raise UserError(f"{name}: is no option here{follows}; must be a field of dpjax.Plan")
+      raise UserError(
+        f"is no option here{follows}; must be a field of dpjax.Plan", field=name
+      )
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
-        f"sampler={type(sampler).__name__}: has no event, so no epsilon can be proved for "
-        "it; use PoissonSampler or FixedSizeSampler"
+        "has no event, so no epsilon can be proved for it; use PoissonSampler or "
+        "FixedSizeSampler",
+        field="sampler",
+        value=Verbatim(type(sampler).__name__),
       )
     noise_multiplier = accounting.calibrate_noise_multiplier(
       lambda z: dataclasses.replace(unit, noise_multiplier=z).event(),
@@ -284,22 +290,30 @@ class Plan:
       size = getattr(data, "nominal_size", None)
     if size is None:
       raise UserError(
-        "num_examples=None: must be declared, a constant that no record changes, because "
-        "add_or_remove_one hides len(data); or neighboring_relation='replace_special'"
+        "must be declared, a constant that no record changes, because "
+        "add_or_remove_one hides len(data); or "
+        "neighboring_relation='replace_special'",
+        field="num_examples",
+        value=None,
       )
     validate.integer_in(1, _MOST_EXAMPLES, num_examples=size)
     if batch_size > size:
-      raise UserError(f"batch_size={batch_size}: must be <= num_examples={size}")
+      raise UserError(
+        f"must be <= num_examples={size}", field="batch_size", value=batch_size
+      )
     if "sampler" in options or "normalize_by" in options or "num_steps" in options:
       raise UserError(
-        "for_data: sampler, normalize_by and num_steps follow from batch_size and epochs; to "
-        "choose them use Plan.calibrated"
+        "sampler, normalize_by and num_steps follow from batch_size and epochs; to "
+        "choose them use Plan.calibrated",
+        field="for_data",
       )
     steps = epochs * size / batch_size
     if steps > _MOST_STEPS:
       raise UserError(
-        f"epochs={epochs!r}: are {steps:.3g} steps of batch_size={batch_size}, of which there "
-        f"may be {_MOST_STEPS}"
+        f"are {steps:.3g} steps of batch_size={batch_size}, of which there may "
+        f"be {_MOST_STEPS}",
+        field="epochs",
+        value=epochs,
       )
     steps = max(1, round(steps))
     plan = cls.calibrated(
@@ -337,11 +351,15 @@ class Plan:
       UserError: step None where the steps differ, or beyond the plan's steps.
     """
     if step is None and not self.steps_alike:
-      raise UserError("step=None: the steps of this plan differ in cost, name one of them")
+      raise UserError(
+        "the steps of this plan differ in cost, name one of them", field="step", value=None
+      )
     if step is not None:
       validate.integer_at_least(0, step=step)
       if step >= self.num_steps:
-        raise UserError(f"step={step}: must be < num_steps={self.num_steps} of the plan")
+        raise UserError(
+          f"must be < num_steps={self.num_steps} of the plan", field="step", value=step
+        )
     return self._event_at(step or 0)
 
   def _event_at(self, step: int) -> DpEvent:
@@ -404,7 +422,9 @@ class Plan:
       return self.num_steps
     validate.integer_at_least(0, steps=steps)
     if steps > self.num_steps:
-      raise UserError(f"steps={steps}: must be <= num_steps={self.num_steps} of the plan")
+      raise UserError(
+        f"must be <= num_steps={self.num_steps} of the plan", field="steps", value=steps
+      )
     return int(steps)
 
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
@@ -449,8 +469,10 @@ class Plan:
       return delta / 2  # whatever is left: it costs infinitely much
     if aside is None:
       raise UserError(
-        f"delta={delta!r}: is too small for this plan, whose capacity was chosen for delta="
-        f"{self.delta!r}: batch overflow alone may cost more; make a plan with this delta"
+        f"is too small for this plan, whose capacity was chosen for delta={self.delta!r}: "
+        "batch overflow alone may cost more; make a plan with this delta",
+        field="delta",
+        value=delta,
       )
     return aside
 
@@ -604,23 +626,26 @@ class Plan:
     states = [part for part in parts if is_noise(part)]
     if len(states) != 1:
       raise UserError(
-        f"opt_state: must hold the state of one plan.transform, found {len(states)}; give the "
-        "state that tx.init and tx.update return, of one run"
+        f"must hold the state of one plan.transform, found {len(states)}; give "
+        "the state that tx.init and tx.update return, of one run",
+        field="opt_state",
       )
     if isinstance(states[0].draws, core.Tracer):
-      raise UserError("opt_state: is traced; call plan.spent outside of jit")
+      raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(states[0].draws)
     # Copies on several devices and models under vmap look alike, and only the former are one.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
-        f"opt_state: counts steps by {count.dtype}{list(count.shape)}: must be one integer >= 0; "
-        "of several models or devices give the state of one"
+        f"counts steps by {count.dtype}{list(count.shape)}: must be one integer "
+        ">= 0; of several models or devices give the state of one",
+        field="opt_state",
       )
     noise.check_paid(of_plan.marked(states[0], self._mark), None)
     steps = int(count)
     if steps > self.num_steps:
       raise UserError(
-        f"opt_state: counts {steps} steps: must be <= num_steps={self.num_steps} of the plan"
+        f"counts {steps} steps: must be <= num_steps={self.num_steps} of the plan",
+        field="opt_state",
       )
     delta = self.delta if delta is None else delta
     at_delta = dataclasses.replace(self, delta=delta) if delta != self.delta else self
@@ -691,9 +716,10 @@ class Plan:
     if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
       raise UserError(
-        f"capacity={self.sampler.slots}: a Poisson draw from {num_examples} examples "
-        f"exceeds it with probability {chance:.1e} per step; must be >= {needed} for "
-        f"delta={self.delta!r}"
+        f"a Poisson draw from {num_examples} examples exceeds it with probability "
+        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
+        field="capacity",
+        value=self.sampler.slots,
       )
 
   def _slots_needed(self, num_examples: int) -> int:
@@ -738,8 +764,10 @@ class Plan:
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(
-          f"data.present: must be a bool array [{num_examples}], one for each row of data; got "
-          f"{type(present).__name__} of shape {np.shape(present) if kind else None}"
+          f"must be a bool array [{num_examples}], one for each row of data; got "
+          f"{type(present).__name__} of shape "
+          f"{np.shape(present) if kind else None}",
+          field="data.present",
         )
     declared = getattr(data, "nominal_size", None)
     if declared is not None:

@@ -173,8 +173,10 @@ def check_bounded(run: Bounded) -> None:
   bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
-      f"sampling_prob={run.sampling_prob!r}: must be {'' if bins else 'at most '}1 / min_sep, "
-      f"{1 / run.min_sep!r}, for sampler={run.sampler!r}"
+      f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
+      f"for sampler={run.sampler!r}",
+      field="sampling_prob",
+      value=run.sampling_prob,
     )
 
 

@@ -46,7 +46,7 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def _never(*args: Any) -> Any:
-  raise UserError("seal: nobody draws from it")
+  raise UserError("nobody draws from it", field="seal")
 
 
 def _impl(words: int) -> Any:
@@ -193,15 +193,18 @@ def _no_derivative(primals: Any, tangents: Any) -> Any:
   # Bits have the derivative zero, which would be wrong without a word.
   del primals, tangents
   raise UserError(
-    "gradients: sealed ones have no derivative; differentiate jax.vmap(jax.grad(loss_fn))"
+    "sealed ones have no derivative; differentiate jax.vmap(jax.grad(loss_fn))",
+    field="gradients",
   )
 
 
 def _opened(leaf: Any, dtype: Any) -> jax.Array:
   if not is_closed(leaf):
     raise UserError(
-      f"gradients: a leaf was exchanged by {type(leaf).__name__}; nothing but the private "
-      "transform may change them, so plan.transform must stand first in optax.chain"
+      f"a leaf was exchanged by {type(leaf).__name__}; nothing but the private "
+      "transform may change them, so plan.transform must stand first in "
+      "optax.chain",
+      field="gradients",
     )
   words = jax.random.key_data(leaf)
   bits = jnp.finfo(dtype).bits
@@ -252,8 +255,10 @@ class PerExampleGrads(metaclass=Sealed):
     """
     if not is_closed(self.rows) or self.rows.shape != (size,):
       raise UserError(
-        f"gradients: {size} rows with {getattr(self.rows, 'shape', None)} numbers: cut and join "
-        "all leaves alike, by jax.tree.map; dpjax.stacked(grads.arrays) takes rows of your own"
+        f"{size} rows with {getattr(self.rows, 'shape', None)} numbers: cut and "
+        "join all leaves alike, by jax.tree.map; dpjax.stacked(grads.arrays) takes "
+        "rows of your own",
+        field="gradients",
       )
     return jax.random.key_data(self.rows)[..., 0]
 
@@ -266,7 +271,9 @@ class PerExampleGrads(metaclass=Sealed):
     """
     leaves, treedef = jax.tree.flatten(self.leaves)
     if len(leaves) != len(self.dtypes):
-      raise UserError("gradients: leaves were left out; give all of them to the transform")
+      raise UserError(
+        "leaves were left out; give all of them to the transform", field="gradients"
+      )
     return treedef.unflatten(map(_opened, leaves, self.dtypes))
 
   def __repr__(self) -> str:

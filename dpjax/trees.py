@@ -184,9 +184,11 @@ def check_key(**named: Any) -> None:
   """
   for name, key in named.items():
     if not is_key(key):
-      raise UserError(f"{name}={key!r:.60}: must be a typed key, jax.random.key(...)")
+      raise UserError("must be a typed key, jax.random.key(...)", field=name, value=key)
     if jnp.ndim(key):
-      raise UserError(f"{name}.shape={jnp.shape(key)}: must be (), ONE typed key")
+      raise UserError(
+        "must be (), ONE typed key", field=f"{name}.shape", value=jnp.shape(key)
+      )
 
 
 def add(a: ArrayTree, b: ArrayTree) -> Any:

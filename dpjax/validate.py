@@ -3,38 +3,116 @@
 from __future__ import annotations
 
 import difflib
+import enum
 import math
 import numbers
 import os
 import pathlib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 # Of a message: the longest word without a space, and the length from which a value is cut.
 _LONGEST_WORD = 160
 _LONGEST = 300
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
-_VALUE = re.compile(r"=(.*?)(?=: must )")
+
+
+class _Nothing(enum.Enum):
+  """The value of an error that is about no value."""
+
+  VALUE = "none was given"
+
+
+NO_VALUE = _Nothing.VALUE
+
+
+class Verbatim(str):
+  """Text that an error shows as it is, without quotes."""
+
+  __slots__ = ()
 
 
 class UserError(ValueError):
   """A mistake in what the user asked for; its text is one line, fit to be printed.
 
-  A value that a user gave may be a book: its middle is left out.
+  Args:
+    must: what is wrong, or what must hold; the whole message where there is no field.
+    field: the argument or config field, with dots: "privacy.delta". "": of none.
+    value: what was given. A value may be a book: the middle of a long one is left out.
+    hint: what to do, at the end of the line.
 
-  >>> print(UserError("x=[[1]\\n [2]]: must be a number"))
-  x=[[1] [2]]: must be a number
-  >>> len(str(UserError(f"x={'9' * 4000}: must be a number"))) < 120
+  >>> print(UserError("must be in (0, 1)", field="delta", value=2.0))
+  delta=2.0: must be in (0, 1)
+  >>> print(UserError("must be a number", field="x", value=[[1], [2]], hint="try x[0]"))
+  x=[[1], [2]]: must be a number; try x[0]
+  >>> len(str(UserError("must be a number", field="x", value="9" * 4000))) < 120
   True
   """
 
-  def __init__(self, text: str = ""):
-    line = " ".join(line.strip() for line in str(text).splitlines())
-    line = _WORD.sub(lambda word: _cut(word[0]), line)
+  def __init__(
+    self, must: str = "", *, field: str = "", value: Any = NO_VALUE, hint: str = ""
+  ):
+    self.must = str(must)
+    self.field = field
+    self.value = value
+    self.hint = hint
+    line = self._line(shown=_shown(value))
     if len(line) > _LONGEST:
-      line = _VALUE.sub(lambda value: f"={_cut(value[1])}", line, count=1)
-    super().__init__(line)
+      line = self._line(shown=_cut(_shown(value)))
+    super().__init__(_WORD.sub(lambda word: _cut(word[0]), line))
+
+  def _line(self, shown: str) -> str:
+    given = f"={shown}" if self.value is not NO_VALUE else ""
+    place = f"{self.field}{given}: " if self.field else ""
+    text = f"{place}{self.must}{'; ' if self.hint else ''}{self.hint}"
+    return " ".join(line.strip() for line in text.splitlines())
+
+  def of(self, *, field: str, value: Any = NO_VALUE) -> Self:
+    """Returns the same mistake of another field; of the value as it is, where none is given.
+
+    >>> print(UserError("must be > 0", field="n", value=0).of(field="rows"))
+    rows=0: must be > 0
+    """
+    value = self.value if value is NO_VALUE else value
+    return type(self)(self.must, field=field, value=value, hint=self.hint)
+
+  def is_about(self, field: str, value: Any) -> bool:
+    """Returns whether this is a mistake of that field, and shows that value.
+
+    >>> UserError("must be > 0", field="n", value=0).is_about("n", 0)
+    True
+    """
+    return (self.field, _shown(self.value)) == (field, _shown(value))
+
+  def within(self, section: str) -> Self:
+    """Returns the same mistake of a field of a section of the config.
+
+    >>> print(UserError("must be > 0", field="n", value=0).within("data"))
+    data.n=0: must be > 0
+    """
+    if not self.field:
+      return type(self)(f"{section}: {self.must}", hint=self.hint)
+    return self.of(field=f"{section}.{self.field}")
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    # Exceptions are pickled by their positional arguments: a worker's error keeps its field.
+    shown = NO_VALUE if self.value is NO_VALUE else Verbatim(_shown(self.value))
+    return _rebuilt, (type(self), self.must, self.field, shown, self.hint)
+
+
+def _rebuilt(
+  kind: type[UserError], must: str, field: str, value: Any, hint: str
+) -> UserError:
+  """Returns an error as another process raised it; its value is text."""
+  return kind(must, field=field, value=value, hint=hint)
+
+
+def _shown(value: Any) -> str:
+  """Returns a value as an error shows it: text in quotes, all else as `print` has it."""
+  if isinstance(value, Verbatim):
+    return str(value)
+  return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
 def _cut(text: str) -> str:
@@ -45,7 +123,7 @@ def _cut(text: str) -> str:
 
 def _require(condition: bool, name: str, value: Any, bound: str) -> None:
   if not condition:
-    raise UserError(f"{name}={value!r}: must be {bound}")
+    raise UserError(f"must be {bound}", field=name, value=value)
 
 
 def _is_number(value: Any) -> bool:
@@ -136,7 +214,7 @@ def several(**named: object) -> tuple:
   """
   ((name, value),) = named.items()
   if not isinstance(value, Iterable) or isinstance(value, str):
-    raise UserError(f"{name}={value!r}: must be a sequence")
+    raise UserError("must be a sequence", field=name, value=value)
   return tuple(value)
 
 

@@ -65,7 +65,7 @@ from absl import flags
 from dpjax import accounting, price, sampling, validate
 from dpjax.accounting import documents
 from dpjax.price import UNKNOWNS, Question
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
 _OF_SIZE = ("fixed_size", "truncated_poisson")  # samplers for a known number of examples
@@ -166,13 +166,17 @@ def _check_counts(values: Any) -> None:
   for name in ("num_steps", "batch_size", "num_examples", "capacity"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
-      raise UserError(f"{name}={hex(value)[:20]}: must be below 2**53 in size")
+      raise UserError(
+        "must be below 2**53 in size", field=name, value=Verbatim(hex(value)[:20])
+      )
 
 
 def _capacity(values: Any) -> int | None:
   if values.sampler != "truncated_poisson":
     if values.capacity is not None:
-      raise UserError(f"capacity={values.capacity}: goes with sampler='truncated_poisson'")
+      raise UserError(
+        "goes with sampler='truncated_poisson'", field="capacity", value=values.capacity
+      )
     return None
   validate.integer_at_least(1, capacity=values.capacity)
   return values.capacity
@@ -183,7 +187,7 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
     levels = [float(text) for text in texts or ()]
   except ValueError:
     raise UserError(
-      f"noise_multiplier={','.join(texts or ())!r}: must be numbers"
+      "must be numbers", field="noise_multiplier", value=",".join(texts or ())
     ) from None
   for level in levels:
     validate.non_negative(noise_multiplier=level)
@@ -194,11 +198,15 @@ def _sampling_prob(values: Any) -> float | None:
   n, batch, prob = values.num_examples, values.batch_size, values.sampling_prob
   if values.sampler == "none":
     if (batch, prob) != (None, None):
-      raise UserError("sampler='none': takes no sampling_prob and no batch_size")
+      raise UserError(
+        "takes no sampling_prob and no batch_size", field="sampler", value="none"
+      )
     return 1.0
   if n is None and (batch is not None or values.sampler in _OF_SIZE):
     raise UserError(
-      "num_examples=None: must be given with batch_size, fixed_size or truncated_poisson"
+      "must be given with batch_size, fixed_size or truncated_poisson",
+      field="num_examples",
+      value=None,
     )
   if batch is not None and prob is not None:
     raise UserError("batch_size, sampling_prob: give only one of the two")
@@ -221,8 +229,10 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
     return None
   if values.num_steps is None:
     raise UserError(
-      "sampling_prob=None: must be given for random_allocation, 1 / the steps of a pass, or "
-      "num_steps, the steps of one pass"
+      "must be given for random_allocation, 1 / the steps of a pass, or "
+      "num_steps, the steps of one pass",
+      field="sampling_prob",
+      value=None,
     )
   validate.integer_at_least(1, num_steps=values.num_steps)
   return 1 / values.num_steps
@@ -234,8 +244,10 @@ def _of_passes(batch_size: int, num_examples: int) -> float:
   if abs(num_examples / steps - batch_size) < 1:
     return 1 / steps
   raise UserError(
-    f"batch_size={batch_size}: must be num_examples={num_examples} / a whole number, the steps of "
-    f"a pass, for random allocation; {-(-num_examples // steps)} is near"
+    f"must be num_examples={num_examples} / a whole number, the steps of a "
+    f"pass, for random allocation; {-(-num_examples // steps)} is near",
+    field="batch_size",
+    value=batch_size,
   )
 
 
@@ -257,12 +269,16 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
   if values.num_steps is not None:
     raise UserError("epochs, num_steps: give only one of the two")
   if prob is None:
-    raise UserError("epochs: needs --sampling_prob or --batch_size; else give --num_steps")
+    raise UserError(
+      "needs --sampling_prob or --batch_size; else give --num_steps", field="epochs"
+    )
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
   steps = math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
   if steps >= _MOST:
-    raise UserError(f"epochs={values.epochs:g}: must be fewer than 2**53 steps")
+    raise UserError(
+      "must be fewer than 2**53 steps", field="epochs", value=Verbatim(f"{values.epochs:g}")
+    )
   return steps
 
 
@@ -385,7 +401,7 @@ def _check_out(name: str, values: Any) -> None:
 def _check_companions(values: Any) -> None:
   """UserError for a flag whose companion is missing."""
   if values.out is not None:
-    raise UserError("out: goes with --compare_documents only")
+    raise UserError("goes with --compare_documents only", field="out")
   given = [name for name in bounded.FLAGS if values[name].present]
   if given and values.sampler not in price.BOUNDED:
     samplers = " or ".join(price.BOUNDED)

@@ -58,7 +58,7 @@ _OF_GAMES = ("all", "only", "minutes", "twins")
 def _refuse(names: tuple[str, ...], reason: str) -> None:
   for name in names:
     if flags.FLAGS[name].present:
-      raise UserError(f"{name}={flags.FLAGS[name].value!r}: {reason}")
+      raise UserError(f"{reason}", field=name, value=flags.FLAGS[name].value)
 
 
 def audit_final_models() -> None:
@@ -101,7 +101,9 @@ def main() -> None:
     return audit_final_models()
   _refuse(_OF_FINAL_MODELS, "is of final models, needs --final_model=DATA")
   if options.all == bool(options.only):
-    raise UserError(f"only={options.only!r}: give --all, or --only=NAME, and not both")
+    raise UserError(
+      "give --all, or --only=NAME, and not both", field="only", value=options.only
+    )
   try:
     if options.twins:
       play_twins()

@@ -258,8 +258,9 @@ def _federated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   over_devices = set(methods) & set(federated_speed.OVER_DEVICES)
   if options.cpu_devices is not None and not over_devices:
     raise validate.UserError(
-      f"cpu_devices={options.cpu_devices}: is for pmap and shard_map, of which none is in "
-      f"methods={','.join(methods)}"
+      f"is for pmap and shard_map, of which none is in methods={','.join(methods)}",
+      field="cpu_devices",
+      value=options.cpu_devices,
     )
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
@@ -322,7 +323,9 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 def _sweeps(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   counts, entries = [_count("processes", text) for text in options.processes], []
   if not counts:
-    raise validate.UserError("processes=: must name at least one number")
+    raise validate.UserError(
+      "must name at least one number", field="processes", value=validate.Verbatim("")
+    )
   for name, config in _configs(options).items():
     entries += sweep_speed.measure(name, config, counts, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
@@ -379,7 +382,9 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   if not options.folder:
-    raise validate.UserError("folder: must be given: where a million records are made")
+    raise validate.UserError(
+      "must be given: where a million records are made", field="folder"
+    )
   validate.folder(folder=options.folder)
   kinds = options.workloads or ["arrays"]
   for kind in kinds:
@@ -414,7 +419,9 @@ def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 def _count(name: str, text: str) -> int:
   if not (text.isascii() and text.isdigit() and len(text) < 9) or int(text) < 1:
-    raise validate.UserError(f"{name}={text[:40]!r}: must be integers in [1, 99999999]")
+    raise validate.UserError(
+      "must be integers in [1, 99999999]", field=name, value=text[:40]
+    )
   return int(text)
 
 

@@ -17,15 +17,17 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
   """One run for each noise multiplier, from flag values; UserError when unclear."""
   for name in _NOT:
     if values[name].present:
-      raise UserError(f"{name}: does not go with sampler={values.sampler!r}")
+      raise UserError(f"does not go with sampler={values.sampler!r}", field=name)
   if not levels:
-    raise UserError(f"noise_multiplier=None: must be given for {values.sampler!r}")
+    raise UserError(
+      f"must be given for {values.sampler!r}", field="noise_multiplier", value=None
+    )
   validate.integer_at_least(1, num_steps=values.num_steps)
   validate.integer_in(1, accounting.MOST_APART, min_sep=values.min_sep)
   validate.integer_in(1, values.min_sep, bands=values.bands)
   bins, prob = values.sampler == "balls_in_bins", values.sampling_prob
   if bins and prob is not None:
-    raise UserError("sampling_prob: is 1 / min_sep for sampler='balls_in_bins'")
+    raise UserError("is 1 / min_sep for sampler='balls_in_bins'", field="sampling_prob")
   prob = 1 / values.min_sep if bins else prob or 0.0
   common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
   found = [

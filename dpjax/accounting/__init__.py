@@ -10,6 +10,7 @@ from dpjax.accounting import shuffle as shuffle
 from dpjax.accounting import tuning as tuning
 from dpjax.accounting.bins import balls_in_bins_event as balls_in_bins_event
 from dpjax.accounting.bins import balls_in_bins_proved as balls_in_bins_proved
+from dpjax.accounting.calibration import Unreachable as Unreachable
 from dpjax.accounting.calibration import (
   calibrate_noise_multiplier as calibrate_noise_multiplier,
 )

@@ -87,8 +87,9 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
     raise _unreachable("one step costs", by("")(1), target)
   if answer >= MAX_NUM_STEPS:
     raise UserError(
-      f"epsilon={target['epsilon']!r}: allows more than {MAX_NUM_STEPS} steps; give "
-      "num_steps instead"
+      f"allows more than {MAX_NUM_STEPS} steps; give num_steps instead",
+      field="epsilon",
+      value=target["epsilon"],
     )
   return answer
 
@@ -125,10 +126,15 @@ def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
     return otherwise
 
 
-def _unreachable(last: str, cost: float, target: Target) -> UserError:
-  return UserError(
-    f"epsilon={target['epsilon']!r}: unreachable, {last} epsilon={upper(cost)} at "
-    f"delta={target['delta']!r}"
+class Unreachable(UserError):
+  """No noise, or no number of steps, reaches the epsilon that was asked for."""
+
+
+def _unreachable(last: str, cost: float, target: Target) -> Unreachable:
+  return Unreachable(
+    f"unreachable, {last} epsilon={upper(cost)} at delta={target['delta']!r}",
+    field="epsilon",
+    value=target["epsilon"],
   )
 
 

@@ -72,7 +72,7 @@ def summed_discrete_gaussian_rdp(
   validate.integer_at_least(1, num_shares=num_shares, dim=dim)
   if share_variance < 0.25:
     raise UserError(
-      f"share_variance={share_variance!r}: must be >= 0.25; scale up, or skellam"
+      "must be >= 0.25; scale up, or skellam", field="share_variance", value=share_variance
     )
   order = np.array(ORDERS, float)
   # the k-th addend is e^(-2 pi^2 s2 k / (k + 1)), which rises with k: exact, vectorised
@@ -189,8 +189,10 @@ class DistributedNoise:
     validate.integer_at_least(0, survivors=survivors)
     if survivors < self.min_survivors:
       raise UserError(
-        f"survivors={survivors}: must be >= min_survivors={self.min_survivors}, else the sum "
-        "holds less noise than promised; abort the round and release nothing"
+        f"must be >= min_survivors={self.min_survivors}, else the sum holds less "
+        "noise than promised; abort the round and release nothing",
+        field="survivors",
+        value=survivors,
       )
 
   def rdp(

@@ -39,7 +39,7 @@ from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, law_of, proved_for
 from dpjax.accounting.random_allocation import allocation_pld
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.passes import RandomAllocationDpEvent
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _Parts = Mapping[DpEvent, int]
 _ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
@@ -156,8 +156,10 @@ def check_accountant(accountant: str) -> None:
   """
   if accountant == "gdp":
     raise UserError(
-      "accountant='gdp': an approximation that can be too small and proves nothing; use "
-      "'pld' or 'rdp', or ask for it by name: dpjax.accounting.gdp.approximate"
+      "an approximation that can be too small and proves nothing; use 'pld' or "
+      "'rdp', or ask for it by name: dpjax.accounting.gdp.approximate",
+      field="accountant",
+      value="gdp",
     )
   validate.one_of(ACCOUNTANTS, accountant=accountant)
 
@@ -181,20 +183,23 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
   proved = proved_for(law)
   if neighboring_relation not in proved.relations:
     raise UserError(
-      f"sampler={law} with neighboring_relation={neighboring_relation!r}: it is accounted "
-      f"under {' or '.join(proved.relations)}"
+      f"it is accounted under {' or '.join(proved.relations)}",
+      field="sampler",
+      value=Verbatim(f"{law} with neighboring_relation={neighboring_relation!r}"),
     )
   if accountant not in proved.accountants:
     raise UserError(
-      f"sampler={law} with accountant={accountant!r}: has no such analysis; use "
-      f"accountant={' or '.join(map(repr, proved.accountants))}"
+      f"has no such analysis; use accountant={' or '.join(map(repr, proved.accountants))}",
+      field="sampler",
+      value=Verbatim(f"{law} with accountant={accountant!r}"),
     )
   if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
     runs = merged_parts(part.event)
     if _in_two(runs, neighboring_relation):
       raise UserError(
-        "sampler=random_allocation with neighboring_relation='replace_one': is not proved "
-        "for the best of several runs"
+        "is not proved for the best of several runs",
+        field="sampler",
+        value=Verbatim("random_allocation with neighboring_relation='replace_one'"),
       )
     for inner in runs:
       _check_supported(inner, neighboring_relation, accountant)
@@ -208,8 +213,9 @@ def _in_two(steps: _Parts, neighboring_relation: str) -> bool:
   for part in steps:
     if not isinstance(part, RandomAllocationDpEvent | dpa.GaussianDpEvent):
       raise UserError(
-        "sampler=random_allocation with neighboring_relation='replace_one': is proved "
-        f"beside Gaussian noise only, not beside {type(part).__name__}"
+        f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
+        field="sampler",
+        value=Verbatim("random_allocation with neighboring_relation='replace_one'"),
       )
   return True
 
@@ -291,8 +297,10 @@ def _pld_epsilon(steps: _Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
   if delta < 2 * rounding:
     raise UserError(
-      f"delta={delta!r}: too small for accountant='pld' over {sum(steps.values())} steps, "
-      f"whose rounding is {rounding:.1g}; use accountant='rdp'"
+      f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
+      f"rounding is {rounding:.1g}; use accountant='rdp'",
+      field="delta",
+      value=delta,
     )
   if not steps:
     return 0.0

@@ -114,7 +114,9 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
   """
   validate.integer_at_least(1, num_examples=num_examples, batch_size=batch_size)
   if batch_size > num_examples:
-    raise UserError(f"batch_size={batch_size}: must be at most num_examples={num_examples}")
+    raise UserError(
+      f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size
+    )
   return dpa.SampledWithoutReplacementDpEvent(int(num_examples), int(batch_size), event)
 
 
@@ -133,7 +135,9 @@ def truncated_poisson_event(
   validate.probability(sampling_prob=sampling_prob)
   validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
   if not isinstance(event, dpa.GaussianDpEvent):
-    raise UserError(f"event={event!r}: a truncated Poisson sample takes a GaussianDpEvent")
+    raise UserError(
+      "a truncated Poisson sample takes a GaussianDpEvent", field="event", value=event
+    )
   return dpa.TruncatedSubsampledGaussianDpEvent(
     int(num_examples), float(sampling_prob), int(capacity), event.noise_multiplier
   )
@@ -152,7 +156,7 @@ def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
   """
   validate.integer_in(1, _MOST_STEPS, num_steps=num_steps)
   if not isinstance(event, dpa.GaussianDpEvent):
-    raise UserError(f"event={event!r}: random allocation takes a GaussianDpEvent")
+    raise UserError("random allocation takes a GaussianDpEvent", field="event", value=event)
   return RandomAllocationDpEvent(int(num_steps), event.noise_multiplier)
 
 
@@ -195,7 +199,7 @@ def _kind(event: Any) -> str:
   kind = _KINDS.get(type(event))
   if kind is None:
     known = ", ".join(sorted(_FIELDS))
-    raise UserError(f"event={event!r}: must be one of the known events: {known}")
+    raise UserError(f"must be one of the known events: {known}", field="event", value=event)
   return kind
 
 
@@ -223,11 +227,13 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
   GaussianDpEvent(noise_multiplier=2.0)
   """
   if not isinstance(data, Mapping):
-    raise UserError(f"event={data!r}: must be a mapping with a 'kind'")
+    raise UserError("must be a mapping with a 'kind'", field="event", value=data)
   validate.one_of(_FIELDS, kind=data.get("kind"))
   cls, names = _FIELDS[data["kind"]]
   if set(data) != {"kind", *names}:
-    raise UserError(f"event={dict(data)!r}: must have exactly the fields {list(names)}")
+    raise UserError(
+      f"must have exactly the fields {list(names)}", field="event", value=dict(data)
+    )
   fields = {name: data[name] for name in names}
   if "event" in fields:
     fields["event"] = event_from_json(fields["event"])
@@ -401,5 +407,5 @@ def _sampled(event: Any, allowed: tuple[type, ...], rebuild: Any) -> list[DpEven
   (part, times), *others = inner.items()
   if others or times > 1 or not isinstance(part, allowed):
     names = " or ".join(cls.__name__ for cls in allowed)
-    raise UserError(f"event={event!r}: what is sampled must be one {names}")
+    raise UserError(f"what is sampled must be one {names}", field="event", value=event)
   return [rebuild(part)]

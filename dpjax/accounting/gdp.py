@@ -75,6 +75,8 @@ def _mu_squared(part: Any) -> float:
   if sampled and isinstance(part.event, dpa.GaussianDpEvent):
     return part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
   raise UserError(
-    f"event={part!r}: the central limit is known here for Gaussian noise, unsampled or "
-    "Poisson sampled; use accountant='pld' or 'rdp'"
+    "the central limit is known here for Gaussian noise, unsampled or Poisson "
+    "sampled; use accountant='pld' or 'rdp'",
+    field="event",
+    value=part,
   )

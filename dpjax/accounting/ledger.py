@@ -64,12 +64,16 @@ class Charge:
     validate.integer_at_least(0, first_step=self.first_step)
     validate.positive_or_inf(l2_clip_norm=self.l2_clip_norm)
     if not (isinstance(self.noise_key_id, str) and self.noise_key_id):
-      raise UserError(f"noise_key_id={self.noise_key_id!r}: must be a string, not empty")
+      raise UserError(
+        "must be a string, not empty", field="noise_key_id", value=self.noise_key_id
+      )
     known = parts(self.event)  # also refuses events that nobody could account
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
     if math.isinf(self.l2_clip_norm) and proves:
       raise UserError(
-        f"l2_clip_norm={self.l2_clip_norm!r}: must be finite for event={self.event!r}"
+        f"must be finite for event={self.event!r}",
+        field="l2_clip_norm",
+        value=self.l2_clip_norm,
       )
     if proves or self.neighboring_relation != "":
       validate.one_of(RELATIONS, neighboring_relation=self.neighboring_relation)
@@ -156,8 +160,10 @@ class Ledger:
     asked = str(asked) or next(iter(recorded), "add_or_remove_one")
     if set(recorded) - {asked}:
       raise UserError(
-        f"neighboring_relation={asked!r}: steps of this ledger were charged under "
-        f"{' and '.join(recorded)}, where their events were proved"
+        f"steps of this ledger were charged under {' and '.join(recorded)}, where "
+        "their events were proved",
+        field="neighboring_relation",
+        value=asked,
       )
     return asked
 
@@ -204,8 +210,10 @@ class Ledger:
     )
     if spent > budget.epsilon:
       raise BudgetExceeded(
-        f"epsilon={budget.epsilon!r}: the budget at delta={budget.delta!r} is exceeded, "
-        f"the run would cost {upper(spent, digits=6)}"
+        f"the budget at delta={budget.delta!r} is exceeded, the run would cost "
+        f"{upper(spent, digits=6)}",
+        field="epsilon",
+        value=budget.epsilon,
       )
     return spent
 
@@ -221,7 +229,7 @@ class Ledger:
     Ledger(charges=())
     """
     if not isinstance(data, Mapping) or data.get("version") != 2:
-      raise UserError(f"ledger={data!r}: must be a mapping with version 2")
+      raise UserError("must be a mapping with version 2", field="ledger", value=data)
     ledger = cls()
     for charge in data.get("charges", ()):
       ledger = ledger._add(_charge_from_json(charge))
@@ -242,18 +250,25 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
     allowed = {0, *(earlier.next_step for earlier in charges)}
     if first not in allowed:
       raise UserError(
-        f"first_step={first}: noise_key_id={key!r} is new, so it must begin at step "
-        f"{' or '.join(map(str, sorted(allowed)))}; steps left out would go uncharged"
+        f"noise_key_id={key!r} is new, so it must begin at step "
+        f"{' or '.join(map(str, sorted(allowed)))}; steps left out would go "
+        "uncharged",
+        field="first_step",
+        value=first,
       )
   elif first < charges[index].next_step:
     raise UserError(
-      f"first_step={first}: step {first} of noise_key_id={key!r} was charged already; "
-      "using a noise key twice voids the guarantee"
+      f"step {first} of noise_key_id={key!r} was charged already; using a noise "
+      "key twice voids the guarantee",
+      field="first_step",
+      value=first,
     )
   elif first > charges[index].next_step:
     raise UserError(
-      f"first_step={first}: must be {charges[index].next_step} for noise_key_id={key!r}; "
-      "steps left out would go uncharged"
+      f"must be {charges[index].next_step} for noise_key_id={key!r}; steps left "
+      "out would go uncharged",
+      field="first_step",
+      value=first,
     )
 
 
@@ -266,7 +281,9 @@ def _charge_to_json(charge: Charge) -> dict[str, Any]:
 def _charge_from_json(data: Any) -> Charge:
   names = {field.name for field in dataclasses.fields(Charge)}
   if not isinstance(data, Mapping) or set(data) != names:
-    raise UserError(f"charge={data!r}: must have exactly the fields {sorted(names)}")
+    raise UserError(
+      f"must have exactly the fields {sorted(names)}", field="charge", value=data
+    )
   clip = math.inf if data["l2_clip_norm"] == "inf" else data["l2_clip_norm"]
   event = event_from_json(data["event"])
   return Charge(**{**data, "event": event, "l2_clip_norm": clip})

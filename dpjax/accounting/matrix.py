@@ -38,7 +38,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.events import DpEvent, composed, gaussian_event, poisson_sampled_event
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _DENSE = 4096  # steps up to which a dense matrix is made where none of the above helps
 _MOST_ENTRIES = 2**28  # of an array, 2 GiB of float64, that is held a few times
@@ -78,7 +78,9 @@ def sensitivity(
   """
   matrix = np.asarray(matrix, np.float64)
   if matrix.ndim != 2 or not np.isfinite(matrix).all():
-    raise UserError(f"matrix.shape={matrix.shape}: must be two axes of finite numbers")
+    raise UserError(
+      "must be two axes of finite numbers", field="matrix.shape", value=matrix.shape
+    )
   validate.integer_at_least(1, min_sep=min_sep)
   num_steps = matrix.shape[1]
   times = -(-num_steps // min_sep)
@@ -142,14 +144,16 @@ def turn_images(
   if num_steps * min(turns, num_steps) > _MOST_ENTRIES:
     most = max(_MOST_ENTRIES // turns, math.isqrt(_MOST_ENTRIES))
     raise UserError(
-      f"num_steps={num_steps}: must be at most {most} for steps that are {turns} "
-      "apart: what an example may change is counted in an array of num_steps times so many"
+      f"must be at most {most} for steps that are {turns} apart: what an "
+      "example may change is counted in an array of num_steps times so many",
+      field="num_steps",
+      value=num_steps,
     )
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)
   if image.min() < -_ZERO:
-    raise UserError(f"correlation={strategy!r}: C must have no negative entry")
+    raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image
   image.flags.writeable = False
   return image
@@ -193,8 +197,8 @@ def participation_costs(
 def _check_factors(factors: Sequence[float], num_steps: int) -> None:
   if factors and len(factors) != num_steps:
     raise UserError(
-      f"noise_schedule: has {len(factors)} factors, must have one for each of "
-      f"num_steps={num_steps}"
+      f"has {len(factors)} factors, must have one for each of num_steps={num_steps}",
+      field="noise_schedule",
     )
   validate.positive(**{f"noise_schedule[{i}]": f for i, f in enumerate(factors)})
 
@@ -209,9 +213,11 @@ def _separated_costs(
       return np.cumsum(strategy.multiply(comb[:, None])[:, 0] ** 2)
   if strategy.bands is None or strategy.bands > min_sep or num_steps > _DENSE:
     raise UserError(
-      f"correlation={type(strategy).__name__}: no sensitivity is known here for examples "
-      f"whose steps are only known to be min_sep={min_sep} apart; use a cyclic sampler, or "
-      f"at most {min_sep} bands"
+      "no sensitivity is known here for examples whose steps are only known to "
+      f"be min_sep={min_sep} apart; use a cyclic sampler, or at most {min_sep} "
+      "bands",
+      field="correlation",
+      value=Verbatim(type(strategy).__name__),
     )
   rows = np.array(factors)[:, None] if factors else 1.0
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
@@ -242,8 +248,10 @@ def amplified_costs(
   if strategy.bands is None or strategy.bands > num_groups:
     bands = "no" if strategy.bands is None else f"{strategy.bands}"
     raise UserError(
-      f"correlation={type(strategy).__name__}: has {bands} bands; cyclic Poisson sampling "
-      f"amplifies only noise of at most num_groups={num_groups} bands"
+      f"has {bands} bands; cyclic Poisson sampling amplifies only noise of at "
+      f"most num_groups={num_groups} bands",
+      field="correlation",
+      value=Verbatim(type(strategy).__name__),
     )
   squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
   groups = squares.shape[1]  # num_groups; of steps that are fewer, one each

@@ -26,7 +26,7 @@ from scipy import special
 
 from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 # Steps between two of one example: each simulated run keeps so many numbers.
 MOST_APART = 10**6
@@ -92,8 +92,10 @@ def _check_simulation(
   log_miss = math.log(2 / (1 - confidence))  # half for either direction
   if num_samples * -math.log1p(-delta) < log_miss:
     raise UserError(
-      f"num_samples={num_samples}: must be >= {math.ceil(log_miss / delta)} to certify "
-      f"delta={delta!r} at confidence={confidence:g}"
+      f"must be >= {math.ceil(log_miss / delta)} to certify delta={delta!r} at "
+      f"confidence={confidence:g}",
+      field="num_samples",
+      value=num_samples,
     )
 
 
@@ -146,8 +148,10 @@ def min_sep_epsilon(
   validate.integer_at_least(1, num_steps=num_steps)
   if strategy.bands is None or strategy.bands > min_sep:
     raise UserError(
-      f"correlation={type(strategy).__name__}: has {strategy.bands or 'no'} bands; the "
-      f"simulation takes noise of at most min_sep={min_sep} bands"
+      f"has {strategy.bands or 'no'} bands; the simulation takes noise of at "
+      f"most min_sep={min_sep} bands",
+      field="correlation",
+      value=Verbatim(type(strategy).__name__),
     )
   run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))

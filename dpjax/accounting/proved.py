@@ -84,7 +84,9 @@ def checked_relation(law: str, asked: str, name: str) -> str:
   validate.one_of(RELATIONS, neighboring_relation=relation)
   if allowed and relation not in allowed:
     raise UserError(
-      f"neighboring_relation={relation!r}: {name} is proved only under {', '.join(allowed)}"
+      f"{name} is proved only under {', '.join(allowed)}",
+      field="neighboring_relation",
+      value=relation,
     )
   return relation
 
@@ -105,15 +107,17 @@ def check_event(law: str, event: Any, relation: str, asked: str, name: str) -> N
   for own in laws:
     if relation not in PROVED[own].relations:
       raise UserError(
-        f"neighboring_relation={relation!r}: the event of {name}, {own}, is accounted under "
-        f"{' or '.join(PROVED[own].relations)}"
+        f"the event of {name}, {own}, is accounted under "
+        f"{' or '.join(PROVED[own].relations)}",
+        field="neighboring_relation",
+        value=relation,
       )
   rows = [PROVED[own].accountants for own in (law, *laws)]
   known = [one for one in ACCOUNTANTS if all(one in row for row in rows)]
   if asked not in known:
     ways = " or ".join(map(repr, known))
     told = f"use accountant={ways}" if known else f"it is charged as {', '.join(laws)}"
-    raise UserError(f"accountant={asked!r}: has no analysis of {name}; {told}")
+    raise UserError(f"has no analysis of {name}; {told}", field="accountant", value=asked)
 
 
 def law_of(part: Any) -> str:

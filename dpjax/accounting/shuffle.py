@@ -43,9 +43,10 @@ def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -
   largest = math.log(num_reports / (16 * math.log(2 / delta)))
   if local_epsilon > largest:
     raise UserError(
-      f"local_epsilon={local_epsilon!r}: must be <= ln(n / (16 ln(2 / delta))) = "
-      f"{largest:.4g} for num_reports={num_reports}; give more reports, or use "
-      "amplified_delta, which has no such condition"
+      f"must be <= ln(n / (16 ln(2 / delta))) = {largest:.4g} for num_reports={num_reports}; "
+      "give more reports, or use amplified_delta, which has no such condition",
+      field="local_epsilon",
+      value=local_epsilon,
     )
   grown = math.exp(local_epsilon)
   few = 8 * math.sqrt(grown * math.log(4 / delta) / num_reports) + 8 * grown / num_reports
@@ -66,7 +67,9 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
   validate.non_negative(epsilon=epsilon)
   if num_reports > MAX_REPORTS:
     raise UserError(
-      f"num_reports={num_reports}: must be <= {MAX_REPORTS}; use the closed form"
+      f"must be <= {MAX_REPORTS}; use the closed form",
+      field="num_reports",
+      value=num_reports,
     )
   clones: Any = stats.binom(num_reports - 1, math.exp(-local_epsilon))
   low, high = int(clones.ppf(_TAIL)), int(clones.isf(_TAIL))

@@ -20,7 +20,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from scipy import optimize
 
 from dpjax import validate
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 def select_rdp(
@@ -41,7 +41,9 @@ def select_rdp(
   """
   order = np.asarray(orders, float)
   if np.any(order <= 1) or order.shape != np.shape(rdp):
-    raise UserError(f"orders={list(orders)!r}: must be > 1, one for each value of rdp")
+    raise UserError(
+      "must be > 1, one for each value of rdp", field="orders", value=list(orders)
+    )
   check_law(mean_trials, shape)
   if shape == math.inf:
     return _poisson_rdp(order, np.asarray(rdp, float), mean_trials)
@@ -68,7 +70,9 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   """
   check_law(mean_trials, shape)
   if shape == math.inf:
-    raise UserError("shape=inf: the Poisson law has no stopping probability")
+    raise UserError(
+      "the Poisson law has no stopping probability", field="shape", value=Verbatim("inf")
+    )
   if mean_trials == 1:
     return 1.0
   if shape == 1:
@@ -124,6 +128,6 @@ def check_law(mean_trials: float, shape: float) -> None:
   """Raises UserError unless a number of trials can have this law; see `draw_trials`."""
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
-    raise UserError(f"mean_trials={mean_trials!r}: must be >= 1")
+    raise UserError("must be >= 1", field="mean_trials", value=mean_trials)
   if not (isinstance(shape, int | float) and shape >= 0):
-    raise UserError(f"shape={shape!r}: must be a number >= 0")
+    raise UserError("must be a number >= 0", field="shape", value=shape)

@@ -102,6 +102,7 @@ from dpjax.attacks.reconstructions import picture as picture
 from dpjax.attacks.reconstructions import psnr as psnr
 from dpjax.attacks.reconstructions import ssim as ssim
 from dpjax.attacks.reconstructions import success as success
+from dpjax.attacks.recovery import NothingSent as NothingSent
 from dpjax.attacks.recovery import as_gradient as as_gradient
 from dpjax.attacks.recovery import first_dense as first_dense
 from dpjax.attacks.recovery import infer_labels as infer_labels

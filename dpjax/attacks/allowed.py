@@ -41,7 +41,9 @@ class AllowedRoc:
   def __call__(self, fpr: HostArray) -> np.ndarray:
     values = signals.numbers("fpr", fpr)
     if ((values < 0) | (values > 1)).any():
-      raise UserError(f"fpr: runs from {values.min()} to {values.max()}: must be in [0, 1]")
+      raise UserError(
+        f"runs from {values.min()} to {values.max()}: must be in [0, 1]", field="fpr"
+      )
     return np.clip(self.tpr(values), values, 1.0)  # whoever guesses gets TPR = FPR
 
 
@@ -108,7 +110,7 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   'proved by rdp, replace_one'
   """
   if not plan.is_private:
-    raise UserError("plan: promises no epsilon, so no line is allowed or forbidden")
+    raise UserError("promises no epsilon, so no line is allowed or forbidden", field="plan")
   return _by_pairs(
     "plan",
     plan.trade_off(steps),
@@ -140,7 +142,9 @@ def _by_pairs(
   assumed: Sequence[str] = (),
 ) -> AllowedRoc:
   if not (pairs.deltas < 1).any():
-    raise UserError(f"{name}: has no finite epsilon at any delta, so no line is forbidden")
+    raise UserError(
+      "has no finite epsilon at any delta, so no line is forbidden", field=name
+    )
   kind = f"claimed, if {'; '.join(assumed)}" if assumed else "proved"
   return AllowedRoc(f"{kind} by {accountant}, {relation}", pairs.true_positive_rate)
 
@@ -187,7 +191,7 @@ def judge(
   """
   validate.open_unit(confidence=confidence)
   if not (fprs := validate.several(fprs=fprs)):
-    raise UserError("fprs: must hold at least one rate")
+    raise UserError("must hold at least one rate", field="fprs")
   each = 1 - (1 - confidence) / (2 * len(fprs))
   points = tuple(_judged(roc.rate_at(curve, f, confidence=each), line) for f in fprs)
   verdicts = [point.verdict for point in points]

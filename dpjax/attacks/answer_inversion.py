@@ -39,8 +39,9 @@ class Decoder(NamedTuple):
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
       raise UserError(
-        f"answers: have {logs.shape[1]} classes, the decoder was trained on "
-        f"{len(self.center)}: must be answers of the same model"
+        f"have {logs.shape[1]} classes, the decoder was trained on "
+        f"{len(self.center)}: must be answers of the same model",
+        field="answers",
       )
     decoded = self.model.apply(self.params, (logs - self.center) / self.scale)
     return np.asarray(decoded).reshape(-1, *self.mean.shape) + self.mean
@@ -49,9 +50,9 @@ class Decoder(NamedTuple):
 def _logs(answers: HostArray) -> np.ndarray:
   p = signals.numbers("answers", answers)
   if p.ndim != 2 or p.shape[1] < 2 or not len(p):
-    raise UserError(f"answers: must be probabilities [n, K], K >= 2, got {p.shape}")
+    raise UserError(f"must be probabilities [n, K], K >= 2, got {p.shape}", field="answers")
   if ((p < 0) | (p > 1)).any():
-    raise UserError(f"answers: run from {p.min()} to {p.max()}: must lie in [0, 1]")
+    raise UserError(f"run from {p.min()} to {p.max()}: must lie in [0, 1]", field="answers")
   return np.log(np.maximum(p, _FLOOR)).astype(np.float32)
 
 
@@ -85,7 +86,8 @@ class AnswerInversion:
     logs, inputs = _logs(answers), np.asarray(x, np.float32)
     if inputs.ndim < 2 or len(inputs) != len(logs):
       raise UserError(
-        f"x: must be inputs [{len(logs)}, *shape], one for each answer, got {inputs.shape}"
+        f"must be inputs [{len(logs)}, *shape], one for each answer, got {inputs.shape}",
+        field="x",
       )
     center, scale = logs.mean(axis=0), logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
@@ -133,14 +135,16 @@ def judge_decoder(
   """
   truth, p = np.asarray(x, np.float64), np.asarray(answers)
   if truth.shape != (len(p), *decoder.mean.shape):
-    raise UserError(f"x.shape={truth.shape}: must be {(len(p), *decoder.mean.shape)}")
+    raise UserError(
+      f"must be {(len(p), *decoder.mean.shape)}", field="x.shape", value=truth.shape
+    )
   error = reconstructions.mse(truth, decoder(answers))
   rows = {"mean": reconstructions.mse(truth, np.broadcast_to(decoder.mean, truth.shape))}
   if class_means is not None:
     means = np.asarray(class_means)
     if means.shape != (p.shape[1], *decoder.mean.shape):
       wanted = (p.shape[1], *decoder.mean.shape)
-      raise UserError(f"class_means.shape={means.shape}: must be {wanted}")
+      raise UserError(f"must be {wanted}", field="class_means.shape", value=means.shape)
     rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
   nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
   interval = exact_interval(nearer, len(truth), 0.95)

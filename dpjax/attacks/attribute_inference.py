@@ -50,23 +50,26 @@ def guessed_attribute(
   places, options = np.asarray(columns), signals.numbers("values", values)
   options = options[:, None] if options.ndim == 1 else options
   if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
-    raise UserError(f"columns={columns!r:.60}: must be places of a record's numbers")
+    raise UserError("must be places of a record's numbers", field="columns", value=columns)
   if options.ndim != 2 or len(options) < 2 or options.shape[1] != len(places):
     raise UserError(
-      f"values: must be [V, {len(places)}] with V >= 2, one number for each column, got "
-      f"{options.shape}"
+      f"must be [V, {len(places)}] with V >= 2, one number for each column, got "
+      f"{options.shape}",
+      field="values",
     )
   chance = np.full(len(options), 1 / len(options)) if prior is None else np.asarray(prior)
   right = chance.shape == (len(options),) and np.isclose(chance.sum(), 1)
   if not right or (chance <= 0).any():
-    raise UserError(f"prior: must be {len(options)} shares > 0 that sum to 1")
+    raise UserError(f"must be {len(options)} shares > 0 that sum to 1", field="prior")
   ask = signals.log_odds_of_model(apply)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
     x, y = np.array(records.x), np.asarray(records.y)
     flat = x.reshape(len(x), -1)
     if not 0 <= places.min() <= places.max() < flat.shape[1]:
-      raise UserError(f"columns: must lie in [0, {flat.shape[1]}), the numbers of a record")
+      raise UserError(
+        f"must lie in [0, {flat.shape[1]}), the numbers of a record", field="columns"
+      )
     likely = []
     for value, share in zip(options, chance):
       flat[:, places] = value
@@ -122,13 +125,18 @@ def attribute_advantage(
   guess = np.atleast_2d(signals.numbers("guesses", guesses))
   held, true = np.asarray(included), np.asarray(truth)
   if held.dtype != bool or held.shape != guess.shape:
-    raise UserError(f"included: must be bool {guess.shape}, as guesses, got {held.shape}")
+    raise UserError(
+      f"must be bool {guess.shape}, as guesses, got {held.shape}", field="included"
+    )
   if true.shape != guess.shape[1:] or true.dtype.kind not in "iu" or not true.size:
-    raise UserError(f"truth: must be integers [{guess.shape[1]}], one for each record")
+    raise UserError(
+      f"must be integers [{guess.shape[1]}], one for each record", field="truth"
+    )
   both = held.any(axis=0) & ~held.all(axis=0)
   if not both.all():
     raise UserError(
-      f"included: record {np.argmin(both)} is held by all models or by none: must be by some"
+      f"record {np.argmin(both)} is held by all models or by none: must be by some",
+      field="included",
     )
   right = guess == true[None]  # [S, n]
   counts = [int(right[_turn(side), np.arange(true.size)].sum()) for side in (held, ~held)]

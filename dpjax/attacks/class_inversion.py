@@ -67,7 +67,7 @@ class ClassInversion:
       l2=self.l2, total_variation=self.total_variation, spread=self.spread
     )
     if self.low is not None and self.high is not None and self.low >= self.high:
-      raise UserError(f"low={self.low!r}: must be below high={self.high!r}")
+      raise UserError(f"must be below high={self.high!r}", field="low", value=self.low)
 
   def __call__(
     self,
@@ -98,9 +98,13 @@ class ClassInversion:
     num_classes = signals.num_classes(apply, params, shape)
     _check_classes(chosen, num_classes)
     if self.total_variation and len(shape) != 3:
-      raise UserError(f"shape={shape}: must be an image [H, W, C] for total_variation")
+      raise UserError(
+        "must be an image [H, W, C] for total_variation", field="shape", value=shape
+      )
     if np.shape(self.mean) not in ((), shape):
-      raise UserError(f"mean.shape={np.shape(self.mean)}: must be {shape}, or one number")
+      raise UserError(
+        f"must be {shape}, or one number", field="mean.shape", value=np.shape(self.mean)
+      )
     y = np.repeat(chosen.astype(np.int32), count)
     noise = self.spread * jax.random.truncated_normal(key, -2, 2, (len(y), *shape))
     start = self._boxed(jnp.broadcast_to(self.mean, noise.shape) + noise)
@@ -138,7 +142,9 @@ def _check_classes(classes: np.ndarray, num_classes: int) -> None:
   right = classes.ndim == 1 and classes.size and classes.dtype.kind in "iu"
   if not right or not 0 <= classes.min() <= classes.max() < num_classes:
     raise UserError(
-      f"classes={classes.tolist()!r:.60}: must be in [0, {num_classes}), those of the model"
+      f"must be in [0, {num_classes}), those of the model",
+      field="classes",
+      value=classes.tolist(),
     )
 
 
@@ -175,11 +181,14 @@ def judge_inversion(
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
   if same_tree and trees.sha256(params) == trees.sha256(target):
-    raise UserError("params: are the target's own: the judge must be another network")
+    raise UserError(
+      "are the target's own: the judge must be another network", field="params"
+    )
   if inverted.x.shape[1:] != records.x.shape[1:]:
     raise UserError(
-      f"records: have the shape {records.x.shape[1:]}, what was found "
-      f"{inverted.x.shape[1:]}: must be alike"
+      f"have the shape {records.x.shape[1:]}, what was found "
+      f"{inverted.x.shape[1:]}: must be alike",
+      field="records",
     )
   _check_classes(inverted.y, signals.num_classes(apply, params, inverted.x.shape[1:]))
   means = class_means(records, np.unique(inverted.y))[inverted.y]
@@ -199,6 +208,8 @@ def class_means(records: Dataset, classes: HostArray) -> np.ndarray:
   means = np.zeros((records.num_classes, *records.x.shape[1:]))
   for name in np.asarray(classes):
     if not (records.y == name).any():
-      raise UserError(f"records: hold none of class {name}, whose mean is asked for")
+      raise UserError(
+        f"hold none of class {name}, whose mean is asked for", field="records"
+      )
     means[name] = records.x[records.y == name].mean(axis=0)
   return means

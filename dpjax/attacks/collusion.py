@@ -143,7 +143,8 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     return aggregator
   if aggregator.through is not None:
     raise UserError(
-      "aggregator: sees a secure sum alone, into which no colluder can look; must see messages"
+      "sees a secure sum alone, into which no colluder can look; must see messages",
+      field="aggregator",
     )
 
   def replaced(messages: Any, mask: Array) -> Any:

@@ -54,8 +54,9 @@ def quantile_regression(
   known, known_seen = _checked("known_", known_log_odds, known_features)
   if seen.shape[1] != known_seen.shape[1]:
     raise UserError(
-      f"features.shape={seen.shape}: must have as many columns as known_features, which has "
-      f"{known_seen.shape[1]}"
+      f"must have as many columns as known_features, which has {known_seen.shape[1]}",
+      field="features.shape",
+      value=seen.shape,
     )
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
@@ -63,8 +64,9 @@ def quantile_regression(
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(
-      f"fpr={fpr!r}: must be at least {1 / (held_back.size + 1):.2g} with {known.size} known "
-      "records"
+      f"must be at least {1 / (held_back.size + 1):.2g} with {known.size} known records",
+      field="fpr",
+      value=fpr,
     )
   from sklearn.ensemble import GradientBoostingRegressor  # slow to import
 
@@ -84,10 +86,11 @@ def _checked(
   seen = signals.numbers(f"{prefix}features", features)
   if odds.ndim != 1 or not odds.size or seen.ndim != 2 or len(seen) != odds.size:
     raise UserError(
-      f"{prefix}features.shape={seen.shape}: must be [n, d] beside {prefix}log_odds [n], got "
-      f"{odds.shape}"
+      f"must be [n, d] beside {prefix}log_odds [n], got {odds.shape}",
+      field=f"{prefix}features.shape",
+      value=seen.shape,
     )
   for name, values in (("log_odds", odds), ("features", seen)):
     if not np.isfinite(values).all():
-      raise UserError(f"{prefix}{name}: must be finite")
+      raise UserError("must be finite", field=f"{prefix}{name}")
   return odds, seen

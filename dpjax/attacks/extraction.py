@@ -56,13 +56,13 @@ def ask(
   if decimals is not None:
     validate.integer_at_least(0, decimals=decimals)
     if labels_only:
-      raise UserError(f"decimals={decimals}: labels have none; must be None")
+      raise UserError("labels have none; must be None", field="decimals", value=decimals)
   answer = jax.jit(lambda x: jax.nn.softmax(trees.at_least_float32(apply(params, x))))
 
   def door(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x)
     if not len(x):
-      raise UserError("x: must hold at least one query")
+      raise UserError("must hold at least one query", field="x")
     signals.num_classes(apply, params, x.shape[1:])
     found = signals.by_parts(lambda part: answer(x[part]), len(x), batch_size)
     if labels_only:
@@ -76,7 +76,7 @@ def _probabilities(answers: HostArray) -> np.ndarray:
   p = signals.numbers("answers", answers)
   if p.ndim != 2 or p.shape[1] < 2 or not len(p) or ((p < 0) | (p > 1)).any():
     raise UserError(
-      f"answers: must be probabilities in [0, 1], [n, K] with K >= 2, got {p.shape}"
+      f"must be probabilities in [0, 1], [n, K] with K >= 2, got {p.shape}", field="answers"
     )
   return p
 
@@ -100,21 +100,25 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   """
   queries, p = signals.numbers("x", x), _probabilities(answers)
   if not np.isfinite(queries).all():
-    raise UserError("x: must be finite")
+    raise UserError("must be finite", field="x")
   if len(queries) != len(p):
-    raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
+    raise UserError(
+      f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
+    )
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
   if (p <= 0).any() or (p >= 1).any():
     raise UserError(
-      f"answers: {np.sum((p <= 0) | (p >= 1))} are 0 or 1, which have no log odds: must be "
-      "in (0, 1)"
+      f"{np.sum((p <= 0) | (p >= 1))} are 0 or 1, which have no log odds: must "
+      "be in (0, 1)",
+      field="answers",
     )
   odds = np.log(p) - np.log(p[:, :1])  # [n, K]
   found, _, rank, _ = np.linalg.lstsq(queries, odds, rcond=None)
   if rank < queries.shape[1]:
     raise UserError(
-      f"x: {len(queries)} queries fix {rank} of {queries.shape[1]} numbers per class: must be "
-      f"at least {queries.shape[1]} in general position"
+      f"{len(queries)} queries fix {rank} of {queries.shape[1]} numbers per "
+      f"class: must be at least {queries.shape[1]} in general position",
+      field="x",
     )
   return found[:-1], found[-1]
 
@@ -139,12 +143,15 @@ class Extraction:
     """
     queries, p = np.asarray(x), _probabilities(answers)
     if len(queries) != len(p):
-      raise UserError(f"answers: are {len(p)} to {len(queries)} queries: must be as many")
+      raise UserError(
+        f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
+      )
     params = self.init_params(jax.random.key(seed % 2**32))
     known = signals.num_classes(self.apply, params, queries.shape[1:])
     if known != p.shape[1]:
       raise UserError(
-        f"apply: the student has {known} classes: must have {p.shape[1]}, as the model answers"
+        f"the student has {known} classes: must have {p.shape[1]}, as the model answers",
+        field="apply",
       )
 
     def loss(params: Params, batch: tuple[Array, Array]) -> Array:
@@ -179,7 +186,7 @@ def agreement(
   a, b = _probabilities(found), _probabilities(answers)
   if a.shape != b.shape:
     raise UserError(
-      f"found: has the shape {a.shape}: must be that of the answers, {b.shape}"
+      f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="found"
     )
   count = int(np.sum(a.argmax(axis=1) == b.argmax(axis=1)))
   return Agreement(num_queries, *counted(count, len(a), confidence))
@@ -208,7 +215,9 @@ def extraction_curve(
     validate.integer_in(1, len(x), num_queries=size)
   known = {row.tobytes() for row in x[: max(sizes, default=0)]}
   if shared := sum(row.tobytes() in known for row in others):
-    raise UserError(f"held_out: {shared} of {len(others)} inputs are queries as well")
+    raise UserError(
+      f"{shared} of {len(others)} inputs are queries as well", field="held_out"
+    )
   truth, answers = target(others), target(x[: max(sizes)])
   rows = []
   for size in sizes:

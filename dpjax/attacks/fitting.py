@@ -57,7 +57,7 @@ class Fit:
     rows = jax.tree.map(np.asarray, rows)
     count = len(jax.tree.leaves(rows)[0])
     if not count:
-      raise UserError("rows: must hold at least one to be trained on")
+      raise UserError("must hold at least one to be trained on", field="rows")
     tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
 
     @jax.jit
@@ -73,6 +73,6 @@ class Fit:
       params, state, value = step(params, state, batch)
     if not np.isfinite(float(value)):
       raise UserError(
-        f"learning_rate={self.learning_rate!r}: the attacker's model diverged"
+        "the attacker's model diverged", field="learning_rate", value=self.learning_rate
       )
     return params

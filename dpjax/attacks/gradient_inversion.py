@@ -110,7 +110,7 @@ class Dlg:
   def __post_init__(self):
     validate.integer_at_least(1, steps=self.steps, memory=self.memory)
     if not isinstance(self.line_search, bool):
-      raise UserError(f"line_search={self.line_search!r:.60}: must be True or False")
+      raise UserError("must be True or False", field="line_search", value=self.line_search)
     validate.positive(learning_rate=self.learning_rate)
     validate.non_negative(tolerance=self.tolerance)
 
@@ -169,8 +169,9 @@ class CosineAdam:
     """Total variation is that of images."""
     if self.total_variation and len(shape) != 4:
       raise UserError(
-        f"total_variation={self.total_variation}: needs images [B, H, W, C], got shape "
-        f"{tuple(shape)}; use total_variation=0"
+        f"needs images [B, H, W, C], got shape {tuple(shape)}; use total_variation=0",
+        field="total_variation",
+        value=self.total_variation,
       )
 
   def look(self, view: View, guessed: Example) -> None:
@@ -199,7 +200,7 @@ def check_bounds(bounds: Sequence[float]) -> None:
   """Raises UserError unless these are two finite numbers, the smaller one first."""
   ok = len(bounds) == 2 and all(math.isfinite(b) for b in bounds) and bounds[0] < bounds[1]
   if not ok:
-    raise UserError(f"bounds={bounds!r}: must be (low, high), finite, low < high")
+    raise UserError("must be (low, high), finite, low < high", field="bounds", value=bounds)
 
 
 class Reconstruction(NamedTuple):
@@ -265,7 +266,7 @@ class Inversion:
     validate.integer_at_least(1, num_classes=self.num_classes, **counts)
     dims = validate.several(shape=self.shape)
     if not dims:
-      raise UserError("shape=(): must be (batch, *features)")
+      raise UserError("must be (batch, *features)", field="shape", value=())
     validate.integer_at_least(1, **{f"shape[{i}]": n for i, n in enumerate(dims)})
     object.__setattr__(self, "shape", tuple(map(int, dims)))
     self.method.check(self.shape)
@@ -288,7 +289,7 @@ class Inversion:
     """
     check_seen(seen)
     if not any(np.any(leaf) for leaf in jax.tree.leaves(seen)):
-      raise UserError("seen: is 0 everywhere; nothing of the examples is in it")
+      raise UserError("is 0 everywhere; nothing of the examples is in it", field="seen")
     known = None
     if labels is not None:
       known = check_labels(labels, self.shape[0], self.num_classes)
@@ -434,7 +435,9 @@ def _message_shapes(view: View, guessed: Example) -> Any:
   except Exception as error:  # of whatever type the model chose
     reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     raise UserError(
-      f"shape={guessed.x.shape}: the view takes no examples of that shape ({reason})"
+      f"the view takes no examples of that shape ({reason})",
+      field="shape",
+      value=guessed.x.shape,
     ) from error
 
 
@@ -442,13 +445,15 @@ def _check_fits(expected: Any, seen: Any) -> None:
   wanted, got = jax.tree.structure(expected), jax.tree.structure(seen)
   if wanted != got:
     raise UserError(
-      f"seen: must have the structure of the view's message, {wanted}, got {got}"
+      f"must have the structure of the view's message, {wanted}, got {got}", field="seen"
     )
   pairs = zip(jax.tree_util.tree_leaves_with_path(seen), jax.tree.leaves(expected))
   for (path, leaf), shaped in pairs:
     if np.shape(leaf) != shaped.shape:
       name = jax.tree_util.keystr(path)
-      raise UserError(f"seen{name}: must have shape {shaped.shape}, has {np.shape(leaf)}")
+      raise UserError(
+        f"must have shape {shaped.shape}, has {np.shape(leaf)}", field=f"seen{name}"
+      )
 
 
 def _best(search: _Search, known: Any, objectives: Any, taken: int) -> Reconstruction:

@@ -52,7 +52,7 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
   validate.integer_at_least(1, num_null=num_null)
   validate.integer_at_least(0, seed=seed)
   if count < 3:
-    raise UserError(f"records: must be at least 3 to be shuffled, got {count}")
+    raise UserError(f"must be at least 3 to be shuffled, got {count}", field="records")
   rng, found = np.random.default_rng(seed), []
   for _ in range(num_null):
     order = rng.permutation(count)
@@ -94,7 +94,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   array = np.asarray(value, np.float64)
   if array.ndim < rank or not np.isfinite(array).all():
-    raise UserError(f"{name}: must be finite numbers of at least {rank} axes")
+    raise UserError(f"must be finite numbers of at least {rank} axes", field=name)
   largest = np.max(np.abs(array), initial=0.0)
   return array / largest if largest else array  # no score depends on it, their squares do
 
@@ -121,8 +121,9 @@ def dense_leakage(
   batches = batches.reshape(*batches.shape[:2], -1)
   if slopes.ndim != 3 or slopes.shape[:2] != (batches.shape[0], batches.shape[2]):
     raise UserError(
-      f"kernels: must be [{batches.shape[0]}, {batches.shape[2]}, units], one gradient for "
-      f"each batch of x, got {slopes.shape}"
+      f"must be [{batches.shape[0]}, {batches.shape[2]}, units], one gradient "
+      f"for each batch of x, got {slopes.shape}",
+      field="kernels",
     )
   units, records = _unit(np.swapaxes(slopes, 1, 2)), _unit(batches)  # [N, m, d] [N, B, d]
 
@@ -147,7 +148,9 @@ def recovered_leakage(
   """
   a, b = _finite("truth", truth, 2), _finite("found", found, 2)
   if a.shape != b.shape:
-    raise UserError(f"found: must have the shape of the truth, {a.shape}, got {b.shape}")
+    raise UserError(
+      f"must have the shape of the truth, {a.shape}, got {b.shape}", field="found"
+    )
   a, b = _unit(a.reshape(len(a), -1)), _unit(b.reshape(len(b), -1))
   return _scored(lambda order: np.sum(a[order] * b, axis=1), len(a), num_null, seed)
 
@@ -181,12 +184,13 @@ def distance_correlation(
   a, b = _finite("gradients", gradients, 2), _finite("x", x, 2)
   if len(a) != len(b) or len(a) < 4:
     raise UserError(
-      f"gradients: must be one for each of at least 4 inputs, got {len(a)} and {len(b)}"
+      f"must be one for each of at least 4 inputs, got {len(a)} and {len(b)}",
+      field="gradients",
     )
   a, b = _centred(a.reshape(len(a), -1)), _centred(b.reshape(len(b), -1))
   scale = np.sqrt(np.sum(a * a) * np.sum(b * b))
   if scale == 0:
-    raise UserError("gradients: all alike; their distances say nothing")
+    raise UserError("all alike; their distances say nothing", field="gradients")
 
   def score(order: np.ndarray) -> np.ndarray:
     ratio = np.sum(a[np.ix_(order, order)] * b) / scale

@@ -43,11 +43,14 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
   array = signals.numbers(name, values)
   if array.ndim != rank or array.size == 0:
     wanted = "[records]" if rank == 1 else "[shadows, records]"
-    raise UserError(f"{name}.shape={array.shape}: must be {wanted}, none of them 0")
+    raise UserError(
+      f"must be {wanted}, none of them 0", field=f"{name}.shape", value=array.shape
+    )
   if far := np.count_nonzero(np.abs(array) >= _HUGE):
     raise UserError(
-      f"{name}: {far} of {array.size} scores are infinite or beyond {_HUGE:g}; the log odds "
-      "of attacks.signals are not"
+      f"{far} of {array.size} scores are infinite or beyond {_HUGE:g}; the "
+      "log odds of attacks.signals are not",
+      field=name,
     )
   return array
 
@@ -77,16 +80,18 @@ class Evidence:
     included = np.asarray(self.included)
     if target.size != shadows.shape[1]:
       raise UserError(
-        f"target: has scores of {target.size} records, the shadows of {shadows.shape[1]}: "
-        "must be asked about the same records (was the target trained elsewhere?)"
+        f"has scores of {target.size} records, the shadows of {shadows.shape[1]}: "
+        "must be asked about the same records (was the target trained elsewhere?)",
+        field="target",
       )
     if included.shape != shadows.shape or included.dtype != bool:
       raise UserError(
-        f"included: must be bool of shape {shadows.shape}, as shadows, got {included.dtype} "
-        f"of shape {included.shape}"
+        f"must be bool of shape {shadows.shape}, as shadows, got "
+        f"{included.dtype} of shape {included.shape}",
+        field="included",
       )
     if len(shadows) < 2:
-      raise UserError("shadows: holds 1 shadow model; must hold at least 2")
+      raise UserError("holds 1 shadow model; must hold at least 2", field="shadows")
     for name, value in (("target", target), ("shadows", shadows), ("included", included)):
       object.__setattr__(self, name, value)
 
@@ -101,9 +106,10 @@ class Evidence:
       word = "in" if inside else "out of"
       wish = "; use fixed_variance=True" if counts.min() >= 1 else ""
       raise UserError(
-        f"included: {short.size} of {counts.size} records are {word} fewer than {least} of "
-        f"the {len(chosen)} shadows, the first is record {short[0]}: {attack} needs "
-        f"{least}{wish}"
+        f"{short.size} of {counts.size} records are {word} fewer than "
+        f"{least} of the {len(chosen)} shadows, the first is record {short[0]}: "
+        f"{attack} needs {least}{wish}",
+        field="included",
       )
     return np.where(chosen, self.shadows, np.nan)
 
@@ -170,7 +176,9 @@ def lira(
   array([112., -18.])
   """
   if two_sided and not offline:
-    raise UserError("two_sided=True: the online attack has no sides; must be False")
+    raise UserError(
+      "the online attack has no sides; must be False", field="two_sided", value=True
+    )
   least, name = (1, "lira") if fixed_variance else (2, "a variance of its own (lira)")
   axis = None if fixed_variance else 0
   outside = evidence.side(False, least, name)
@@ -215,7 +223,7 @@ def relative_confidence(
   validate.positive(temperature=temperature)
   validate.non_negative(offline_a=offline_a)
   if offline_a > 1:
-    raise UserError(f"offline_a={offline_a!r}: must be in [0, 1]")
+    raise UserError("must be in [0, 1]", field="offline_a", value=offline_a)
   confidence = lambda side: np.nanmean(special.expit(side / temperature), axis=0)  # [n]
   without = confidence(evidence.side(False, 1, "rmia"))
   if offline:
@@ -255,7 +263,7 @@ def rmia(
   """
   validate.positive(gamma=gamma)
   if gamma < 1:
-    raise UserError(f"gamma={gamma!r}: must be >= 1")
+    raise UserError("must be >= 1", field="gamma", value=gamma)
   compared = compared_records(population, evidence.target.size)
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
@@ -286,5 +294,5 @@ def compared_records(population: HostArray | None, n: int) -> np.ndarray:
     return np.ones(n, bool)
   chosen = np.asarray(population)
   if chosen.dtype != bool or chosen.shape != (n,) or not chosen.any():
-    raise UserError(f"population: must be bool [{n}] and hold at least one True")
+    raise UserError(f"must be bool [{n}] and hold at least one True", field="population")
   return chosen

@@ -81,7 +81,9 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
   validate.integer_at_least(0, source=source, target=target)
   _check_factor(factor)
   if source == target:
-    raise UserError(f"target={target}: must be another class than source={source}")
+    raise UserError(
+      f"must be another class than source={source}", field="target", value=target
+    )
 
   def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
     _labels_within(dataset, source=source, target=target)
@@ -119,15 +121,16 @@ class Trigger:
   def __post_init__(self):
     validate.integer_at_least(1, size=self.size)
     if not isinstance(self.value, int | float) or not math.isfinite(self.value):
-      raise UserError(f"value={self.value!r}: must be a finite number")
+      raise UserError("must be a finite number", field="value", value=self.value)
 
   def stamp(self, x: HostArray) -> np.ndarray:
     """Images [n, H, W, C] with the pattern on each. UserError: no images, or too small."""
     stamped = np.array(x)
     if stamped.ndim != 4 or min(stamped.shape[1:3]) <= self.size:
       raise UserError(
-        f"trigger.size={self.size}: needs images [n, H, W, C] of more pixels a side, got "
-        f"{stamped.shape}"
+        f"needs images [n, H, W, C] of more pixels a side, got {stamped.shape}",
+        field="trigger.size",
+        value=self.size,
       )
     stamped[:, -self.size :, -self.size :] = self.value
     return stamped
@@ -170,7 +173,7 @@ def _together(held: Sequence[np.ndarray]) -> np.ndarray:
 
 def _check_factor(factor: float) -> None:
   if not isinstance(factor, int | float) or not math.isfinite(factor) or factor == 0:
-    raise UserError(f"factor={factor!r}: must be a finite number other than 0")
+    raise UserError("must be a finite number other than 0", field="factor", value=factor)
 
 
 def _relabelled(
@@ -180,7 +183,9 @@ def _relabelled(
     _labels_within(test, target=target)
     rows = np.flatnonzero(chosen(test.y))
     if not len(rows):
-      raise UserError(f"test: holds no record that could be called target={target} wrongly")
+      raise UserError(
+        f"holds no record that could be called target={target} wrongly", field="test"
+      )
     part = test.subset(rows)
     return dataclasses.replace(part, y=np.full(len(rows), target, np.int32))
 
@@ -209,9 +214,11 @@ def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndar
   places = places.astype(np.int64) if not places.size else places
   right = places.ndim == 1 and places.dtype.kind in "iu"
   if not right or len(np.unique(places)) != len(places):
-    raise UserError(f"attackers={attackers!r}: must be distinct places of clients")
+    raise UserError(
+      "must be distinct places of clients", field="attackers", value=attackers
+    )
   if places.size and not 0 <= places.min() <= places.max() < num_clients:
-    raise UserError(f"attackers: must lie in [0, {num_clients}), as the clients do")
+    raise UserError(f"must lie in [0, {num_clients}), as the clients do", field="attackers")
   return places
 
 
@@ -260,7 +267,9 @@ def _lying(
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
     if not (isinstance(memory, dict) and set(memory) == _MEMORY):
-      raise UserError("scaled_messages: needs memory=lambda params: attacker_memory(own)")
+      raise UserError(
+        "needs memory=lambda params: attacker_memory(own)", field="scaled_messages"
+      )
     return client.init(received, memory["own"], num_examples, key), memory["attacker"]
 
   def step(received: Any, carry: Any, examples: Any, mask: Array) -> Any:
@@ -287,7 +296,7 @@ def recruited(
   memories = state.memories
   own = getattr(memories, "own", None)
   if memories is None or not (isinstance(own, dict) and set(own) == _MEMORY):
-    raise UserError("state: its clients were not made with memory=attacker_memory")
+    raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
   who = np.union1d(memories.touched, places)  # no other was ever an attacker
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
@@ -328,8 +337,9 @@ def poisoned_training(
   state = recruited(lying.init(params, federation.num_clients), attackers)
   if attack.collude is not None and not isinstance(state.aggregator, Colluders):
     raise UserError(
-      "algorithm: its attackers collude, so its aggregator must be attacks.colluding(aggregator, "
-      "attack)"
+      "its attackers collude, so its aggregator must be "
+      "attacks.colluding(aggregator, attack)",
+      field="algorithm",
     )
   held = poisoned(federation, attack, attackers)
   for cohort in lying.cohorts(held, work, rng=rng):

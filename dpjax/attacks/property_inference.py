@@ -67,17 +67,23 @@ def populations(
   if kind.ndim != 1 or kind.dtype != bool or chosen.dtype != bool:
     raise UserError("marked, among: must be bool [n], one for each record")
   if chosen.shape != kind.shape:
-    raise UserError(f"among: must be of {len(kind)} records, as marked, got {chosen.shape}")
+    raise UserError(
+      f"must be of {len(kind)} records, as marked, got {chosen.shape}", field="among"
+    )
   counts = [round(share * size) for share in validate.several(shares=shares)]
   if len(counts) != 2 or counts[0] == counts[1]:
-    raise UserError(f"shares={shares!r}: must be two, which differ among {size} records")
+    raise UserError(
+      f"must be two, which differ among {size} records", field="shares", value=shares
+    )
   sides = [np.flatnonzero(chosen & ~kind), np.flatnonzero(chosen & kind)]
   for name, side, most in zip(
     ("without", "with"), sides, (size - min(counts), max(counts))
   ):
     if not 0 <= most <= len(side) or min(counts) < 0 or max(counts) > size:
       raise UserError(
-        f"shares={shares!r}: need {most} records {name} the mark, there are {len(side)}"
+        f"need {most} records {name} the mark, there are {len(side)}",
+        field="shares",
+        value=shares,
       )
   rng = np.random.default_rng([seed, 0x9809])
   rows = np.zeros((num_models, len(kind)), bool)
@@ -98,7 +104,7 @@ def answers_on(apply: Apply, probes: Labelled) -> Signal:
   [2.0]
   """
   if len(np.asarray(probes.y)) == 0:
-    raise UserError("probes: must hold at least one input")
+    raise UserError("must hold at least one input", field="probes")
   asked = signals.log_odds_of_model(apply)
   return lambda params, records: asked(params, probes)
 
@@ -122,7 +128,8 @@ def sorted_weights(params: Params) -> np.ndarray:
   names = [f"dense_{i}" for i in range(len(layers) - 1)] + ["head"]
   if not layers or set(layers) != set(names):
     raise UserError(
-      f"params: has the layers {sorted(layers)}: must be those of models.Mlp, dense_0, ... head"
+      f"has the layers {sorted(layers)}: must be those of models.Mlp, dense_0, ... head",
+      field="params",
     )
   found: list[np.ndarray] = []
   order: Any = slice(None)
@@ -161,22 +168,25 @@ def infer_property(
   kinds = np.asarray(truth)
   if known.ndim != 2 or kinds.shape != (len(known),) or kinds.dtype != bool:
     raise UserError(
-      f"truth: must be bool, one for each of shadows [S, d], got {kinds.dtype} of shape "
-      f"{kinds.shape} beside {known.shape}"
+      f"must be bool, one for each of shadows [S, d], got {kinds.dtype} of "
+      f"shape {kinds.shape} beside {known.shape}",
+      field="truth",
     )
   if min(kinds.sum(), (~kinds).sum()) < 2:
     raise UserError(
-      f"truth: holds {kinds.sum()} shadows with the property and {(~kinds).sum()} without: "
-      "must be at least 2 of each"
+      f"holds {kinds.sum()} shadows with the property and {(~kinds).sum()} "
+      "without: must be at least 2 of each",
+      field="truth",
     )
   if asked.ndim != 2 or asked.shape[1] != known.shape[1] or not len(asked):
     raise UserError(
-      f"targets: have the shape {asked.shape}: must be [T, {known.shape[1]}], the features of "
-      "the shadows (was the target trained elsewhere?)"
+      f"have the shape {asked.shape}: must be [T, {known.shape[1]}], the "
+      "features of the shadows (was the target trained elsewhere?)",
+      field="targets",
     )
   for name, features in (("shadows", known), ("targets", asked)):
     if not (np.abs(features) < _HUGE).all():
-      raise UserError(f"{name}: must be finite features, below {_HUGE:g}")
+      raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
   center, scale = known.mean(axis=0), known.std(axis=0)
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)

@@ -39,12 +39,15 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
     return [images]
   if images.ndim != 4:
     raise UserError(
-      f"num_queries={num_queries}: needs images [n, H, W, C] to flip and shift, got shape "
-      f"{images.shape}; must be 1"
+      f"needs images [n, H, W, C] to flip and shift, got shape {images.shape}; must be 1",
+      field="num_queries",
+      value=num_queries,
     )
   if num_queries > 2 and shift >= min(images.shape[1:3]):
     raise UserError(
-      f"shift={shift}: must be below {min(images.shape[1:3])}, the images' size"
+      f"must be below {min(images.shape[1:3])}, the images' size",
+      field="shift",
+      value=shift,
     )
   height, width = images.shape[1:3]
   margin = ((0, 0), (shift, shift), (shift, shift), (0, 0))
@@ -105,5 +108,7 @@ def mean_score(
   """
   scores = [attack(evidence) for evidence in queries]
   if not scores or len({one.shape for one in scores}) > 1:
-    raise UserError("queries: must hold at least one Evidence, all of the same records")
+    raise UserError(
+      "must hold at least one Evidence, all of the same records", field="queries"
+    )
   return np.mean(scores, axis=0)

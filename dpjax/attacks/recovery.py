@@ -17,6 +17,10 @@ from dpjax.types import Array, ArrayTree, HostArray
 from dpjax.validate import UserError
 
 
+class NothingSent(UserError):
+  """A gradient holds nothing of the examples."""
+
+
 def check_seen(seen: ArrayTree) -> None:
   """Raises UserError unless every leaf holds finite real floating-point numbers.
 
@@ -27,15 +31,15 @@ def check_seen(seen: ArrayTree) -> None:
   """
   leaves = jax.tree_util.tree_leaves_with_path(seen)
   if not leaves:
-    raise UserError("seen: must be a gradient or a message, holds no array")
+    raise UserError("must be a gradient or a message, holds no array", field="seen")
   for path, leaf in leaves:
     name, array = f"seen{jax.tree_util.keystr(path)}", np.asarray(leaf)
     if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
-      raise UserError(f"{name}: must be real floating-point numbers, is {array.dtype}")
+      raise UserError(f"must be real floating-point numbers, is {array.dtype}", field=name)
     bad = int(np.sum(~np.isfinite(array.astype(np.float64))))
     if bad:
       are = "number that is" if bad == 1 else "numbers that are"
-      raise UserError(f"{name}: must be finite, holds {bad} {are} NaN or infinite")
+      raise UserError(f"must be finite, holds {bad} {are} NaN or infinite", field=name)
 
 
 def as_gradient(
@@ -71,7 +75,9 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
   found = [module for module in modules if f"/{module}".endswith(f"/{name}")]
   if len(found) != 1:
     known = ", ".join(modules) or "none"
-    raise UserError(f"layer={name!r}: must name one of the layers with a kernel: {known}")
+    raise UserError(
+      f"must name one of the layers with a kernel: {known}", field="layer", value=name
+    )
   inside = {
     part[-1]: np.asarray(leaf, np.float64)
     for part, (_, leaf) in zip(parts, leaves)
@@ -79,7 +85,9 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
   }
   if inside["kernel"].ndim != 2:
     shape = inside["kernel"].shape
-    raise UserError(f"layer={name!r}: must be dense, its kernel has shape {shape}")
+    raise UserError(
+      f"must be dense, its kernel has shape {shape}", field="layer", value=name
+    )
   return inside
 
 
@@ -100,11 +108,15 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
   """
   found = layer(seen, name)
   if "bias" not in found:
-    raise UserError(f"layer={name!r}: must have a bias, by whose gradient is divided")
+    raise UserError(
+      "must have a bias, by whose gradient is divided", field="layer", value=name
+    )
   kernel, bias = found["kernel"], found["bias"]
   bias = bias / (np.max(np.abs(bias)) or 1.0)  # squares that do not underflow
   if not bias.any():
-    raise UserError(f"layer={name!r}: the gradient of its bias is 0; nothing of x is in it")
+    raise NothingSent(
+      "the gradient of its bias is 0; nothing of x is in it", field="layer", value=name
+    )
   return kernel @ bias / (bias @ bias) / (np.max(np.abs(found["bias"])))
 
 
@@ -142,7 +154,9 @@ def infer_labels(
   count = len(slope)
   mean = np.full(count, 1 / count) if probabilities is None else np.asarray(probabilities)
   if mean.shape != (count,):
-    raise UserError(f"probabilities: must be {count} numbers, got shape {mean.shape}")
+    raise UserError(
+      f"must be {count} numbers, got shape {mean.shape}", field="probabilities"
+    )
   if batch_size == 1:
     return np.array([int(np.argmin(slope))])
   left, labels = batch_size * (mean - slope), []
@@ -163,12 +177,14 @@ def check_labels(labels: Array | HostArray, batch_size: int, num_classes: int) -
   array = np.asarray(labels)
   if array.shape != (batch_size,) or not np.issubdtype(array.dtype, np.integer):
     raise UserError(
-      f"labels: must be {batch_size} integers, one for each example, got {array.dtype} of "
-      f"shape {array.shape}"
+      f"must be {batch_size} integers, one for each example, got {array.dtype} "
+      f"of shape {array.shape}",
+      field="labels",
     )
   outside = array[(array < 0) | (array >= num_classes)]
   if outside.size:
     raise UserError(
-      f"labels: must be in 0..{num_classes - 1} (num_classes={num_classes}), got {outside[0]}"
+      f"must be in 0..{num_classes - 1} (num_classes={num_classes}), got {outside[0]}",
+      field="labels",
     )
   return array.astype(np.int32)

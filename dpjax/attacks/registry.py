@@ -64,7 +64,9 @@ class Attack:
     for field in dataclasses.fields(self):
       text = getattr(self, field.name)
       if "|" in text or "\n" in text or not (text or field.name == "code"):
-        raise UserError(f"{field.name}={text!r}: must be words on one line, without '|'")
+        raise UserError(
+          "must be words on one line, without '|'", field=field.name, value=text
+        )
 
   @property
   def simulated(self) -> bool:
@@ -77,7 +79,9 @@ class Attack:
     try:
       return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-      raise UserError(f"code={self.code!r}: of {self.name!r} does not exist") from error
+      raise UserError(
+        f"of {self.name!r} does not exist", field="code", value=self.code
+      ) from error
 
 
 _MEMBER = "whether a record was in the training data"

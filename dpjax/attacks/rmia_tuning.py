@@ -67,12 +67,14 @@ def tune_rmia(
   for gamma in gammas:
     validate.positive(gammas=gamma)
     if gamma < 1:
-      raise UserError(f"gammas={gamma!r}: must be >= 1")
+      raise UserError("must be >= 1", field="gammas", value=gamma)
   games = list(_games(evidence, offline))
   if not games:
     raise UserError(
-      f"shadows: none of {len(evidence.shadows)} can play the target: must leave two others, and "
-      "each record in one and out of one of them; use rmia, or more shadows"
+      f"none of {len(evidence.shadows)} can play the target: must leave two "
+      "others, and each record in one and out of one of them; use rmia, or more "
+      "shadows",
+      field="shadows",
     )
   everyone = np.ones(evidence.target.size, bool)
   best = (-math.inf, -math.inf, -math.inf)

@@ -167,7 +167,9 @@ def poisoning_grid(
     raise UserError("attacks, against, fractions: must each hold at least one entry")
   groups = [choose_attackers(num_clients, share, seed=seed) for share in fractions]
   if not all(map(len, groups)):
-    raise UserError(f"fractions={tuple(fractions)!r}: rounds to no attacker in one place")
+    raise UserError(
+      "rounds to no attacker in one place", field="fractions", value=tuple(fractions)
+    )
   nobody, outcomes = np.zeros(0, np.int64), []
   for defence, (aggregator, tolerates) in against.items():
     first = next(iter(attacks.values()))
@@ -200,7 +202,7 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   <BLANKLINE>
   """
   if not outcomes:
-    raise UserError("outcomes: must hold at least one")
+    raise UserError("must hold at least one", field="outcomes")
   columns = list(dict.fromkeys(one.defence for one in outcomes))
   rows: dict[tuple[str, str], dict[str, str]] = {}
   honest: dict[str, str] = {}

@@ -72,12 +72,13 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   values, truth = signals.numbers("scores", scores), np.asarray(membership)
   if values.ndim != 1 or truth.shape != values.shape or truth.dtype != bool:
     raise UserError(
-      f"membership: must be bool, one for each of scores [n], got {truth.dtype} of shape "
-      f"{truth.shape} beside {values.shape}"
+      f"must be bool, one for each of scores [n], got {truth.dtype} of shape "
+      f"{truth.shape} beside {values.shape}",
+      field="membership",
     )
   for name, number in (("members", truth.sum()), ("non-members", (~truth).sum())):
     if not number:
-      raise UserError(f"membership: holds no {name}, so no attack can be measured")
+      raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
   order = np.argsort(-values, kind="stable")
   ordered = values[order]
   last = np.append(ordered[1:] != ordered[:-1], True)  # of each group of equal scores
@@ -256,7 +257,7 @@ def slices(
   curve_of(scores, membership)  # refuses what is no pair of them
   values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
   if group.shape != truth.shape or group.dtype.kind not in "iu":
-    raise UserError(f"groups: must be integers [{truth.size}], one for each record")
+    raise UserError(f"must be integers [{truth.size}], one for each record", field="groups")
   found: dict[int, Leakage | None] = {}
   for name in np.unique(group):
     mine = group == name
@@ -277,7 +278,7 @@ def table(found: Mapping[str, Leakage]) -> str:
   """
   asked = {tuple(rate.fpr for rate in one.rates) for one in found.values()} or {()}
   if len(asked) > 1:
-    raise UserError(f"found: was measured at different rates: {sorted(asked)}")
+    raise UserError(f"was measured at different rates: {sorted(asked)}", field="found")
   (rates,) = asked
   head = [
     "attack",

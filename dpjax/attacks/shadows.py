@@ -49,7 +49,7 @@ def random_halves(
   validate.integer_at_least(1, num_models=num_models, num_records=num_records)
   validate.integer_at_least(0, seed=seed)
   if exact and num_records % 2:
-    raise UserError(f"num_records={num_records}: must be even with exact=True")
+    raise UserError("must be even with exact=True", field="num_records", value=num_records)
   coins = np.random.default_rng([seed, _STREAM]).random(
     ((num_models + 1) // 2, num_records)
   )
@@ -88,8 +88,10 @@ def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
   """Of shadows that held a record [n]. UserError: one more is out of the target for each."""
   if np.ptp(counts) and not np.ptp(counts + members):
     raise UserError(
-      "included: every record is held by equally many models, so the number of shadows that "
-      "held it tells the target's members; deal the records by coins (random_halves)"
+      "every record is held by equally many models, so the number of shadows "
+      "that held it tells the target's members; deal the records by coins "
+      "(random_halves)",
+      field="included",
     )
 
 
@@ -148,7 +150,9 @@ def train_shadows(
     side_by_side=side_by_side,
   )
   if (directory is not None) != bool(name):
-    raise UserError(f"name={name!r}: must be given with a directory, and not without one")
+    raise UserError(
+      "must be given with a directory, and not without one", field="name", value=name
+    )
   if num_scores is not None:
     validate.integer_at_least(1, num_scores=num_scores)
   size = len(records) if num_scores is None else num_scores
@@ -218,11 +222,14 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
   rows = np.asarray(included)
   if rows.dtype != bool or rows.ndim != 2 or rows.shape[1:] != (len(records),):
     raise UserError(
-      f"included: must be bool [shadows, {len(records)}], one for each record, got "
-      f"{rows.dtype} of shape {rows.shape}"
+      f"must be bool [shadows, {len(records)}], one for each record, got "
+      f"{rows.dtype} of shape {rows.shape}",
+      field="included",
     )
   if len(rows) == 0 or not rows.any(axis=1).all():
-    raise UserError("included: must have rows, each of which holds at least one record")
+    raise UserError(
+      "must have rows, each of which holds at least one record", field="included"
+    )
   return rows
 
 
@@ -266,11 +273,12 @@ def _stacked(trees: Iterable[Any]) -> Any:
 def _asked(answer: HostArray, size: int, index: int) -> np.ndarray:
   scores = np.asarray(answer, np.float64)
   if scores.shape != (size,):
-    raise UserError(f"signal: must return [{size}] numbers, got {scores.shape}")
+    raise UserError(f"must return [{size}] numbers, got {scores.shape}", field="signal")
   if not np.isfinite(scores).all():
     raise UserError(
-      f"signal: gives {np.count_nonzero(~np.isfinite(scores))} of {size} records no "
-      f"finite score for shadow {index}: its training diverged"
+      f"gives {np.count_nonzero(~np.isfinite(scores))} of {size} records no "
+      f"finite score for shadow {index}: its training diverged",
+      field="signal",
     )
   return scores
 

@@ -39,9 +39,9 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
   try:
     array = np.asarray(values, np.float64)
   except (TypeError, ValueError) as error:  # words, or rows of unequal length
-    raise UserError(f"{name}: must be an array of numbers ({error})") from error
+    raise UserError(f"must be an array of numbers ({error})", field=name) from error
   if np.isnan(array).any():
-    raise UserError(f"{name}: {np.isnan(array).sum()} of {array.size} are NaN")
+    raise UserError(f"{np.isnan(array).sum()} of {array.size} are NaN", field=name)
   return array
 
 
@@ -55,7 +55,9 @@ def log_odds(confidences: HostArray) -> np.ndarray:
   """
   p = numbers("confidences", confidences)
   if ((p < 0) | (p > 1)).any():
-    raise UserError(f"confidences: run from {p.min()} to {p.max()}: must lie in [0, 1]")
+    raise UserError(
+      f"run from {p.min()} to {p.max()}: must lie in [0, 1]", field="confidences"
+    )
   return np.log(p + _TINY) - np.log(1 - p + _TINY)
 
 
@@ -67,7 +69,9 @@ def log_odds_of_losses(losses: HostArray) -> np.ndarray:
   """
   loss = numbers("losses", losses)
   if (loss < 0).any():
-    raise UserError(f"losses: the least is {loss.min()}: a cross-entropy must be >= 0")
+    raise UserError(
+      f"the least is {loss.min()}: a cross-entropy must be >= 0", field="losses"
+    )
   with np.errstate(over="ignore", divide="ignore"):
     return np.clip(-np.log(np.expm1(loss)), -LARGEST, LARGEST) + 0.0  # no -0.0
 
@@ -89,13 +93,14 @@ def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarr
   y = np.asarray(labels)
   if logits.ndim < 2 or logits.shape[-1] < 2 or y.shape != logits.shape[-2:-1]:
     raise UserError(
-      f"logits: must be [..., n, K] with K >= 2 beside labels [n], got {logits.shape} and "
-      f"{y.shape}"
+      f"must be [..., n, K] with K >= 2 beside labels [n], got {logits.shape} "
+      f"and {y.shape}",
+      field="logits",
     )
   if y.dtype.kind not in "iu" or (
     y.size and not 0 <= y.min() <= y.max() < logits.shape[-1]
   ):
-    raise UserError(f"labels: must be integers in [0, {logits.shape[-1]})")
+    raise UserError(f"must be integers in [0, {logits.shape[-1]})", field="labels")
   return logits, np.broadcast_to(np.arange(logits.shape[-1]) == y[:, None], logits.shape)
 
 
@@ -156,7 +161,8 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
     logits = trees.at_least_float32(apply(params, x))  # [B, K]
     if logits.ndim != 2 or logits.shape[0] != x.shape[0] or logits.shape[1] < 2:
       raise UserError(
-        f"apply: must return logits [{x.shape[0]}, K] with K >= 2, got {logits.shape}"
+        f"must return logits [{x.shape[0]}, K] with K >= 2, got {logits.shape}",
+        field="apply",
       )
     own = jnp.arange(logits.shape[1])[None] == y[:, None]
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
@@ -195,8 +201,10 @@ def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
   except Exception as error:
     first = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise UserError(
-      f"shape={tuple(shape)}: the model takes no such input ({first})"
+      f"the model takes no such input ({first})", field="shape", value=tuple(shape)
     ) from error
   if logits.ndim != 2 or logits.shape[1] < 2:
-    raise UserError(f"apply: must return logits [1, K] with K >= 2, got {logits.shape}")
+    raise UserError(
+      f"must return logits [1, K] with K >= 2, got {logits.shape}", field="apply"
+    )
   return logits.shape[1]

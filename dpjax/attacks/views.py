@@ -127,18 +127,19 @@ def client_view(
     rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer) or rows.shape != mask.shape
   ):
     raise UserError(
-      f"batches: must be rows [steps, batch] of the client's examples and a mask of that "
-      f"shape, got {rows.dtype} {rows.shape} and {mask.shape}"
+      "must be rows [steps, batch] of the client's examples and a mask of that "
+      f"shape, got {rows.dtype} {rows.shape} and {mask.shape}",
+      field="batches",
     )
   if not mask.any():
-    raise UserError("batches: must hold at least one local step with an example")
+    raise UserError("must hold at least one local step with an example", field="batches")
   largest = int(rows[mask].max())
   key = jax.random.key(0) if key is None else key
 
   def view(examples: Example) -> ArrayTree:
     count = examples.x.shape[0]
     if largest >= count or rows[mask].min() < 0:
-      raise UserError(f"batches: row {largest} must be below the {count} examples")
+      raise UserError(f"row {largest} must be below the {count} examples", field="batches")
     received = Received(_as_wide(params, examples.x), extra)
     local = client.init(received, memory, jnp.int32(count), key)
     for places, kept in zip(rows, mask):

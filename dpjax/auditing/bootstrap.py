@@ -88,7 +88,9 @@ def bootstrap_interval(
   validate.integer_at_least(0, seed=seed)
   parts = [np.asarray(part, np.float64) for part in scores]
   if min(part.size for part in parts) < 10:
-    raise UserError("scores: must be at least 10 inside and 10 outside, to be drawn again")
+    raise UserError(
+      "must be at least 10 inside and 10 outside, to be drawn again", field="scores"
+    )
   rng = np.random.default_rng([seed, 0xB007])
   drawn = [
     statistic(Scores(*(part[rng.integers(part.size, size=part.size)] for part in parts)))

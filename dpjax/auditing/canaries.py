@@ -46,7 +46,9 @@ class Canaries(NamedTuple):
 
 def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
   if rows.num_classes < 2 or rows.x.dtype == np.int32:
-    raise UserError("kind='mislabelled': needs a label of 2 or more classes; use 'random'")
+    raise UserError(
+      "needs a label of 2 or more classes; use 'random'", field="kind", value="mislabelled"
+    )
   shift = rng.integers(1, rows.num_classes, len(rows))
   y = ((rows.y + shift) % rows.num_classes).astype(np.int32)
   return dataclasses.replace(rows, y=y)
@@ -67,7 +69,9 @@ def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
   """Canary i has a label of its own, num_classes + i, by which a loss knows it."""
   del rng
   if rows.num_classes < 2 or rows.x.dtype == np.int32:
-    raise UserError("kind='gradient': needs a label of 2 or more classes; use 'random'")
+    raise UserError(
+      "needs a label of 2 or more classes; use 'random'", field="kind", value="gradient"
+    )
   y = rows.num_classes + np.arange(len(rows), dtype=np.int32)
   return dataclasses.replace(rows, y=y, num_classes=rows.num_classes + len(rows))
 
@@ -120,10 +124,12 @@ def insert_canaries(
   validate.one_of(KINDS, kind=kind)
   validate.one_of(NeighboringRelation, neighboring_relation=neighboring_relation)
   if num_canaries > len(train):
-    raise UserError(f"num_canaries={num_canaries}: the data have only {len(train)} rows")
+    raise UserError(
+      f"the data have only {len(train)} rows", field="num_canaries", value=num_canaries
+    )
   if train.present is not None and not train.present.all():
     raise UserError(
-      "train: holds empty records already (`present`), which no canary can be"
+      "holds empty records already (`present`), which no canary can be", field="train"
     )
   rows_rng, change_rng, coin_rng = map(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
@@ -132,7 +138,7 @@ def insert_canaries(
   made = changed(train.subset(rows).read(), kind, change_rng)
   if keep_labels:
     if kind != "random":
-      raise UserError(f"kind={kind!r}: not with keep_labels=True; use 'random'")
+      raise UserError("not with keep_labels=True; use 'random'", field="kind", value=kind)
     made = dataclasses.replace(made, y=train.y[rows])
   included = coin_rng.random(num_canaries) < 0.5
   mixed = train.replaced(rows[included], made.subset(included))
@@ -167,9 +173,11 @@ def split_scores(values: HostArray, canaries: _Coins) -> Scores:
     np.asarray(values, np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf
   )
   if values.shape != canaries.included.shape:
-    raise UserError(f"scores: must be one for each of {canaries.included.size} canaries")
+    raise UserError(
+      f"must be one for each of {canaries.included.size} canaries", field="scores"
+    )
   if canaries.included.all() or not canaries.included.any():
-    raise UserError("canaries: all of them are on one side; use more of them")
+    raise UserError("all of them are on one side; use more of them", field="canaries")
   return CanaryScores.parted(values, canaries.included)
 
 

@@ -119,7 +119,9 @@ def insert_canary_clients(
   validate.one_of(NeighboringRelation, neighboring_relation=neighboring_relation)
   if num_canaries > federation.num_clients:
     raise UserError(
-      f"num_canaries={num_canaries}: must be <= {federation.num_clients}, the number of clients"
+      f"must be <= {federation.num_clients}, the number of clients",
+      field="num_canaries",
+      value=num_canaries,
     )
   places_rng, change_rng, coin_rng = map(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
@@ -170,7 +172,9 @@ def _trainers(
   held = [federation.indices[place] for place in places]
   owners, rows = np.repeat(np.arange(len(held)), list(map(len, held))), np.concatenate(held)
   if not len(rows):
-    raise UserError(f"kind={kind!r}: the canaries hold no records; use {DIRECTION!r}")
+    raise UserError(
+      f"the canaries hold no records; use {DIRECTION!r}", field="kind", value=kind
+    )
   whole, made = (
     federation.dataset,
     records.changed(federation.dataset.subset(rows), kind, rng),
@@ -189,7 +193,9 @@ def _without(federation: Federation, places: np.ndarray, relation: str) -> Feder
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.setdiff1d(np.arange(federation.num_clients), places)
     if not len(kept):
-      raise UserError("num_canaries: every client is a canary, and none is in; use fewer")
+      raise UserError(
+        "every client is a canary, and none is in; use fewer", field="num_canaries"
+      )
     return federation.select(kept.tolist())
   indices = list(federation.indices)
   for place in places:
@@ -239,8 +245,9 @@ def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
   size = trees.size(params)
   if num_canaries > size:
     raise UserError(
-      f"num_canaries={num_canaries}: must be <= {size}, the parameters of the model, each a "
-      "direction"
+      f"must be <= {size}, the parameters of the model, each a direction",
+      field="num_canaries",
+      value=num_canaries,
     )
   coins = np.random.default_rng([seed, _STREAM, 1]).integers(0, 2, size)
   return Directions((2 * coins - 1).astype(np.float32), num_canaries)

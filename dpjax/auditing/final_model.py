@@ -99,12 +99,14 @@ def final_model_scores(
   validate.integer_at_least(0, seed=seed)
   if getattr(plan.sampler, "prob", None) != 1.0:
     raise UserError(
-      f"plan: sampler={plan.sampler!r}: must take everybody, PoissonSampler(prob=1.0)"
+      f"sampler={plan.sampler!r}: must take everybody, PoissonSampler(prob=1.0)",
+      field="plan",
     )
   if plan.neighboring_relation != "add_or_remove_one":
     raise UserError(
-      f"plan: neighboring_relation={str(plan.neighboring_relation)!r}: must be "
-      "'add_or_remove_one', for the target is there or not"
+      f"neighboring_relation={str(plan.neighboring_relation)!r}: must be "
+      "'add_or_remove_one', for the target is there or not",
+      field="plan",
     )
   plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   with_target = _joined(records, target)
@@ -118,7 +120,7 @@ def final_model_scores(
       progress(world * num_models + min(len(losses), num_models), 2 * num_models)
     found.append(-np.array(losses[:num_models], np.float64))
   if not np.isfinite(found).all():
-    raise UserError("loss_fn: the target's loss is not finite: a training diverged")
+    raise UserError("the target's loss is not finite: a training diverged", field="loss_fn")
   return Scores(inside=found[1], outside=found[0])
 
 

@@ -53,7 +53,9 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
   size = plan.sampler.only_size
   if size is not None and size < len(coins):
     raise UserError(
-      f"num_canaries={len(coins)}: must be <= num_examples={size} of the plan's sampler"
+      f"must be <= num_examples={size} of the plan's sampler",
+      field="num_canaries",
+      value=len(coins),
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
@@ -100,12 +102,14 @@ def gradient_canaries(
   validate.integer_at_least(2, num_canaries=num_canaries)
   validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
-    raise UserError("l2_clip_norm: must be one number, canaries have no groups")
+    raise UserError("must be one number, canaries have no groups", field="l2_clip_norm")
   plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   if coins.all() or not coins.any():
     raise UserError(
-      f"num_canaries={num_canaries}: with seed={seed} all are on one side; use more of them"
+      f"with seed={seed} all are on one side; use more of them",
+      field="num_canaries",
+      value=num_canaries,
     )
   tx = (transform or plan.transform)(key)
   length = _LENGTH * plan.l2_bound

@@ -40,7 +40,9 @@ def trial_scores(draw: Draw, score: Score, *, num_trials: int, seed: int) -> Sco
     for which, rng in enumerate(streams)
   )
   if not inside.shape == outside.shape == (num_trials,):
-    raise UserError(f"score: must return [{num_trials}] numbers, got {inside.shape}")
+    raise UserError(
+      f"must return [{num_trials}] numbers, got {inside.shape}", field="score"
+    )
   return Scores(inside, outside)
 
 

@@ -63,7 +63,7 @@ _TIES_SEED = 2305_08846  # equal scores are put in an order that knows nothing o
 def _one(values: Any, name: str) -> np.ndarray:
   array = np.asarray(values, np.float64)
   if array.ndim != 1 or array.size == 0 or np.isnan(array).any():
-    raise UserError(f"scores.{name}: must be numbers [n], n >= 1, none of them NaN")
+    raise UserError("must be numbers [n], n >= 1, none of them NaN", field=f"scores.{name}")
   return array
 
 

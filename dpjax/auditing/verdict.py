@@ -40,8 +40,10 @@ def check_method(method: str, plan: Plan) -> None:
   other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
   if other:
     raise validate.UserError(
-      f"method={method!r}: valid only for Gaussian noise without sampling, and this plan "
-      f"charges {', '.join(other)}; use 'one_run' or 'one_run_two_sided'"
+      "valid only for Gaussian noise without sampling, and this plan charges "
+      f"{', '.join(other)}; use 'one_run' or 'one_run_two_sided'",
+      field="method",
+      value=method,
     )
 
 

@@ -86,8 +86,10 @@ def _own(where: pathlib.Path) -> None:
     mode = where.stat().st_mode & 0o777
   if mode & 0o077:
     raise UserError(
-      f"{VARIABLE}={where}: is open to others (mode {mode:o}); what lies there is as private "
-      "as the data: chmod 700 it, or choose another"
+      f"is open to others (mode {mode:o}); what lies there is as private as the "
+      "data: chmod 700 it, or choose another",
+      field=VARIABLE,
+      value=where,
     )
 
 
@@ -97,7 +99,7 @@ def _refused(where: pathlib.Path) -> Iterator[None]:
     yield
   except OSError as error:
     reason = os.strerror(error.errno) if error.errno else str(error)
-    raise UserError(f"{VARIABLE}={where}: cannot be written ({reason})") from error
+    raise UserError(f"cannot be written ({reason})", field=VARIABLE, value=where) from error
 
 
 @contextlib.contextmanager

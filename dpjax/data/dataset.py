@@ -20,16 +20,20 @@ def _check_x(x: Any) -> None:
   known = isinstance(x, np.ndarray | Rows)
   if not known or x.dtype not in (np.float32, np.int32):
     kind = getattr(x, "dtype", type(x).__name__)
-    raise UserError(f"x: must be a float32 or int32 NumPy array, got {kind}")
+    raise UserError(f"must be a float32 or int32 NumPy array, got {kind}", field="x")
   if x.ndim < 2:
-    raise UserError(f"x.shape={x.shape}: must be [n, *features] (one column: [n, 1])")
+    raise UserError(
+      "must be [n, *features] (one column: [n, 1])", field="x.shape", value=x.shape
+    )
   if 0 in x.shape[1:]:
-    raise UserError(f"x.shape={x.shape}: one example must hold at least one number")
+    raise UserError(
+      "one example must hold at least one number", field="x.shape", value=x.shape
+    )
   if isinstance(x, Rows):
     return  # `checked` does the rest as they are read
   if x.dtype == np.float32 and not np.isfinite(x).all():
     bad = int(np.count_nonzero(~np.isfinite(x)))
-    raise UserError(f"x: every value must be finite in float32, {bad} are not")
+    raise UserError(f"every value must be finite in float32, {bad} are not", field="x")
 
 
 def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: str) -> None:
@@ -38,20 +42,24 @@ def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: st
   low, high = int(array.min()), int(array.max())
   if low < 0 or (bound is not None and high >= bound):
     limit = "negative" if bound is None else f"outside [0, {bound_name}={bound})"
-    raise UserError(f"{name}: holds values from {low} to {high}: none may be {limit}")
+    raise UserError(f"holds values from {low} to {high}: none may be {limit}", field=name)
 
 
 def _check_y(y: Any, n: int) -> None:
   if not isinstance(y, np.ndarray) or y.dtype != np.int32:
     kind = getattr(y, "dtype", type(y).__name__)
-    raise UserError(f"y: must be an int32 NumPy array, got {kind}")
+    raise UserError(f"must be an int32 NumPy array, got {kind}", field="y")
   if y.shape != (n,):
-    raise UserError(f"y.shape={y.shape}: must be ({n},), one label for each row of x")
+    raise UserError(
+      f"must be ({n},), one label for each row of x", field="y.shape", value=y.shape
+    )
 
 
 def _check_present(present: Any, n: int) -> None:
   if not isinstance(present, np.ndarray) or present.dtype != bool or present.shape != (n,):
-    raise UserError(f"present: must be a bool NumPy array [{n}], one for each row of x")
+    raise UserError(
+      f"must be a bool NumPy array [{n}], one for each row of x", field="present"
+    )
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:
@@ -177,13 +185,15 @@ def _as_array(value: Any, name: str) -> np.ndarray:
   try:
     return np.asarray(value)
   except ValueError as error:  # ragged nested lists
-    raise UserError(f"{name}: is not a rectangular array ({first_line(error)})") from error
+    raise UserError(
+      f"is not a rectangular array ({first_line(error)})", field=name
+    ) from error
 
 
 def _to_int32(array: np.ndarray, name: str) -> np.ndarray:
   cast = array.astype(np.int32)
   if not np.array_equal(cast, array):
-    raise UserError(f"{name}: holds {array.dtype} values that do not fit in int32")
+    raise UserError(f"holds {array.dtype} values that do not fit in int32", field=name)
   return cast
 
 
@@ -197,8 +207,10 @@ def _as_features(value: Any) -> np.ndarray:
   if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
     return _to_int32(x, "x")
   raise UserError(
-    f"x: {x.dtype} of shape {x.shape} is not supported: must be uint8 images [n, H, W] or "
-    "[n, H, W, C], floats [n, *features], or wider integers as tokens [n, T]"
+    f"{x.dtype} of shape {x.shape} is not supported: must be uint8 images "
+    "[n, H, W] or [n, H, W, C], floats [n, *features], or wider integers as "
+    "tokens [n, T]",
+    field="x",
   )
 
 
@@ -207,7 +219,7 @@ def _as_labels(value: Any) -> np.ndarray:
   if y.size == 0:
     return y.astype(np.int32)
   if y.dtype.kind not in "iu":
-    raise UserError(f"y: must hold integer class labels, got {y.dtype}")
+    raise UserError(f"must hold integer class labels, got {y.dtype}", field="y")
   return _to_int32(y, "y")
 
 
@@ -241,7 +253,9 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 
   if y.shape != (len(source),) or not y.size:
     raise UserError(
-      f"y.shape={y.shape}: must be ({len(source)},), one label for each row of x"
+      f"must be ({len(source)},), one label for each row of x",
+      field="y.shape",
+      value=y.shape,
     )
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)

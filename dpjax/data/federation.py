@@ -48,7 +48,7 @@ class Federation:
       validate.integer_at_least(1, nominal_users=self.nominal_users)
     rows = tuple(_as_rows(client) for client in self.indices)
     if not rows:
-      raise UserError("indices: must hold at least one client")
+      raise UserError("must hold at least one client", field="indices")
     _check_rows(rows, len(self.dataset))
     ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
     _check_ids(ids, len(rows))
@@ -75,12 +75,14 @@ class Federation:
       if client not in self._positions:
         hint = validate.did_you_mean(client, self.client_ids)
         raise UserError(
-          f"client={client!r}: is none of the {self.num_clients} clients{hint}"
+          f"is none of the {self.num_clients} clients{hint}", field="client", value=client
         )
       return self._positions[client]
     validate.integer_at_least(0, client=client)
     if client >= self.num_clients:
-      raise UserError(f"client={client}: must be below the {self.num_clients} clients")
+      raise UserError(
+        f"must be below the {self.num_clients} clients", field="client", value=client
+      )
     return int(client)
 
   def client(self, client: int | str) -> Dataset:
@@ -121,8 +123,9 @@ def _as_rows(client: Any) -> np.ndarray:
   rows = rows.astype(np.int64) if rows.size == 0 else rows
   if rows.ndim != 1 or rows.dtype.kind not in "iu":
     raise UserError(
-      f"indices: each client must be a vector of row numbers, got {rows.dtype} "
-      f"of shape {rows.shape}"
+      f"each client must be a vector of row numbers, got {rows.dtype} of shape "
+      f"{rows.shape}",
+      field="indices",
     )
   rows = rows.astype(np.int64, copy=False).view()
   rows.flags.writeable = False
@@ -133,16 +136,19 @@ def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
   flat = np.concatenate(rows)
   if flat.size and not 0 <= flat.min() <= flat.max() < num_examples:
     raise UserError(
-      f"indices: rows from {flat.min()} to {flat.max()}: must lie in [0, {num_examples})"
+      f"rows from {flat.min()} to {flat.max()}: must lie in [0, {num_examples})",
+      field="indices",
     )
   holders = np.bincount(flat, minlength=1)
   if holders.max() > 1:
-    raise UserError(f"indices: row {holders.argmax()} is held {holders.max()} times")
+    raise UserError(
+      f"row {holders.argmax()} is held {holders.max()} times", field="indices"
+    )
 
 
 def _check_ids(ids: tuple[str, ...], num_clients: int) -> None:
   if len(ids) != num_clients:
-    raise UserError(f"client_ids: {len(ids)} ids for {num_clients} clients")
+    raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
   if len(set(ids)) != len(ids):
     twice = next(name for name in ids if ids.count(name) > 1)
-    raise UserError(f"client_ids: {twice!r} names more than one client")
+    raise UserError(f"{twice!r} names more than one client", field="client_ids")

@@ -72,7 +72,7 @@ def leaf_federation(
   try:
     train, test = (_split(root, split, *options) for split in ("train", "test"))
   except UserError as error:
-    raise UserError(f"name={os.fspath(name)!r}: {error}") from error
+    raise UserError(f"{error}", field="name", value=os.fspath(name)) from error
   return natural.paired(train, test, os.fspath(name))
 
 
@@ -96,9 +96,11 @@ def _split(
   _, is_text, next_character = kinds.pop()
   declared = _BYTES if next_character else num_classes
   if declared is None:
-    raise UserError(f"num_classes: {UNDECLARED}")
+    raise UserError(f"{UNDECLARED}", field="num_classes")
   if num_classes not in (None, declared):
-    raise UserError(f"num_classes={num_classes}: a next character is one of {declared}")
+    raise UserError(
+      f"a next character is one of {declared}", field="num_classes", value=num_classes
+    )
   dataset = from_arrays(
     _shaped(np.concatenate([part.x for part in full]), shape, is_text),
     np.concatenate([part.y for part in full]),
@@ -117,7 +119,7 @@ def _shaped(x: np.ndarray, shape: tuple[int, ...] | None, is_text: bool) -> np.n
   fits = all(isinstance(side, int) and side > 0 for side in shape)
   if is_text or not fits or np.prod(shape, dtype=object) != np.prod(x.shape[1:]):
     kind = "text" if is_text else f"of shape {x.shape[1:]}"
-    raise UserError(f"shape={shape!r}: does not fit an example, which is {kind}")
+    raise UserError(f"does not fit an example, which is {kind}", field="shape", value=shape)
   return x.reshape(len(x), *shape)
 
 
@@ -173,5 +175,5 @@ def _is_tweet(x: Any) -> bool:
 
 def _next(ys: list[str]) -> np.ndarray:
   if not all(isinstance(y, str) and len(y) == 1 and y.isascii() for y in ys):
-    raise UserError("y: must be integers, or one ASCII character each")
+    raise UserError("must be integers, or one ASCII character each", field="y")
   return np.array([ord(y) for y in ys], np.int32)

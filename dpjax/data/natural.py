@@ -60,11 +60,11 @@ def by_client(
   counts = np.ones(len(ids), np.int64) if sizes is None else np.asarray(sizes, np.int64)
   if len(counts) != len(ids) or counts.sum() != len(dataset):
     raise UserError(
-      f"client_ids: {len(ids)} ids are for {int(counts.sum())} examples, there are "
-      f"{len(dataset)}"
+      f"{len(ids)} ids are for {int(counts.sum())} examples, there are {len(dataset)}",
+      field="client_ids",
     )
   if not ids:
-    raise UserError("client_ids: must name at least one client")
+    raise UserError("must name at least one client", field="client_ids")
   distinct = sorted(set(ids))
   places = {name: place for place, name in enumerate(distinct)}
   stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
@@ -102,16 +102,20 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
   kinds = set(map(type, found))
   if not kinds <= {str, bytes, int}:
     wrong = next(one for one in found if type(one) not in (str, bytes, int))
-    raise UserError(f"client_ids: must be text or integers, got {wrong!r:.60}")
+    raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, found))
     "".join(ids).encode()
   except UnicodeError as error:
-    raise UserError(f"client_ids: must be UTF-8, got {error.object!r:.60}") from None  # type: ignore[attr-defined]
+    raise UserError(
+      f"must be UTF-8, got {error.object!r:.60}",  # type: ignore[attr-defined]
+      field="client_ids",
+    ) from None
   if "" in ids:
     raise UserError(
-      f"client_ids: the id at place {ids.index('')} is empty; records of nobody knows whom "
-      "have no privacy per client: leave them out when the data are prepared"
+      f"the id at place {ids.index('')} is empty; records of nobody knows whom "
+      "have no privacy per client: leave them out when the data are prepared",
+      field="client_ids",
     )
   return ids
 
@@ -126,9 +130,13 @@ def paired(train: Federation, test: Federation, name: str) -> Pair:
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
     told = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
-    raise UserError(f"name={name!r}: train and test differ in what one example is: {told}")
+    raise UserError(
+      f"train and test differ in what one example is: {told}", field="name", value=name
+    )
   if not (len(train) and len(test)):
-    raise UserError(f"name={name!r}: train and test must hold at least one example each")
+    raise UserError(
+      "train and test must hold at least one example each", field="name", value=name
+    )
   return train, test
 
 
@@ -162,7 +170,9 @@ def natural_federation(
   if names.is_path(name):
     return _of_user(name, client_id, max_examples)
   if not client_id:
-    raise UserError("client_id='': must name the field that says whose each record is")
+    raise UserError(
+      "must name the field that says whose each record is", field="client_id", value=""
+    )
   if name.endswith(".npz"):
     parts = npz.load_npz_fields(registry.own_path(name, data_dir), client_id, num_classes)
   else:
@@ -174,20 +184,23 @@ def natural_federation(
   try:
     return paired(make(parts[0]), make(parts[1]), name)
   except UserError as error:
-    raise UserError(f"client_id={client_id!r}: {error}") from error
+    raise UserError(f"{error}", field="client_id", value=client_id) from error
 
 
 def _of_user(name: str, client_id: str, max_examples: int | None) -> Pair:
   for field, value in {"client_id": client_id, "max_examples": max_examples}.items():
     if value not in ("", None):
       raise UserError(
-        f"{field}={value!r}: would be ignored, name={name!r} returns clients as they are"
+        f"would be ignored, name={name!r} returns clients as they are",
+        field=field,
+        value=value,
       )
   made = names.call(name, "data.name")
   pair = isinstance(made, tuple) and len(made) == 2
   if not pair or not all(isinstance(part, Federation) for part in made):
     raise UserError(
-      f"data.name={name!r}: must return (train, test), two dpjax.data.Federation, not "
-      f"{made!r:.60}"
+      f"must return (train, test), two dpjax.data.Federation, not {made!r:.60}",
+      field="data.name",
+      value=name,
     )
   return paired(made[0], made[1], name)

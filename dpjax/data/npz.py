@@ -14,7 +14,7 @@ import numpy as np
 
 from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
 from dpjax.data.rows import File, stay_in_files
-from dpjax.validate import UserError, no_pipe
+from dpjax.validate import UserError, Verbatim, no_pipe
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 UNDECLARED = (
@@ -76,10 +76,10 @@ def _num_classes(arrays: dict[str, np.ndarray], given: int | None) -> int:
   declared = _declared(arrays, "num_classes")
   if declared is None and given is None:
     raise UserError(
-      f"num_classes: {UNDECLARED}, or as an integer `num_classes` in the file"
+      f"{UNDECLARED}, or as an integer `num_classes` in the file", field="num_classes"
     )
   if None not in (declared, given) and declared != given:
-    raise UserError(f"num_classes={given}: the file declares {declared}")
+    raise UserError(f"the file declares {declared}", field="num_classes", value=given)
   return given if declared is None else declared  # type: ignore[return-value]
 
 
@@ -87,7 +87,7 @@ def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
   x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
   try:
     if y.size == 0:
-      raise UserError("y: is empty")
+      raise UserError("is empty", field="y")
     if isinstance(x, File):
       return in_files(x, y, split=split, **common)
     return from_arrays(x, y, split=split, **common)
@@ -147,7 +147,7 @@ def _load(
       raise UserError(f"has no {', '.join(missing)} (it holds {', '.join(sorted(arrays))})")
     return _both(arrays, path.stem, num_classes), arrays
   except UserError as error:
-    raise UserError(f"name='{path}': {error}") from error
+    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}'")) from error
 
 
 def load_npz_fields(
@@ -175,7 +175,7 @@ def load_folder(
   """
   path = pathlib.Path(path)
   if not os.path.isdir(path):
-    raise UserError(f"name='{path}/': there is no such folder")
+    raise UserError("there is no such folder", field="name", value=Verbatim(f"'{path}/'"))
   try:
     arrays = {
       file.stem: _held(*_file(file), file.stem, resident)
@@ -183,7 +183,7 @@ def load_folder(
     }
     return _both(arrays, path.name, num_classes)
   except UserError as error:
-    raise UserError(f"name='{path}/': {error}") from error
+    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}/'")) from error
 
 
 def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:

@@ -95,8 +95,10 @@ def dirichlet(
     return iid(labels, num_clients=num_clients, seed=seed)
   if len(labels) < num_clients * min_size:
     raise UserError(
-      f"min_size={min_size}: {num_clients} clients need {num_clients * min_size} examples, "
-      f"there are {len(labels)}"
+      f"{num_clients} clients need {num_clients * min_size} examples, there "
+      f"are {len(labels)}",
+      field="min_size",
+      value=min_size,
     )
   classes = _rows_by_class(labels)
   for _ in range(_MAX_REDRAWS):
@@ -104,8 +106,10 @@ def dirichlet(
     if np.bincount(owners, minlength=num_clients).min() >= min_size:
       return _rows_of(owners, num_clients, random)
   raise UserError(
-    f"min_size={min_size}: no draw in {_MAX_REDRAWS} gave {num_clients} clients that many "
-    f"examples at alpha={alpha}; lower it"
+    f"no draw in {_MAX_REDRAWS} gave {num_clients} clients that many "
+    f"examples at alpha={alpha}; lower it",
+    field="min_size",
+    value=min_size,
   )
 
 
@@ -158,8 +162,9 @@ def shards(
   num_shards = num_clients * shards_per_client
   if num_shards > len(labels):
     raise UserError(
-      f"shards_per_client={shards_per_client}: {num_shards} shards of {len(labels)} "
-      "examples; each needs at least one"
+      f"{num_shards} shards of {len(labels)} examples; each needs at least one",
+      field="shards_per_client",
+      value=shards_per_client,
     )
   pieces = np.array_split(np.argsort(labels, kind="stable"), num_shards)
   hands = random.permutation(num_shards).reshape(num_clients, shards_per_client)
@@ -229,7 +234,7 @@ def feature_skew(
   validate.non_negative(scale=scale, shift=shift, noise=noise)
   dataset = federation.dataset
   if dataset.x.dtype != np.float32:
-    raise UserError("feature_skew: tokens have no style; x must be float32")
+    raise UserError("tokens have no style; x must be float32", field="feature_skew")
   random = _random(seed)
   scales = random.uniform(1 - scale, 1 + scale, federation.num_clients)
   shifts = random.uniform(-shift, shift, federation.num_clients)
@@ -259,7 +264,9 @@ def _start(
   validate.integer_at_least(1, num_clients=num_clients)
   labels = np.asarray(labels)
   if labels.ndim != 1:
-    raise UserError(f"labels: must be one label for each example, got {labels.shape}")
+    raise UserError(
+      f"must be one label for each example, got {labels.shape}", field="labels"
+    )
   return labels, _random(seed)
 
 
@@ -338,8 +345,10 @@ def _cut(
   rest = num_examples - min_size * len(shares)
   if rest < 0:
     raise UserError(
-      f"min_size={min_size}: {len(shares)} clients need {min_size * len(shares)} examples, "
-      f"there are {num_examples}"
+      f"{len(shares)} clients need {min_size * len(shares)} examples, there "
+      f"are {num_examples}",
+      field="min_size",
+      value=min_size,
     )
   sizes = min_size + _counts(rest, shares)
   return np.split(random.permutation(num_examples), np.cumsum(sizes)[:-1])

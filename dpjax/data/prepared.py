@@ -60,8 +60,10 @@ def check_known(name: str) -> None:
     return
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
-    f"name={name!r}: unknown data set{hint}; one of {', '.join(COMMON)}, another "
-    "tensorflow-datasets name, or a path that ends in .npz"
+    f"unknown data set{hint}; one of {', '.join(COMMON)}, another "
+    "tensorflow-datasets name, or a path that ends in .npz",
+    field="name",
+    value=name,
   )
 
 
@@ -94,11 +96,14 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    raise UserError(f"name={name!r}: {error}") from error
+    raise UserError(f"{error}", field="name", value=name) from error
   except Exception as error:
     raise UserError(
-      f"name={name!r}: what lies in {root} cannot be read: {first_line(error)}; prepare it "
-      f"again, in an empty DIR, with: {prepare_command(name, pathlib.Path('DIR'))}"
+      f"what lies in {root} cannot be read: {first_line(error)}; prepare it "
+      "again, in an empty DIR, with: "
+      f"{prepare_command(name, pathlib.Path('DIR'))}",
+      field="name",
+      value=name,
     ) from error
 
 
@@ -254,7 +259,7 @@ def _num_classes(info: Any, label_key: str, given: int | None) -> int:
   """As dataset_info.json declares it, which is public."""
   declared = getattr(info.features[label_key], "num_classes", None) or given
   if declared is None:
-    raise UserError(f"num_classes: {UNDECLARED}")
+    raise UserError(f"{UNDECLARED}", field="num_classes")
   return declared
 
 

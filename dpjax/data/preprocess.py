@@ -27,12 +27,14 @@ def _constant(name: str, value: Any, channels: int) -> np.ndarray:
     constant = None
   if value is None or constant is None:
     raise UserError(
-      f"{name}={value!r}: must be a public constant: estimating it from private data is a "
-      "query that no epsilon charges; use center(x) = (x - 0.5) / 0.5 instead"
+      "must be a public constant: estimating it from private data is a query "
+      "that no epsilon charges; use center(x) = (x - 0.5) / 0.5 instead",
+      field=name,
+      value=value,
     )
   if constant.shape not in ((), (1,), (channels,)) or not np.isfinite(constant).all():
     raise UserError(
-      f"{name}={value!r}: must be finite, one number or {channels} (one each)"
+      f"must be finite, one number or {channels} (one each)", field=name, value=value
     )
   return constant
 
@@ -61,11 +63,11 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
     return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)
   if x.dtype.kind != "f":
-    raise UserError(f"x: must be floats to be standardized, got {x.dtype}")
+    raise UserError(f"must be floats to be standardized, got {x.dtype}", field="x")
   mean = _constant("mean", mean, x.shape[-1])
   std = _constant("std", std, x.shape[-1])
   if not (std > 0).all():
-    raise UserError(f"std={std.tolist()!r}: must be > 0")
+    raise UserError("must be > 0", field="std", value=std.tolist())
   return (x.astype(np.float32, copy=False) - mean) / std
 
 

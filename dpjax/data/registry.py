@@ -72,13 +72,15 @@ def load(
     validate.integer_at_least(1, num_examples=num_examples)
   train, test = _load(name, data_dir, max_length, num_classes, resident)
   if num_classes not in (None, train.num_classes):
-    raise UserError(f"num_classes={num_classes}: {name!r} declares {train.num_classes}")
+    raise UserError(
+      f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
+    )
   known = train.nominal_size
   own_texts = name.startswith("shakespeare") and not shakespeare.are_published(data_dir)
   if known is None and not names.is_path(name) and not own_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
-    raise UserError(f"num_examples={num_examples}: {name!r} declares {known}")
+    raise UserError(f"{name!r} declares {known}", field="num_examples", value=num_examples)
   declared = num_examples if known is None else known
   return train.declared(declared), test
 
@@ -98,8 +100,10 @@ def _load(
   in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
-      f"resident=False: data.name={name!r} comes whole into memory; prepared data, and the "
-      "folder of an unpacked .npz, whose name ends in '/', are read as they are drawn"
+      f"data.name={name!r} comes whole into memory; prepared data, and the folder "
+      "of an unpacked .npz, whose name ends in '/', are read as they are drawn",
+      field="resident",
+      value=False,
     )
   if name.endswith(".npz"):
     return npz.load_npz(own_path(name, data_dir), num_classes=num_classes)
@@ -133,8 +137,11 @@ def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
     return root
   prepared.check_known(name)
   raise UserError(
-    f"name={name!r}: not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
-    f"~/tensorflow_datasets); prepare it with: {prepared.prepare_command(name, root)}"
+    f"not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
+    "~/tensorflow_datasets); prepare it with: "
+    f"{prepared.prepare_command(name, root)}",
+    field="name",
+    value=name,
   )
 
 
@@ -142,11 +149,15 @@ def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
   pair = isinstance(made, tuple) and len(made) == 2
   if not pair or not all(isinstance(part, Dataset) for part in made):
     raise UserError(
-      f"data.name={name!r}: must return (train, test), two dpjax.data.Dataset, not {made!r:.60}"
+      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}",
+      field="data.name",
+      value=name,
     )
   shapes = [(part.x.shape[1:], part.num_classes) for part in made]
   if shapes[0] != shapes[1] or not all(map(len, made)):
     raise UserError(
-      f"data.name={name!r}: train and test must hold examples of one shape and as many classes"
+      "train and test must hold examples of one shape and as many classes",
+      field="data.name",
+      value=name,
     )
   return made

@@ -100,8 +100,10 @@ class Rows:
 
   def _too_many(self) -> UserError:
     return UserError(
-      f"resident=False: this needs all {len(self)} examples in memory at once, and they are "
-      "read from files as they are drawn; use resident=True"
+      f"this needs all {len(self)} examples in memory at once, and they are "
+      "read from files as they are drawn; use resident=True",
+      field="resident",
+      value=False,
     )
 
   def __getitem__(self, which: Any) -> np.ndarray:
@@ -135,8 +137,9 @@ class Rows:
     found = self.decode(self.source.read(places))
     if found.shape != (len(places), *self.features) or found.dtype != self.dtype:
       raise UserError(
-        f"x: rows of shape {found.shape[1:]} and dtype {found.dtype} stand where all others "
-        f"have {self.features} and {self.dtype}"
+        f"rows of shape {found.shape[1:]} and dtype {found.dtype} stand where "
+        f"all others have {self.features} and {self.dtype}",
+        field="x",
       )
     return found
 

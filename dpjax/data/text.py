@@ -21,8 +21,10 @@ def _as_bytes(text: str | bytes) -> bytes:
       return text.encode("utf-8")
     except UnicodeEncodeError as error:
       code = f"U+{ord(text[error.start]):04X} at position {error.start}"
-      raise UserError(f"texts: must be Unicode, got a lone surrogate, {code}") from None
-  raise UserError(f"texts: must hold str or bytes, got {type(text).__name__}")
+      raise UserError(
+        f"must be Unicode, got a lone surrogate, {code}", field="texts"
+      ) from None
+  raise UserError(f"must hold str or bytes, got {type(text).__name__}", field="texts")
 
 
 def encode_text(texts: Sequence[str | bytes], *, max_length: int) -> np.ndarray:

@@ -100,13 +100,15 @@ def tff_federation(
       train, test, kind = read(_found(path), max_length, most)
     declared = num_classes if kind.labelled else 1
     if declared is None:
-      raise UserError(f"num_classes: {UNDECLARED}")
+      raise UserError(f"{UNDECLARED}", field="num_classes")
     if num_classes not in (None, declared):
-      raise UserError(f"num_classes={num_classes}: text without labels has no classes")
+      raise UserError(
+        "text without labels has no classes", field="num_classes", value=num_classes
+      )
     make = lambda part, split: _federation(part, kind, declared, path.stem, split, most)
     clients = make(train, "train"), make(test, "test")
   except UserError as error:
-    raise UserError(f"name={name!r}: {error}") from error
+    raise UserError(f"{error}", field="name", value=name) from error
   return natural.paired(clients[0], clients[1], name)
 
 
@@ -228,7 +230,7 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
     return
   wrong = next((one for one in values if len(one) != size), None)
   if wrong is not None:
-    raise UserError(f"{kind.key}: must be {kind.shape} numbers, got {len(wrong)}")
+    raise UserError(f"must be {kind.shape} numbers, got {len(wrong)}", field=kind.key)
   x[first:] = _image(np.asarray(values), kind, len(records))
   y[first:] = [features[_LABEL].int64_list.value[0] for features in found]
 
@@ -236,10 +238,10 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
   """[count, *shape]; a pixel of a byte is refused where it is none."""
   if values.size != count * int(np.prod(kind.shape)):
-    raise UserError(f"{kind.key}: must be {kind.shape} numbers, got {values.shape}")
+    raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
   as_is = values.astype(kind.dtype)
   if kind.dtype == np.uint8 and not np.array_equal(as_is, values):
-    raise UserError(f"{kind.key}: must be bytes, from 0 to 255")
+    raise UserError("must be bytes, from 0 to 255", field=kind.key)
   return as_is.reshape(count, *kind.shape)
 
 
@@ -280,5 +282,5 @@ def _client(group: Mapping[str, Any], kind: _Kind, most: int | None) -> tuple[An
     )
   labels = np.asarray(group[_LABEL][:most])
   if labels.shape != (len(values),):
-    raise UserError(f"label: {labels.shape} labels for {len(values)} examples")
+    raise UserError(f"{labels.shape} labels for {len(values)} examples", field="label")
   return _image(values, kind, len(values)), labels

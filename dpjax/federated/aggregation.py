@@ -58,7 +58,7 @@ class Aggregator(NamedTuple):
     """
     if plan.is_private:
       raise UserError(
-        "plan: promises an epsilon; use central(plan, key), which adds its noise"
+        "promises an epsilon; use central(plan, key), which adds its noise", field="plan"
       )
     return self._replace(plan=plan)
 
@@ -81,7 +81,8 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
   weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
   if weights.shape != (size,):
     raise UserError(
-      f"weights: must be one number for each of {size} messages, got shape {weights.shape}"
+      f"must be one number for each of {size} messages, got shape {weights.shape}",
+      field="weights",
     )
   return mask, weights
 
@@ -209,12 +210,13 @@ def central(plan: Plan, key: Array) -> Aggregator:
   clip = plan.l2_clip_norm
   if not clip.is_one_number or plan.noise_shape.shares is not None:
     raise UserError(
-      f"l2_clip_norm={clip.norms!r}: must be one number for clients, whose messages "
-      "may hold more than parameters"
+      "must be one number for clients, whose messages may hold more than parameters",
+      field="l2_clip_norm",
+      value=clip.norms,
     )
   if plan.slices != 1:
     raise UserError(
-      f"slices={plan.slices}: must be 1 for clients, which are streamed anyway"
+      "must be 1 for clients, which are streamed anyway", field="slices", value=plan.slices
     )
   return dp_mean(plan.transform(key), l2_clip_norm=clip)._replace(plan=plan)
 

@@ -160,7 +160,9 @@ def check_public(
   if value is not None:
     check(**named)
   elif aggregator is not None and aggregator.private:
-    raise UserError(f"{name}=None: must be a public number with a private aggregator{why}")
+    raise UserError(
+      f"must be a public number with a private aggregator{why}", field=name, value=None
+    )
 
 
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
@@ -174,18 +176,20 @@ def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
     raise UserError(
-      "cohort.ids: each client can take part once in a round; twice is twice its bound"
+      "each client can take part once in a round; twice is twice its bound",
+      field="cohort.ids",
     )
   if len(ids) and not 0 <= ids.min() <= ids.max() <= np.iinfo(np.int32).max:
     wrong = ids.min() if ids.min() < 0 else ids.max()
-    raise UserError(f"cohort.ids: must be numbered from 0 to 2^31 - 1, not {wrong}")
+    raise UserError(f"must be numbered from 0 to 2^31 - 1, not {wrong}", field="cohort.ids")
   if memories is None or not cohort.size:
     return
   held = memories.num_clients
   if int(np.max(cohort.ids)) >= held:
     raise UserError(
-      f"client={int(np.max(cohort.ids))}: must be below num_clients={held} of init(params, "
-      "num_clients=)"
+      f"must be below num_clients={held} of init(params, num_clients=)",
+      field="client",
+      value=int(np.max(cohort.ids)),
     )
 
 

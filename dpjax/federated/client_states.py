@@ -45,7 +45,9 @@ class ClientStates:
 
   def __init__(self, own: ArrayTree, num_clients: int):
     if any(trees.is_key(leaf) for leaf in jax.tree.leaves(own)):
-      raise UserError("memory: must hold arrays; keep a key as jax.random.key_data(key)")
+      raise UserError(
+        "must hold arrays; keep a key as jax.random.key_data(key)", field="memory"
+      )
     validate.integer_at_least(1, num_clients=num_clients)
     self.own, self.num_clients = jax.tree.map(np.asarray, own), num_clients
     self._held = np.full(num_clients, _NONE, object)  # the bytes of each row
@@ -91,7 +93,9 @@ class ClientStates:
     wrong = ids[(ids < 0) | (ids >= self.num_clients)]
     if wrong.size:
       raise UserError(
-        f"client={wrong[0]}: must be in [0, {self.num_clients}), below num_clients of init(...)"
+        f"must be in [0, {self.num_clients}), below num_clients of init(...)",
+        field="client",
+        value=wrong[0],
       )
     return ids
 

@@ -154,7 +154,7 @@ def cohort_of(
   native = [c if isinstance(c, str) else int(c) for c in clients]
   ids = np.array([federation.position(c) for c in native], np.int64)
   if len(set(ids.tolist())) != len(ids):
-    raise UserError("clients: each client can take part once in a round")
+    raise UserError("each client can take part once in a round", field="clients")
 
   def batches(client: int) -> LocalBatches:
     held = federation.indices[client]
@@ -191,8 +191,9 @@ def cohorts(
   """
   if plan is None:
     raise UserError(
-      "aggregator: knows no plan that could draw cohorts; give central(plan, key), or, "
-      "without privacy, weighted_mean().drawn_by(plan)"
+      "knows no plan that could draw cohorts; give central(plan, key), or, "
+      "without privacy, weighted_mean().drawn_by(plan)",
+      field="aggregator",
     )
   validate.integer_at_least(0, rng=rng, start=start)
   plan.check_capacity(federation.num_clients, federation.nominal_users)
@@ -221,13 +222,15 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   drawn = cohort.drawn
   if not private and drawn.plan.is_private:
     raise UserError(
-      "aggregator: adds no noise, but the cohort was drawn by a private plan; use "
-      "central(plan, key), or draw by a plan with noise_multiplier=0"
+      "adds no noise, but the cohort was drawn by a private plan; use "
+      "central(plan, key), or draw by a plan with noise_multiplier=0",
+      field="aggregator",
     )
   if plan is None and drawn.plan.is_private:
     raise UserError(
-      "aggregator: whose noise it adds is not known, but the cohort was drawn by a private "
-      "plan; use central(plan, key)"
+      "whose noise it adds is not known, but the cohort was drawn by a private "
+      "plan; use central(plan, key)",
+      field="aggregator",
     )
   if plan is None:
     return
@@ -235,12 +238,14 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
     names = [field.name for field in dataclasses.fields(plan)]
     name = next(n for n in names if getattr(drawn.plan, n) != getattr(plan, n))
     raise UserError(
-      "cohort: was drawn by another plan than the aggregator's, "
-      f"{name}={getattr(drawn.plan, name)!r}: must be {getattr(plan, name)!r}"
+      f"was drawn by another plan than the aggregator's, {name}={getattr(drawn.plan, name)!r}: "
+      f"must be {getattr(plan, name)!r}",
+      field="cohort",
     )
   if drawn.round != round:
     raise UserError(
-      f"cohort: was drawn for round={drawn.round}, must be for round={round} of the state"
+      f"was drawn for round={drawn.round}, must be for round={round} of the state",
+      field="cohort",
     )
 
 

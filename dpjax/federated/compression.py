@@ -229,7 +229,9 @@ def compressed(
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
     if error_feedback and not (isinstance(memory, dict) and set(memory) == _MEMORY):
       raise UserError(
-        "error_feedback=True: needs memory=lambda params: error_memory(own, message)"
+        "needs memory=lambda params: error_memory(own, message)",
+        field="error_feedback",
+        value=True,
       )
     own = memory["own"] if error_feedback else memory
     local = client.init(received, own, num_examples, key)

@@ -38,7 +38,7 @@ def momentum_steps(momentum: float) -> Callable[[Array], Array]:
   """
   validate.non_negative(momentum=momentum)
   if momentum >= 1:
-    raise UserError(f"momentum={momentum!r}: must be below 1")
+    raise UserError("must be below 1", field="momentum", value=momentum)
 
   def norm(tau: Array) -> Array:
     tau = jnp.asarray(tau, jnp.float32)

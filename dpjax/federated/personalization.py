@@ -153,7 +153,7 @@ def apfl(
   """
   validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
   if alpha > 1:
-    raise UserError(f"alpha={alpha!r}: must be in [0, 1]")
+    raise UserError("must be in [0, 1]", field="alpha", value=alpha)
   begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
   client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
   return federated(client, optimizing_server(server_tx), memory=begin, **common)
@@ -240,7 +240,9 @@ def hyp_cluster(
   why, aggregator = ", such as 1 / the number of models", common.get("aggregator")
   check_public(common, why, check=validate.probability, cluster_share=cluster_share)
   if aggregator is not None and not aggregator.private and aggregator.finish is None:
-    raise UserError("aggregator: must be a mean; clients send models in different places")
+    raise UserError(
+      "must be a mean; clients send models in different places", field="aggregator"
+    )
   map_clients = common.get("map_clients") or execution.auto_clients()
   score = map_clients(_scores(loss_fn), None)
 

@@ -88,7 +88,9 @@ def compare_placements(
   stay = num_clients if min_survivors is None else min_survivors
   validate.integer_at_least(1, min_survivors=stay)
   if stay > num_clients:
-    raise UserError(f"min_survivors={stay}: must be <= num_clients={num_clients}")
+    raise UserError(
+      f"must be <= num_clients={num_clients}", field="min_survivors", value=stay
+    )
   std = l2_clip_norm * accounting.calibrate_noise_multiplier(
     accounting.gaussian_event,
     epsilon=epsilon,

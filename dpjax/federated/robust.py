@@ -163,7 +163,7 @@ def trimmed_mean(trim: float) -> Aggregator:
   """
   validate.non_negative(trim=trim)
   if trim >= 0.5:
-    raise UserError(f"trim={trim!r}: must be in [0, 0.5)")
+    raise UserError("must be in [0, 0.5)", field="trim", value=trim)
 
   def combine(messages: Any, kept: Array, counts: _Counts) -> Any:
     del counts

@@ -200,6 +200,8 @@ def _write_all(file: int, record: bytes, offset: int) -> None:
 
 def _unreadable(path: pathlib.Path, reason: str) -> UserError:
   return UserError(
-    f"checkpoint={path}: cannot be read ({reason}); nothing was changed, bring the file back, "
-    "or remove the newest step beside it to go on from an earlier one"
+    f"cannot be read ({reason}); nothing was changed, bring the file back, or "
+    "remove the newest step beside it to go on from an earlier one",
+    field="checkpoint",
+    value=path,
   )

@@ -70,7 +70,7 @@ def fed_opt(
   for argument, value in {"beta_1": beta_1, "beta_2": beta_2}.items():
     validate.non_negative(**{argument: value})
     if value >= 1:
-      raise UserError(f"{argument}={value!r}: must be in [0, 1)")
+      raise UserError("must be in [0, 1)", field=argument, value=value)
   moved = SECOND_MOMENTS[name]
 
   def init(params: Any) -> FedOptState:

@@ -44,8 +44,9 @@ def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
   for share, own in zip(jax.tree.leaves(shares), jax.tree.leaves(bounds)):
     if share and not own:
       raise UserError(
-        f"scores={share!r}: vanishes beside the others, which would freeze its group; give "
-        "it 0 to mean that"
+        "vanishes beside the others, which would freeze its group; give it 0 to mean that",
+        field="scores",
+        value=share,
       )
   return bounds
 
@@ -90,7 +91,7 @@ def allocate_clip_norms(
   if rule == "by_score":
     shares = _checked_scores(params, scores, scores_are)
   elif scores is not None:
-    raise UserError(f"rule={rule!r}: must be 'by_score' where scores are given")
+    raise UserError("must be 'by_score' where scores are given", field="rule", value=rule)
   else:
     share = (lambda size: 1.0) if rule == "uniform" else math.sqrt
     shares = jax.tree.map(share, layers(params))
@@ -100,14 +101,16 @@ def allocate_clip_norms(
 def _checked_scores(params: Any, scores: Any, scores_are: str) -> Any:
   if scores_are not in ORIGINS:
     raise UserError(
-      f"scores_are={scores_are!r}: must be 'public', or 'released' by a mechanism that is "
-      "charged; scores computed from the private data are themselves a release"
+      "must be 'public', or 'released' by a mechanism that is charged; scores "
+      "computed from the private data are themselves a release",
+      field="scores_are",
+      value=scores_are,
     )
   _check_numbers(scores)
   try:
     jax.tree.map(lambda _, group: None, scores, params)
   except ValueError:
-    raise UserError("scores: must be a prefix of the parameter tree") from None
+    raise UserError("must be a prefix of the parameter tree", field="scores") from None
   return jax.tree.map(float, scores)
 
 
@@ -116,7 +119,7 @@ def _check_numbers(scores: Any) -> None:
   for score in leaves:
     validate.non_negative(scores=score)
   if not any(leaves):
-    raise UserError(f"scores={scores!r}: at least one must be > 0")
+    raise UserError("at least one must be > 0", field="scores", value=scores)
 
 
 def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
@@ -136,5 +139,5 @@ def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> 
   validate.non_negative(freeze_below=freeze_below)
   shares = jax.tree.map(lambda s: 0.0 if s == 0 or s < freeze_below else 1.0 / s, scores)
   if not any(jax.tree.leaves(shares)):
-    raise UserError(f"freeze_below={freeze_below!r}: would freeze every group")
+    raise UserError("would freeze every group", field="freeze_below", value=freeze_below)
   return shares

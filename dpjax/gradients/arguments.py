@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import trees
 from dpjax.types import Array, ArrayLike, ArrayTree, Batch
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _NO_MASK = (
   "mask=None: must be given: mask=batch.mask, or True where every row is an example; padding "
@@ -38,12 +38,16 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
   except (TypeError, ValueError):  # text, objects, rows of several lengths
     shown = " ".join(repr(mask).split())  # in one line
     raise UserError(
-      f"mask={shown:.60}: must be a bool array [{size}], such as batch.mask, or True"
+      f"must be a bool array [{size}], such as batch.mask, or True",
+      field="mask",
+      value=Verbatim(f"{shown:.60}"),
     ) from None
   if mask.dtype != bool:
-    raise UserError(f"mask.dtype={mask.dtype}: must be bool")
+    raise UserError("must be bool", field="mask.dtype", value=mask.dtype)
   if mask.shape not in ((), (size,)):
-    raise UserError(f"mask.shape={mask.shape}: must be ({size},), the batch size")
+    raise UserError(
+      f"must be ({size},), the batch size", field="mask.shape", value=mask.shape
+    )
   return jnp.broadcast_to(mask, (size,))
 
 
@@ -60,7 +64,8 @@ def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, An
     return batch, mask
   if mask is not None:
     raise UserError(
-      "mask: must be left out where the batch is a dpjax.types.Batch, which has its own"
+      "must be left out where the batch is a dpjax.types.Batch, which has its own",
+      field="mask",
     )
   return batch.examples, batch.mask
 
@@ -80,7 +85,7 @@ def check_arrays(**named: Any) -> None:
       known = jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)
       if not known and not trees.is_key(leaf):
         place = f"{name}{jax.tree_util.keystr(path)}"
-        raise UserError(f"{place}: dtype {dtype} must be numbers, which JAX can hold")
+        raise UserError(f"dtype {dtype} must be numbers, which JAX can hold", field=place)
 
 
 def check_real(**named: Any) -> None:
@@ -99,4 +104,4 @@ def check_real(**named: Any) -> None:
       dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype
       if not jnp.issubdtype(dtype, jnp.floating):
         place = f"{name}{jax.tree_util.keystr(path)}"
-        raise UserError(f"{place}: dtype {dtype} must be real floating point")
+        raise UserError(f"dtype {dtype} must be real floating point", field=place)

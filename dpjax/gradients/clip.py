@@ -85,9 +85,9 @@ class Automatic(ClipRule):
     validate.positive(gamma=self.gamma)
     least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
     if self.gamma < least:
-      raise UserError(f"gamma={self.gamma!r}: must be >= {least:g}")
+      raise UserError(f"must be >= {least:g}", field="gamma", value=self.gamma)
     if self.gamma > _MAX_NORM:
-      raise UserError(f"gamma={self.gamma!r}: must be <= {_MAX_NORM:g}")
+      raise UserError(f"must be <= {_MAX_NORM:g}", field="gamma", value=self.gamma)
 
   def top(self, bound: float) -> float:
     return min(bound, self.gamma)
@@ -129,7 +129,9 @@ class Clip:
       object.__setattr__(self, "rule", RULES[self.rule]())
     if not isinstance(self.rule, ClipRule):
       raise UserError(
-        f"clipping={self.rule!r}: must be a ClipRule, or one of {', '.join(RULES)}"
+        f"must be a ClipRule, or one of {', '.join(RULES)}",
+        field="clipping",
+        value=self.rule,
       )
     object.__setattr__(self, "schedule", validate.several(clip_schedule=self.schedule))
     validate.factors(clip_schedule=self.schedule)
@@ -149,8 +151,10 @@ class Clip:
       check(l2_clip_norm=leaf)
       if not (_MIN_NORM <= leaf <= _MAX_NORM or math.isinf(leaf)):
         raise UserError(
-          f"l2_clip_norm={leaf!r}: must be in [{_MIN_NORM:g}, {_MAX_NORM:g}], the range in "
-          "which float32 can bound a gradient"
+          f"must be in [{_MIN_NORM:g}, {_MAX_NORM:g}], the range in which float32 "
+          "can bound a gradient",
+          field="l2_clip_norm",
+          value=leaf,
         )
     self.rule.check(max(active))
 
@@ -158,8 +162,8 @@ class Clip:
     """Raises unless the schedule is empty or has a factor for each step."""
     if self.schedule and len(self.schedule) < num_steps:
       raise UserError(
-        f"clip_schedule: has {len(self.schedule)} factors, must have one for each of "
-        f"num_steps={num_steps}"
+        f"has {len(self.schedule)} factors, must have one for each of num_steps={num_steps}",
+        field="clip_schedule",
       )
 
   def check_finite(self) -> None:
@@ -192,12 +196,12 @@ class Clip:
   def check_prefix(self, params: Params) -> None:
     """Raises unless the norms are a prefix of the parameters, which hold arrays."""
     if not jax.tree.leaves(params):
-      raise UserError("params: must hold at least one array")
+      raise UserError("must hold at least one array", field="params")
     try:
       jax.tree.map(lambda _, group: None, self.norms, params)
     except ValueError:
       raise UserError(
-        "l2_clip_norm: must be a number, or a prefix of the parameter tree"
+        "must be a number, or a prefix of the parameter tree", field="l2_clip_norm"
       ) from None
 
 

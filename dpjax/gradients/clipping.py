@@ -218,6 +218,7 @@ def _checked(grads: Any, mask: Any, clip: Clip) -> jax.Array:
   sizes = {leaf.shape[:1] for leaf in jax.tree.leaves(grads)}
   if len(sizes) != 1 or () in sizes:
     raise validate.UserError(
-      f"grads: must be stacked per example, [B, *param], found {sorted(map(str, sizes))}"
+      f"must be stacked per example, [B, *param], found {sorted(map(str, sizes))}",
+      field="grads",
     )
   return checked_mask(mask, sizes.pop()[0])

@@ -58,7 +58,9 @@ def mesh_of(text: str) -> Mesh:
   """
   found = _FORM.fullmatch(text)
   if not found:
-    raise UserError(f"mesh={text!r}: must be such as 'data:4' or 'data:4,model:2'")
+    raise UserError(
+      "must be such as 'data:4' or 'data:4,model:2'", field="mesh", value=text
+    )
   shape = tuple(int(size) for size in found.groups() if size)
   devices = _equal_shares(f"mesh={text!r}", math.prod(shape))
   return checked_mesh(Mesh(np.array(devices).reshape(shape), AXES[: len(shape)]))
@@ -70,7 +72,8 @@ def _equal_shares(name: str, count: int) -> list[Any]:
   share, rest = divmod(count, num_processes)
   if rest:
     raise UserError(
-      f"{name}: has {count} devices, which must be a multiple of the {num_processes} processes"
+      f"has {count} devices, which must be a multiple of the {num_processes} processes",
+      field=name,
     )
   chosen: list[Any] = []
   for index in range(num_processes):
@@ -79,7 +82,7 @@ def _equal_shares(name: str, count: int) -> list[Any]:
       who = "this process" if num_processes == 1 else f"process {index}"
       each = "" if num_processes == 1 else " of each process"
       raise UserError(
-        f"{name}: needs {share} devices{each}, {who} has {len(own)} ({own[0].platform})"
+        f"needs {share} devices{each}, {who} has {len(own)} ({own[0].platform})", field=name
       )
     chosen += own[:share]
   return chosen
@@ -99,11 +102,13 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   dpjax.validate.UserError: mesh=('rows',): must have an axis 'data' and none but 'model' ...
   """
   if not isinstance(mesh, Mesh):
-    raise UserError(f"mesh={mesh!r:.60}: must be a jax.sharding.Mesh, or None")
+    raise UserError("must be a jax.sharding.Mesh, or None", field="mesh", value=mesh)
   names = tuple(mesh.axis_names)
   if sorted(names) not in ([DATA], [DATA, MODEL]):
     raise UserError(
-      f"mesh={names!r}: must have an axis {DATA!r} and none but {MODEL!r} beside it"
+      f"must have an axis {DATA!r} and none but {MODEL!r} beside it",
+      field="mesh",
+      value=names,
     )
   _check_processes(mesh, names)
   return Mesh(mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
@@ -114,13 +119,17 @@ def _check_processes(mesh: Mesh, names: tuple[Any, ...]) -> None:
   counts = np.bincount(whose.ravel(), minlength=jax.process_count())
   if len({*counts}) > 1:
     raise UserError(
-      f"mesh={dict(mesh.shape)!r}: must hold as many devices of each of the "
-      f"{len(counts)} processes, not {counts.tolist()}"
+      f"must hold as many devices of each of the {len(counts)} processes, not "
+      f"{counts.tolist()}",
+      field="mesh",
+      value=dict(mesh.shape),
     )
   if MODEL in names and np.ptp(whose, axis=names.index(MODEL)).any():
     raise UserError(
-      f"mesh={dict(mesh.shape)!r}: {MODEL!r} must divide the {counts[0]} devices of a process, "
-      "for parameters are not split between processes"
+      f"{MODEL!r} must divide the {counts[0]} devices of a process, for "
+      "parameters are not split between processes",
+      field="mesh",
+      value=dict(mesh.shape),
     )
 
 

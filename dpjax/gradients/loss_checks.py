@@ -45,8 +45,9 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
   for eqn in _equations(closed.jaxpr):
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(
-        f"loss_fn: '{eqn.primitive.name}' has a side effect, through which one example "
-        "could reach another; return what it computes, or use jax.pure_callback"
+        f"'{eqn.primitive.name}' has a side effect, through which one example "
+        "could reach another; return what it computes, or use jax.pure_callback",
+        field="loss_fn",
       )
   _check_apart(loss_fn, params, one, closed)
 
@@ -55,8 +56,9 @@ def check_callable(loss_fn: Any) -> None:
   """Raises UserError unless `loss_fn` is a function that takes two arguments."""
   if not callable(loss_fn):
     raise validate.UserError(
-      f"loss_fn={' '.join(repr(loss_fn).split()):.60}: must be a function (params, ONE "
-      "example) -> scalar"
+      "must be a function (params, ONE example) -> scalar",
+      field="loss_fn",
+      value=validate.Verbatim(f"{' '.join(repr(loss_fn).split()):.60}"),
     )
   try:
     signature = inspect.signature(loss_fn)
@@ -66,7 +68,8 @@ def check_callable(loss_fn: Any) -> None:
     signature.bind(None, None)
   except TypeError as error:
     raise validate.UserError(
-      f"loss_fn: must take two arguments, (params, ONE example): {_first_line(error)}"
+      f"must take two arguments, (params, ONE example): {_first_line(error)}",
+      field="loss_fn",
     ) from None
 
 
@@ -100,8 +103,9 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
     if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
       told = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
-        f"{name}: '{what}' has {told}, which sees all {others} and could mix them; "
-        "use jax.vmap's own rules, or vmap_method='sequential'"
+        f"'{what}' has {told}, which sees all {others} and could mix them; "
+        "use jax.vmap's own rules, or vmap_method='sequential'",
+        field=name,
       )
 
 
@@ -115,13 +119,15 @@ def explain_failure(
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
     if not _differentiable(eqn):
       raise validate.UserError(
-        f"loss_fn: '{eqn.primitive.name}' has no reverse-mode derivative; write it with "
-        "lax.scan, give it a jax.custom_vjp, or put lax.stop_gradient around it"
+        f"'{eqn.primitive.name}' has no reverse-mode derivative; write it with "
+        "lax.scan, give it a jax.custom_vjp, or put lax.stop_gradient around it",
+        field="loss_fn",
       )
   if isinstance(error, NotImplementedError):
     raise validate.UserError(
-      "loss_fn: holds an operation that JAX cannot batch over examples "
-      f"({_first_line(error)}); write it with jnp.einsum, jnp.where or lax.scan"
+      f"holds an operation that JAX cannot batch over examples ({_first_line(error)}); "
+      "write it with jnp.einsum, jnp.where or lax.scan",
+      field="loss_fn",
     ) from error
 
 
@@ -140,27 +146,32 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
     _explain_library(error)
     if isinstance(error, _CONCRETE):
       raise validate.UserError(
-        f"loss_fn: reads numbers while it is traced ({type(error).__name__}); write it with "
-        "jnp in place of np, jnp.where or lax.cond in place of if, and without float() or int()"
+        f"reads numbers while it is traced ({type(error).__name__}); write it "
+        "with jnp in place of np, jnp.where or lax.cond in place of if, and "
+        "without float() or int()",
+        field="loss_fn",
       ) from error
     if "unbound axis name" in str(error):
       raise validate.UserError(
-        f"loss_fn: {str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
-        "examples; the loss of ONE example must not see the others"
+        f"{str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
+        "examples; the loss of ONE example must not see the others",
+        field="loss_fn",
       ) from error
     if "no available implicit dtype promotion path" in str(error):
       raise validate.UserError(
-        f"loss_fn: {str(error).split('. ')[0].splitlines()[0]}: JAX has no common type for them; "
-        "cast one of them, such as w.astype(jnp.float32)"
+        f"{str(error).split('. ')[0].splitlines()[0]}: JAX has no common type for "
+        "them; cast one of them, such as w.astype(jnp.float32)",
+        field="loss_fn",
       ) from error
     if "not a valid JAX type" in str(error):
       raise validate.UserError(
-        f"loss_fn: must return a scalar for ONE example ({_first_line(error)})"
+        f"must return a scalar for ONE example ({_first_line(error)})", field="loss_fn"
       ) from error
     if _runs(trace, params, batch):
       raise validate.UserError(
-        "loss_fn: fails on ONE example but runs on a batch; write it for one example, "
-        f"without a batch axis, which dpjax adds ({_first_line(error)})"
+        "fails on ONE example but runs on a batch; write it for one example, "
+        f"without a batch axis, which dpjax adds ({_first_line(error)})",
+        field="loss_fn",
       ) from error
     raise
 
@@ -205,14 +216,16 @@ def _explain_library(error: Exception) -> None:
     raise validate.UserError(f"{_BATCH_NORM} ({name})") from error
   if name == "InvalidRngError" or (name == "TraceContextError" and "Rng" in message):
     raise validate.UserError(
-      "loss_fn: Dropout needs a key for each example: draw from example.key (linen: "
-      "rngs={'dropout': example.key}; nnx: rngs=nnx.Rngs(dropout=example.key)) and give "
-      f"training.dp_sgd an example_key ({name})"
+      "Dropout needs a key for each example: draw from example.key (linen: "
+      "rngs={'dropout': example.key}; nnx: rngs=nnx.Rngs(dropout=example.key)) "
+      f"and give training.dp_sgd an example_key ({name})",
+      field="loss_fn",
     ) from error
   if name == "TraceContextError":
     raise validate.UserError(
-      "loss_fn: changes its model in place; write it as a function of params, with "
-      f"nnx.split and nnx.merge ({_first_line(error)})"
+      "changes its model in place; write it as a function of params, with "
+      f"nnx.split and nnx.merge ({_first_line(error)})",
+      field="loss_fn",
     ) from error
 
 

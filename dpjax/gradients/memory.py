@@ -112,8 +112,10 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
   least = estimate.fixed + estimate.per_example
   if budget < least:
     raise validate.UserError(
-      f"memory_budget={budget:g}: must be >= {math.ceil(least)} bytes, which one example "
-      "needs by estimate; or give microbatch_size"
+      f"must be >= {math.ceil(least)} bytes, which one example needs by "
+      "estimate; or give microbatch_size",
+      field="memory_budget",
+      value=validate.Verbatim(f"{budget:g}"),
     )
   fitting = int((budget - estimate.fixed) // max(estimate.per_example, 1.0))
   if fitting >= batch_size:

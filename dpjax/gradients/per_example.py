@@ -54,7 +54,7 @@ def _batch_size(batch: Any, name: str = "batch") -> int:
   if len(sizes) != 1 or () in sizes:
     found = sorted(map(str, sizes)) or "no arrays"
     raise validate.UserError(
-      f"{name}: every leaf needs the same leading axis, found {found}"
+      f"every leaf needs the same leading axis, found {found}", field=name
     )
   return sizes.pop()[0]
 
@@ -62,7 +62,7 @@ def _batch_size(batch: Any, name: str = "batch") -> int:
 def _check_params(params: Any) -> None:
   check_real(params=params)
   if not jax.tree.leaves(params):
-    raise validate.UserError("params: must hold at least one array")
+    raise validate.UserError("must hold at least one array", field="params")
 
 
 def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
@@ -86,7 +86,9 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
   """
   if isinstance(grads, PerExampleGrads | ClippedSum):
     raise validate.UserError(
-      f"grads: must be bare arrays, not {type(grads).__name__}, which the transform takes as it is"
+      f"must be bare arrays, not {type(grads).__name__}, which the transform "
+      "takes as it is",
+      field="grads",
     )
   check_real(grads=grads)
   if mask is not None:
@@ -178,7 +180,9 @@ class ClippedGrad:
       validate.positive(memory_budget=self.memory_budget)
     if self.memory_budget is not None and self.microbatch_size is not None:
       raise validate.UserError(
-        f"memory_budget={self.memory_budget!r}: must be None where microbatch_size is given"
+        "must be None where microbatch_size is given",
+        field="memory_budget",
+        value=self.memory_budget,
       )
 
   @property

@@ -21,7 +21,7 @@ from scipy import special
 from dpjax import validate
 from dpjax.mechanisms import finite, stated
 from dpjax.noise import source
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
 _NO_MASS = -1e3  # standard deviations
@@ -130,7 +130,9 @@ class Gaussian:
     found = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
     if float(epsilon) + _LOG_TAIL > math.log(delta * _TAIL_SHARE or 5e-324):
       raise UserError(
-        f"delta={delta!r}: too small beside e^{epsilon!r} 2^-191, the tails of finite noise"
+        f"too small beside e^{epsilon!r} 2^-191, the tails of finite noise",
+        field="delta",
+        value=delta,
       )
     return found
 
@@ -200,7 +202,9 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
   excess = lambda log_z: gaussian_delta(math.exp(log_z), epsilon) - delta
   if excess(_LOG_RANGE[0]) <= 0 or excess(_LOG_RANGE[1]) > 0:
     raise UserError(
-      f"epsilon={epsilon!r}, delta={delta!r}: beyond what float64 can calibrate"
+      "beyond what float64 can calibrate",
+      field="epsilon",
+      value=Verbatim(f"{epsilon!r}, delta={delta!r}"),
     )
   low, high = _LOG_RANGE
   while high - low > 1e-13:
@@ -223,8 +227,10 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
   stated.positive(epsilon=epsilon)
   if epsilon >= 1:
     raise UserError(
-      f"epsilon={epsilon!r}: must be below 1 for the classic Gaussian formula; the "
-      "analytic one holds for every epsilon"
+      "must be below 1 for the classic Gaussian formula; the analytic one holds "
+      "for every epsilon",
+      field="epsilon",
+      value=epsilon,
     )
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 

@@ -149,7 +149,7 @@ class SampleAndAggregateVote:
     for_shards, for_noise = jax.random.split(key)
     votes = _outputs(fn, shards(for_shards, examples, self.num_shards))
     if not jnp.issubdtype(votes.dtype, jnp.integer):
-      raise UserError(f"fn: must return integer labels, not {votes.dtype}")
+      raise UserError(f"must return integer labels, not {votes.dtype}", field="fn")
     return self.selection(for_noise, self.counts(votes))
 
   def event(
@@ -164,7 +164,7 @@ class SampleAndAggregateVote:
 def _check_few(**named: int) -> None:
   for name, value in named.items():
     if value > finite.MAX_RECORDS:
-      raise UserError(f"{name}={value}: must be at most {finite.MAX_RECORDS}")
+      raise UserError(f"must be at most {finite.MAX_RECORDS}", field=name, value=value)
 
 
 def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
@@ -178,10 +178,12 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   leaves = jax.tree.map(lambda leaf: finite.array("examples", leaf), examples)
   sizes = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(leaves)}
   if len(sizes) != 1 or sizes == {()}:
-    raise UserError("examples: every leaf must have the same leading axis [n, ...]")
+    raise UserError("every leaf must have the same leading axis [n, ...]", field="examples")
   (n,) = sizes.pop()
   if n < num_shards:
-    raise UserError(f"num_shards={num_shards}: must be at most the number of records, {n}")
+    raise UserError(
+      f"must be at most the number of records, {n}", field="num_shards", value=num_shards
+    )
   size, num_shards = n // int(num_shards), int(num_shards)
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
@@ -194,5 +196,5 @@ def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
   """[num_shards, *out]: what `fn` says of each shard."""
   found = jax.vmap(fn)(cut)
   if not isinstance(found, jax.Array) or not found.size:
-    raise UserError("fn: must return one array of at least one number")
+    raise UserError("must return one array of at least one number", field="fn")
   return finite.array("fn", found)

@@ -37,9 +37,11 @@ class _Clipped:
     """`values` [n], clipped, as shares [0, 1] of the way from `lower` to `upper`."""
     found = finite.array("values", values)
     if found.ndim != 1:
-      raise UserError(f"values: must have shape [n], not {found.shape}")
+      raise UserError(f"must have shape [n], not {found.shape}", field="values")
     if found.size > finite.MAX_RECORDS:
-      raise UserError(f"values: at most {finite.MAX_RECORDS} records, got {found.size}")
+      raise UserError(
+        f"at most {finite.MAX_RECORDS} records, got {found.size}", field="values"
+      )
     return finite.units("values", found, self.lower, self.upper)
 
   def _at(self, share: jax.Array) -> jax.Array:
@@ -144,7 +146,7 @@ class Histogram:
   def __post_init__(self) -> None:
     validate.integer_at_least(1, num_bins=self.num_bins)
     if self.num_bins > _MOST_BINS:
-      raise UserError(f"num_bins={self.num_bins}: must be below 2^31 - 1")
+      raise UserError("must be below 2^31 - 1", field="num_bins", value=self.num_bins)
     _ = self.noise  # checks the other fields
 
   @property
@@ -163,7 +165,9 @@ class Histogram:
     """The exact counts [num_bins] of `bins` [n]; not private."""
     found = finite.array("bins", bins)
     if found.ndim != 1 or not finite.is_integer(found):
-      raise UserError(f"bins: must be integers [n], not {found.dtype} {found.shape}")
+      raise UserError(
+        f"must be integers [n], not {found.dtype} {found.shape}", field="bins"
+      )
     k = int(self.num_bins)
     places = finite.indices("bins", found, -1, k)
     places = jnp.where(places < 0, k, places)

@@ -46,7 +46,9 @@ class ShardCharge:
     _check_amounts(self.epsilon, self.delta)
     if not isinstance(self.records, Iterable) or isinstance(self.records, Iterator):
       raise UserError(
-        f"records={self.records!r}: must be a collection of integers that can be read again"
+        "must be a collection of integers that can be read again",
+        field="records",
+        value=self.records,
       )
 
 
@@ -108,7 +110,7 @@ class BudgetLedger:
     """
     stated.positive(**{f"shares[{i}]": share for i, share in enumerate(shares)})
     if sum(map(_exact, shares)) != 1:
-      raise UserError(f"shares={shares!r}: must sum to 1")
+      raise UserError("must sum to 1", field="shares", value=shares)
     return tuple(float(_exact(share) * _exact(self.epsilon)) for share in shares)
 
   def spend(
@@ -163,7 +165,7 @@ class BudgetLedger:
     dpjax.mechanisms.budget.OverlappingShards: shards[1]: record 50 lies in an earlier ...
     """
     if not shards:
-      raise UserError("shards: must hold at least one shard")
+      raise UserError("must hold at least one shard", field="shards")
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
     largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
@@ -175,15 +177,19 @@ class BudgetLedger:
     stated.flag(records_may_move=by_itself)
     if not by_itself and self.neighboring_relation == "add_or_remove_one":
       raise UserError(
-        "records_may_move=False: under 'add_or_remove_one' removing a record moves those "
-        "after it into other shards; use 'replace_one' or 'replace_special', or shards that "
-        "each record decides by itself (records_may_move=True)"
+        "under 'add_or_remove_one' removing a record moves those after it into "
+        "other shards; use 'replace_one' or 'replace_special', or shards that each "
+        "record decides by itself (records_may_move=True)",
+        field="records_may_move",
+        value=False,
       )
     if by_itself and self.neighboring_relation != "add_or_remove_one":
       raise UserError(
-        f"records_may_move=True: under {str(self.neighboring_relation)!r} a shard's size is "
-        "public, and a record that leaves it changes it; use 'add_or_remove_one' (exchanging "
-        "a record costs two such hops)"
+        f"under {str(self.neighboring_relation)!r} a shard's size is public, and a "
+        "record that leaves it changes it; use 'add_or_remove_one' (exchanging a "
+        "record costs two such hops)",
+        field="records_may_move",
+        value=True,
       )
 
   def event(self) -> stated.DpEvent:
@@ -203,7 +209,9 @@ class BudgetLedger:
       return charge.event
     if charge.delta > 0:
       raise UserError(
-        f"delta={charge.delta!r}: {charge.name!r} has no event; give one to be composed"
+        f"{charge.name!r} has no event; give one to be composed",
+        field="delta",
+        value=charge.delta,
       )
     relation = self.neighboring_relation
     return stated.pure_event(charge.epsilon, relation, relation)
@@ -214,8 +222,10 @@ class BudgetLedger:
       if total > _exact(getattr(self, field)):
         left = self.remaining[field == "delta"]
         raise Overspent(
-          f"{field}={getattr(charge, field)!r}: {charge.name!r} would exceed the budget, "
-          f"of which {left:.6g} of {getattr(self, field):.6g} is left"
+          f"{charge.name!r} would exceed the budget, of which {left:.6g} of "
+          f"{getattr(self, field):.6g} is left",
+          field=field,
+          value=getattr(charge, field),
         )
 
 
@@ -231,7 +241,7 @@ def _check_amounts(epsilon: float, delta: float) -> None:
   validate.non_negative(epsilon=epsilon, delta=delta)
   stated.number(epsilon=epsilon, delta=delta)
   if delta >= 1:
-    raise UserError(f"delta={delta!r}: must be in [0, 1)")
+    raise UserError("must be in [0, 1)", field="delta", value=delta)
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
@@ -260,7 +270,7 @@ def _is_plain(shard: Iterable[int]) -> bool:
 def _record(record: int) -> int:
   whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
   if not whole or record < 0:  # -1 would be a second name of the last record
-    raise UserError(f"records: must be integers >= 0, not {record!r}")
+    raise UserError(f"must be integers >= 0, not {record!r}", field="records")
   return int(record)
 
 

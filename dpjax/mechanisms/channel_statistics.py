@@ -132,10 +132,11 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
   """
   given = x if isinstance(x, Rows) else finite.array("x", x)
   if given.ndim < 2 or 0 in given.shape[1:]:
-    raise UserError(f"x: must have shape [n, ..., channels], not {given.shape}")
+    raise UserError(f"must have shape [n, ..., channels], not {given.shape}", field="x")
   if given.shape[-1] > MAX_CHANNELS or len(given) > finite.MAX_RECORDS:
     raise UserError(
-      f"x: must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples"
+      f"must have at most {MAX_CHANNELS} channels and {finite.MAX_RECORDS} examples",
+      field="x",
     )
   parts = [_moments(chunk)[:count] for chunk, count in chunks(given)]
   return jnp.concatenate([jnp.zeros((0, 2, given.shape[-1]), jnp.float32), *parts])

@@ -34,7 +34,7 @@ from jax import core
 from dpjax import trees
 from dpjax.noise import source
 from dpjax.types import Array
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
 GRID_BITS = 7  # bits of the grid below the noise's scale; the others are left to the noise
@@ -46,7 +46,9 @@ _MOST_INT = 2**53  # what float64 holds exactly
 def check_key(key: Array) -> None:
   """Raises unless `key` is one typed key."""
   if not trees.is_key(key) or key.ndim:
-    raise UserError(f"key: must be one typed key, jax.random.key(...), not {_kind(key)}")
+    raise UserError(
+      f"must be one typed key, jax.random.key(...), not {_kind(key)}", field="key"
+    )
 
 
 def _kind(value: Any) -> str:
@@ -65,7 +67,7 @@ def array(name: str, value: Numbers) -> Any:
     value = _from_host(name, value)
   floats = any(value.dtype == kind for kind in source.FLOATS)
   if not (floats or is_integer(value) or value.dtype == bool):
-    raise UserError(f"{name}: must be real numbers, not {_kind(value)}")
+    raise UserError(f"must be real numbers, not {_kind(value)}", field=name)
   return value
 
 
@@ -76,7 +78,7 @@ def _from_host(name: str, value: Any) -> Any:
     found = jnp.asarray(value)
   except (TypeError, ValueError, OverflowError):
     raise UserError(
-      f"{name}: must be an array of real numbers, not {_kind(value)}"
+      f"must be an array of real numbers, not {_kind(value)}", field=name
     ) from None
   return found.astype(np.float64) if found.dtype == np.longdouble else found
 
@@ -99,13 +101,13 @@ def _known(value: Any) -> bool:
 def finite(name: str, value: Numbers) -> None:
   """Raises unless every entry is finite; values that are being traced pass unseen."""
   if _known(value) and not np.all(np.isfinite(value)):
-    raise UserError(f"{name}: must be finite, for nothing bounds what noise would hide")
+    raise UserError("must be finite, for nothing bounds what noise would hide", field=name)
 
 
 def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
   """64-bit host numbers as float64, none of them rounded."""
   if value.dtype.kind in "iu" and np.any(np.abs(value.astype(np.float64)) > _MOST_INT):
-    raise UserError(f"{name}: integers beyond 2^53 are not supported")
+    raise UserError("integers beyond 2^53 are not supported", field=name)
   return value.astype(np.float64)
 
 
@@ -163,8 +165,9 @@ def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, j
   value, unit = _exact_floats(name, value), 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
-      f"{name}: beyond 2^24 times the noise's scale={scale:.6g}, float32 cannot hold the "
-      "sum; enable x64"
+      f"beyond 2^24 times the noise's scale={scale:.6g}, float32 cannot hold the "
+      "sum; enable x64",
+      field=name,
     )
   high = np.round(value / unit) * unit
   return _to_float32(high), _to_float32(value - high)
@@ -227,10 +230,16 @@ def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
   info = jnp.finfo(dtype)
   if upper - lower > float(info.max) or upper / 2 - lower / 2 < float(info.tiny):
     raise UserError(
-      f"upper={upper!r}: with lower={lower!r} outside of what {jnp.dtype(dtype)} can hold"
+      f"with lower={lower!r} outside of what {jnp.dtype(dtype)} can hold",
+      field="upper",
+      value=upper,
     )
   if max(abs(lower), abs(upper)) > float(info.max):
-    raise UserError(f"upper={upper!r}, lower={lower!r}: beyond {jnp.dtype(dtype)}")
+    raise UserError(
+      f"beyond {jnp.dtype(dtype)}",
+      field="upper",
+      value=Verbatim(f"{upper!r}, lower={lower!r}"),
+    )
 
 
 def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -244,7 +253,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
   (750.0, 0.0)
   """
   if len(shares) > MAX_RECORDS:
-    raise UserError(f"values: at most {MAX_RECORDS} records, got {len(shares)}")
+    raise UserError(f"at most {MAX_RECORDS} records, got {len(shares)}", field="values")
   if shares.dtype == jnp.float64:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
     rest = summed & (2**38 - 1)
@@ -291,7 +300,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   """
   scores = array(name, scores)
   if scores.ndim == 0 or scores.shape[-1] == 0:
-    raise UserError(f"{name}: must have shape [..., k] with k >= 1, not {scores.shape}")
+    raise UserError(f"must have shape [..., k] with k >= 1, not {scores.shape}", field=name)
   library = np if isinstance(scores, np.ndarray) else jnp
   high = scores.max(-1, keepdims=True)
   if is_integer(scores) or scores.dtype == bool:
@@ -300,7 +309,7 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   sound = (library.abs(high) < np.inf)[..., 0]  # a NaN is the largest of its row
   if _known(sound) and not np.all(sound):
     raise UserError(
-      f"{name}: must be numbers below infinity, and one of each row above -infinity"
+      "must be numbers below infinity, and one of each row above -infinity", field=name
     )
   if _too_wide(scores):
     with np.errstate(over="ignore"):
@@ -332,7 +341,7 @@ def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   """
   values = array(name, values)
   if not (is_integer(values) or values.dtype == bool):
-    raise UserError(f"{name}: must be integers, not {_kind(values)}")
+    raise UserError(f"must be integers, not {_kind(values)}", field=name)
   library = np if isinstance(values, np.ndarray) else jnp
   if values.dtype.itemsize < 4:
     values = values.astype(library.int32)

@@ -24,7 +24,7 @@ from dpjax.mechanisms.additive import Gaussian
 from dpjax.mechanisms.bounded import Quantile
 from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
 from dpjax.types import Array, ArrayLike
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
 HUGE = 1e30
@@ -61,8 +61,10 @@ class NoisyMeans(abc.ABC):
     if not isinstance(given, (tuple, list)) or len(given) not in (0, count):
       words = " ".join(repr(given).split())
       raise UserError(
-        f"clip_norms={words:.60}: must be {_COUNTS[count]} norms, of an example's "
-        f"{', '.join(self.vectors)}, or none for private {self.norms}"
+        f"must be {_COUNTS[count]} norms, of an example's "
+        f"{', '.join(self.vectors)}, or none for private {self.norms}",
+        field="clip_norms",
+        value=Verbatim(f"{words:.60}"),
       )
     norms = {f"clip_norms[{i}]": norm for i, norm in enumerate(self.clip_norms)}
     numbers = ("normalize_by", "noise_multiplier", "median_epsilon")
@@ -71,7 +73,7 @@ class NoisyMeans(abc.ABC):
     for name, value in checked.items():
       low, high = _MEDIAN_EPSILONS if name == "median_epsilon" else _NUMBERS
       if not low <= float(value) <= high:
-        raise UserError(f"{name}={value!r}: must be in [{low:g}, {high:g}]")
+        raise UserError(f"must be in [{low:g}, {high:g}]", field=name, value=value)
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)

@@ -53,7 +53,9 @@ class RandomizedResponse:
     stated.positive(epsilon=self.epsilon)
     validate.integer_at_least(2, num_categories=self.num_categories)
     if self.num_categories > _MOST_CATEGORIES:
-      raise UserError(f"num_categories={self.num_categories}: must be below 2^31")
+      raise UserError(
+        "must be below 2^31", field="num_categories", value=self.num_categories
+      )
 
   @property
   def noise_parameter(self) -> float:
@@ -88,7 +90,7 @@ class RandomizedResponse:
     k = int(self.num_categories)
     checked = np.asarray(finite.indices("responses", responses, -1, k)).ravel()
     if np.any((checked < 0) | (checked >= k)):
-      raise UserError(f"responses: must be in 0 .. {k - 1}")
+      raise UserError(f"must be in 0 .. {k - 1}", field="responses")
     counts = np.bincount(checked, minlength=k)
     shares = counts / max(1, counts.sum())
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)

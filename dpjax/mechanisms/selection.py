@@ -53,8 +53,10 @@ class _Selection:
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError(
-        "monotonic=True: replacing a record can raise one utility and lower another; "
-        "must be False under replace_one"
+        "replacing a record can raise one utility and lower another; must be False "
+        "under replace_one",
+        field="monotonic",
+        value=True,
       )
 
   @property
@@ -130,7 +132,7 @@ class PermuteAndFlip(_Selection):
     """
     accept = np.exp(self._logits(utilities))
     if accept.ndim != 1:
-      raise UserError(f"utilities: must have shape [k], not {accept.shape}")
+      raise UserError(f"must have shape [k], not {accept.shape}", field="utilities")
     nodes, weights = np.polynomial.legendre.leggauss(accept.size // 2 + 1)
     passed = 1 - accept[:, None] * (nodes + 1) / 2  # [k, nodes]: not taken by time t
     others = [np.delete(passed, r, axis=0).prod(0) for r in range(accept.size)]

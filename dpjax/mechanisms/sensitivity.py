@@ -71,12 +71,14 @@ def mean_sensitivity(
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
   if neighboring_relation == "add_or_remove_one":
     raise UserError(
-      "neighboring_relation='add_or_remove_one': num_records is private there; release "
-      "a noisy sum and a noisy count, or use replace_one"
+      "num_records is private there; release a noisy sum and a noisy count, or "
+      "use replace_one",
+      field="neighboring_relation",
+      value="add_or_remove_one",
     )
   total = sum_sensitivity(lower, upper, neighboring_relation=neighboring_relation)
   if num_records > 1e300:
-    raise UserError("num_records: must be a finite float64 number")
+    raise UserError("must be a finite float64 number", field="num_records")
   return total / int(num_records)
 
 

@@ -83,11 +83,11 @@ class SparseVector:
     stated.number(epsilon_values=self.epsilon_values)
     validate.integer_at_least(1, max_above=self.max_above)
     if self.max_above > _MOST_ABOVE:
-      raise UserError(f"max_above={self.max_above}: must be below 2^31")
+      raise UserError("must be below 2^31", field="max_above", value=self.max_above)
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.number(threshold=self.threshold)
     if self.monotonic and self.neighboring_relation == "replace_one":
-      raise UserError("monotonic=True: must be False under replace_one")
+      raise UserError("must be False under replace_one", field="monotonic", value=True)
     stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)
     _ = self._values  # checks its scale
 
@@ -136,7 +136,7 @@ class SparseVector:
     """
     query = finite.array("query", query)
     if query.ndim:
-      raise UserError(f"query: must be a scalar, not of shape {query.shape}")
+      raise UserError(f"must be a scalar, not of shape {query.shape}", field="query")
     return self._step(state, *self._compared("query", query))
 
   @property
@@ -175,7 +175,7 @@ class SparseVector:
     """The answers [n] to `queries` [n], in order."""
     queries = finite.array("queries", queries)
     if queries.ndim != 1:
-      raise UserError(f"queries: must have shape [n], not {queries.shape}")
+      raise UserError(f"must have shape [n], not {queries.shape}", field="queries")
 
     def step(state, query):
       answer, state = self._step(state, *query)
@@ -205,7 +205,9 @@ class SparseVector:
     hits = self.max_above if num_above is None else num_above
     validate.integer_at_least(0, num_above=hits)
     if hits > self.max_above:
-      raise UserError(f"num_above={hits}: must be at most max_above={self.max_above}")
+      raise UserError(
+        f"must be at most max_above={self.max_above}", field="num_above", value=hits
+      )
     relations = self.neighboring_relation, neighboring_relation
     spent = self.threshold_epsilon + hits * self.hit_epsilon
     comparisons = stated.pure_event(spent, *relations)

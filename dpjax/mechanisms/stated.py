@@ -60,8 +60,10 @@ def _check(stated: str, asked: str) -> None:
   validate.one_of(RELATIONS, neighboring_relation=asked)
   if asked not in (stated, "replace_one"):
     raise UserError(
-      f"neighboring_relation={str(asked)!r}: this mechanism is private under "
-      f"{str(stated)!r}; ask for event({str(stated)!r}) and account under the same"
+      f"this mechanism is private under {str(stated)!r}; ask for event({str(stated)!r}) "
+      "and account under the same",
+      field="neighboring_relation",
+      value=str(asked),
     )
 
 
@@ -80,7 +82,7 @@ def positive(**named: float) -> None:
   validate.positive(**named)
   for name, value in named.items():
     if not 1 / _MOST <= float(value) <= _MOST:
-      raise UserError(f"{name}: must be a finite float64 number > 0, as its inverse")
+      raise UserError("must be a finite float64 number > 0, as its inverse", field=name)
 
 
 def _float(value: float) -> float:
@@ -94,7 +96,7 @@ def flag(**named: bool) -> None:
   """Raises unless each value is True or False: "no" would count as True."""
   for name, value in named.items():
     if not isinstance(value, bool):
-      raise UserError(f"{name}={value!r}: must be True or False")
+      raise UserError("must be True or False", field=name, value=value)
 
 
 def number(**named: float) -> None:
@@ -108,7 +110,7 @@ def number(**named: float) -> None:
   for name, value in named.items():
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (real and math.isfinite(_float(value))):
-      raise UserError(f"{name}={value!r}: must be a finite number")
+      raise UserError("must be a finite number", field=name, value=value)
 
 
 def interval(lower: float, upper: float) -> None:
@@ -121,4 +123,4 @@ def interval(lower: float, upper: float) -> None:
   """
   number(lower=lower, upper=upper)
   if not 0 < float(upper) - float(lower) < math.inf:
-    raise UserError(f"upper={upper!r}: must be a number above lower={lower!r}")
+    raise UserError(f"must be a number above lower={lower!r}", field="upper", value=upper)

@@ -111,7 +111,9 @@ class Whitening(NoisyMeans):
     )
     if self.num_directions > MAX_DIRECTIONS:
       raise UserError(
-        f"num_directions={self.num_directions!r}: must be at most {MAX_DIRECTIONS}"
+        f"must be at most {MAX_DIRECTIONS}",
+        field="num_directions",
+        value=self.num_directions,
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
@@ -207,12 +209,15 @@ def _examples(x: ArrayLike | Rows) -> Any:
   """[n, ..., C] of numbers, or `Rows`; else UserError."""
   given: Any = x if isinstance(x, Rows) else finite.array("x", x)
   if given.ndim < 3 or 0 in given.shape[1:]:
-    raise UserError(f"x: must have shape [n, positions, channels], not {given.shape}")
+    raise UserError(
+      f"must have shape [n, positions, channels], not {given.shape}", field="x"
+    )
   sides = (math.prod(given.shape[1:-1]), given.shape[-1])
   if max(sides) > MAX_SIDE or len(given) > finite.MAX_RECORDS:
     raise UserError(
-      f"x: must have at most {MAX_SIDE} positions, {MAX_SIDE} channels and "
-      f"{finite.MAX_RECORDS} examples, not {given.shape}"
+      f"must have at most {MAX_SIDE} positions, {MAX_SIDE} channels and "
+      f"{finite.MAX_RECORDS} examples, not {given.shape}",
+      field="x",
     )
   return given
 

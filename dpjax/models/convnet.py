@@ -18,14 +18,16 @@ from dpjax.validate import UserError
 def check_images(x: jax.Array) -> None:
   """Raises UserError unless x is [batch, height, width, channels]."""
   if x.ndim != 4:
-    raise UserError(f"x.shape={x.shape}: must be [batch, height, width, channels]")
+    raise UserError(
+      "must be [batch, height, width, channels]", field="x.shape", value=x.shape
+    )
 
 
 def check_pairs(**named: Sequence[int]) -> None:
   """Raises UserError unless each value is two integers >= 1."""
   for name, values in named.items():
     if len(values) != 2:
-      raise UserError(f"{name}={values!r}: must be two integers, one per convolution")
+      raise UserError("must be two integers, one per convolution", field=name, value=values)
     for value in values:
       validate.integer_at_least(1, **{name: value})
 
@@ -66,8 +68,10 @@ class Cnn(nn.Module):
     size = -(-min(x.shape[1:3]) // first) - 1  # after conv SAME and pool
     if size < kernel or (size - kernel) // second < 1:
       raise UserError(
-        f"x.shape={x.shape}: too small for kernel_sizes={tuple(self.kernel_sizes)}, "
-        f"strides={tuple(self.strides)}; 8x8 images suit (3, 3) and (1, 1)"
+        f"too small for kernel_sizes={tuple(self.kernel_sizes)}, strides={tuple(self.strides)}; "
+        "8x8 images suit (3, 3) and (1, 1)",
+        field="x.shape",
+        value=x.shape,
       )
 
   @nn.compact
@@ -121,9 +125,11 @@ class ConvNet(nn.Module):
   def _check_positions(self) -> None:
     count = len(self.filters)
     if self.strides and len(self.strides) != count:
-      raise UserError(f"strides={self.strides!r}: must have one entry per filter ({count})")
+      raise UserError(
+        f"must have one entry per filter ({count})", field="strides", value=self.strides
+      )
     if not set(self.pool_after) <= set(range(1, count + 1)):
-      raise UserError(f"pool_after={self.pool_after!r}: must be in 1..{count}")
+      raise UserError(f"must be in 1..{count}", field="pool_after", value=self.pool_after)
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -122,8 +122,10 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
 def _check_centred(kernel_size: int, stride: int, shape: tuple[int, ...]) -> None:
   if (kernel_size - stride) % 2:
     raise UserError(
-      f"kernel_size={kernel_size}: must be {'odd' if stride == 1 else 'even'} with stride "
-      f"{stride}, else no output lies at its middle and turns are not exact"
+      f"must be {'odd' if stride == 1 else 'even'} with stride {stride}, else "
+      "no output lies at its middle and turns are not exact",
+      field="kernel_size",
+      value=kernel_size,
     )
   _check_even(shape, stride)
 
@@ -131,8 +133,10 @@ def _check_centred(kernel_size: int, stride: int, shape: tuple[int, ...]) -> Non
 def _check_even(shape: tuple[int, ...], stride: int) -> None:
   if any(side % stride for side in shape[1:3]):
     raise UserError(
-      f"x.shape={shape}: a side is odd where it is halved, so turns are not exact; sides "
-      "must be multiples of 2 to the number of halvings"
+      "a side is odd where it is halved, so turns are not exact; sides must be "
+      "multiples of 2 to the number of halvings",
+      field="x.shape",
+      value=shape,
     )
 
 
@@ -187,13 +191,17 @@ class EquivariantCnn(nn.Module):
       validate.integer_at_least(1, num_groups=self.num_groups)
       if any(width % self.num_groups for width in self.filters):
         raise UserError(
-          f"num_groups={self.num_groups}: must divide each of filters={self.filters!r}, so that "
-          "a feature and its images under the group are normalised together"
+          f"must divide each of filters={self.filters!r}, so that a feature and its "
+          "images under the group are normalised together",
+          field="num_groups",
+          value=self.num_groups,
         )
     if max(self.strides) > 2:
-      raise UserError(f"strides={self.strides!r}: must be 1 or 2")
+      raise UserError("must be 1 or 2", field="strides", value=self.strides)
     if not set(self.pool_after) <= set(range(1, len(self.filters) + 1)):
-      raise UserError(f"pool_after={self.pool_after!r}: must be in 1..{len(self.filters)}")
+      raise UserError(
+        f"must be in 1..{len(self.filters)}", field="pool_after", value=self.pool_after
+      )
     activations.activation_fn(self.activation)
     super().__post_init__()
 

@@ -92,7 +92,7 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   flat: Any = traverse_util.flatten_dict(dict(held["params"]) if "params" in held else {})
   if {name: np.shape(leaf) for name, leaf in flat.items()} != wanted:
     raise UserError(
-      "params: must be those of the model, {'params': ...} as init gives them"
+      "must be those of the model, {'params': ...} as init gives them", field="params"
     )
   tensors = {
     name: np.ascontiguousarray(_as_ours(np.asarray(flat[ours], np.float32), ours))
@@ -111,7 +111,9 @@ def _library() -> Any:
   try:
     import safetensors.numpy
   except ImportError as error:
-    raise UserError(f"safetensors: is not installed ({error}); {INSTALL}") from error
+    raise UserError(
+      f"is not installed ({error}); {INSTALL}", field="safetensors"
+    ) from error
   return safetensors
 
 
@@ -120,7 +122,7 @@ def _bytes(path: str | os.PathLike[str]) -> bytes:
   try:
     return pathlib.Path(path).read_bytes()
   except OSError as error:
-    raise UserError(f"path={os.fspath(path)!r}: {error.strerror}") from error
+    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
 
 
 def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
@@ -156,7 +158,9 @@ def _without_prefix(found: dict[str, np.ndarray], told: str) -> dict[str, np.nda
 def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
   if model.norm_epsilon != NORM_EPSILON:
     raise UserError(
-      f"norm_epsilon={model.norm_epsilon!r}: must be {NORM_EPSILON!r}, as GPT-2's is"
+      f"must be {NORM_EPSILON!r}, as GPT-2's is",
+      field="norm_epsilon",
+      value=model.norm_epsilon,
     )
   for name in ("num_heads", "norm_epsilon"):
     ours = getattr(model, name)

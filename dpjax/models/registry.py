@@ -85,8 +85,11 @@ def _not_linen(name: str, kind: type) -> UserError:
   """Of any other model: its type alone, for the repr of one has many lines."""
   told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
-    f"model.name={name!r:.80}: must return a linen module, not {told:.80}; a launcher takes no "
-    "other, but Plan.clipped_grad in a notebook takes any loss(params, example) (your_code.md)"
+    f"must return a linen module, not {told:.80}; a launcher takes no other, "
+    "but Plan.clipped_grad in a notebook takes any loss(params, example) "
+    "(your_code.md)",
+    field="model.name",
+    value=name,
   )
 
 
@@ -175,5 +178,5 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   except (TypeError, OverflowError) as error:  # an option of a kind that no field takes
     reason = str(error).splitlines()[0]
     raise UserError(
-      f"options={model_options!r}: not for model {name!r} ({reason})"
+      f"not for model {name!r} ({reason})", field="options", value=model_options
     ) from error

@@ -40,7 +40,9 @@ def group_standardize(
     return x
   validate.integer_at_least(1, num_groups=num_groups)
   if x.shape[-1] % num_groups:
-    raise UserError(f"num_groups={num_groups!r}: must divide the {x.shape[-1]} channels")
+    raise UserError(
+      f"must divide the {x.shape[-1]} channels", field="num_groups", value=num_groups
+    )
   groups = trees.at_least_float32(x).reshape(*x.shape[:3], num_groups, -1)
   centred = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
   variance = jnp.square(centred).mean(axis=(1, 2, 4), keepdims=True)

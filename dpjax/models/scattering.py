@@ -244,7 +244,9 @@ def opponent_colours(images: HostArray) -> np.ndarray:
 def _check_colours(colours: str, count: int) -> None:
   validate.one_of(COLOURS, colours=colours)
   if colours == "opponent" and count != 3:
-    raise UserError(f"colours={colours!r}: needs images of 3 colours, not of {count}")
+    raise UserError(
+      f"needs images of 3 colours, not of {count}", field="colours", value=colours
+    )
 
 
 def _check(images: Any, J: int, L: int) -> tuple[int, int]:
@@ -252,9 +254,13 @@ def _check(images: Any, J: int, L: int) -> tuple[int, int]:
   validate.integer_at_least(1, J=J, L=L)
   if len(images.shape) != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
     kind = f"{images.dtype} of shape {tuple(images.shape)}"
-    raise UserError(f"images: must be floats [batch, height, width, channels], got {kind}")
+    raise UserError(
+      f"must be floats [batch, height, width, channels], got {kind}", field="images"
+    )
   if min(images.shape[1:3]) < 2**J:
-    raise UserError(f"images.shape={tuple(images.shape)}: sides must be >= 2**J={2**J}")
+    raise UserError(
+      f"sides must be >= 2**J={2**J}", field="images.shape", value=tuple(images.shape)
+    )
   return images.shape[1], images.shape[2]
 
 

@@ -94,18 +94,20 @@ class Transformer(nn.Module):
     validate.integer_in(1, 1000, num_layers=self.num_layers)
     validate.positive(norm_epsilon=self.norm_epsilon)
     if not isinstance(self.remat, bool):
-      raise UserError(f"remat={self.remat!r}: must be true or false")
+      raise UserError("must be true or false", field="remat", value=self.remat)
     if self.features % self.num_heads:
-      raise UserError(f"features={self.features!r}: must be a multiple of num_heads")
+      raise UserError(
+        "must be a multiple of num_heads", field="features", value=self.features
+      )
     super().__post_init__()
 
   def _check(self, tokens: jax.Array) -> None:
     if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
       kind = f"{tokens.dtype} of shape {tokens.shape}"
-      raise UserError(f"tokens: must be integers [batch, length], got {kind}")
+      raise UserError(f"must be integers [batch, length], got {kind}", field="tokens")
     if tokens.shape[1] > self.max_length:
       bound = f"length must be <= max_length={self.max_length}"
-      raise UserError(f"tokens.shape={tokens.shape}: {bound}")
+      raise UserError(f"{bound}", field="tokens.shape", value=tokens.shape)
 
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:

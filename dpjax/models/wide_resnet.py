@@ -90,9 +90,11 @@ class WideResNet(nn.Module):
     validate.integer_at_least(1, **sizes, num_groups=self.num_groups)
     validate.integer_at_least(10, depth=self.depth)
     if (self.depth - 4) % 6:
-      raise UserError(f"depth={self.depth!r}: must be 6 n + 4, such as 10, 16, 28 or 40")
+      raise UserError(
+        "must be 6 n + 4, such as 10, 16, 28 or 40", field="depth", value=self.depth
+      )
     if 16 % self.num_groups:
-      raise UserError(f"num_groups={self.num_groups!r}: must divide 16")
+      raise UserError("must divide 16", field="num_groups", value=self.num_groups)
     activations.activation_fn(self.activation)
     super().__post_init__()
 

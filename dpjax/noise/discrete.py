@@ -59,7 +59,9 @@ def discrete_gaussian(
   """
   validate.integer_at_least(1, variance=variance)
   if variance > MAX_VARIANCE:
-    raise UserError(f"variance={variance}: must be <= {MAX_VARIANCE}; scale by less")
+    raise UserError(
+      f"must be <= {MAX_VARIANCE}; scale by less", field="variance", value=variance
+    )
   size = int(np.prod(shape))
   found = np.zeros(0, np.int64)
   while found.size < size:
@@ -137,7 +139,7 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
   """
   validate.positive(variance=variance)
   if variance > MAX_SKELLAM:
-    raise UserError(f"variance={variance!r}: must be <= 2^32; scale by less")
+    raise UserError("must be <= 2^32; scale by less", field="variance", value=variance)
   return rng.poisson(variance / 2, shape) - rng.poisson(variance / 2, shape)
 
 
@@ -188,11 +190,12 @@ def round_randomly(
   """
   vector = np.asarray(vector, np.float64)
   if vector.ndim != 1 or not np.isfinite(vector).all():
-    raise UserError(f"vector: must be finite and flat, got shape {vector.shape}")
+    raise UserError(f"must be finite and flat, got shape {vector.shape}", field="vector")
   bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
   if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
     raise UserError(
-      f"vector: its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it"
+      f"its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it",
+      field="vector",
     )
   low = np.floor(vector)
   for _ in range(_TRIES):
@@ -225,7 +228,9 @@ def wrap(values: HostArray, modulus: int) -> np.ndarray:
   validate.integer_at_least(2, modulus=modulus)
   values = np.asarray(values)
   if values.dtype.kind not in "iu":
-    raise UserError(f"values: must be integers, got {values.dtype}; round them first")
+    raise UserError(
+      f"must be integers, got {values.dtype}; round them first", field="values"
+    )
   half = modulus // 2
   return np.mod(values.astype(np.int64) + half, modulus) - half
 
@@ -291,7 +296,9 @@ def scale_for(
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
   room = 2.0 ** (bits - 1) - num_clients
   if room <= 0:
-    raise UserError(f"bits={bits}: 2^(bits - 1) must be > num_clients={num_clients}")
+    raise UserError(
+      f"2^(bits - 1) must be > num_clients={num_clients}", field="bits", value=bits
+    )
   return room / (l2_clip_norm * (num_clients * spread + num_stds * noise_multiplier))
 
 

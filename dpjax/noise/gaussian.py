@@ -61,8 +61,10 @@ def _several_models(
     return _one_model(params, stream), False
   if not any(of_stream):
     raise UserError(
-      f"key: one for {size} models under jax.vmap, which would all get the same noise; map over "
-      "as many keys, jax.random.split(key, n), and account for each model"
+      f"one for {size} models under jax.vmap, which would all get the same "
+      "noise; map over as many keys, jax.random.split(key, n), and account for "
+      "each model",
+      field="key",
     )
   whole = zip(stream, of_stream)
   rows = [part if is_mapped else _repeated(part, size) for part, is_mapped in whole]
@@ -103,8 +105,9 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
 
   def shared() -> UserError:
     return UserError(
-      "state: the same for several models under jax.vmap, which would get the same noise; "
-      "give each a state of its own, jax.vmap(tx.init) with as many keys"
+      "the same for several models under jax.vmap, which would get the same "
+      "noise; give each a state of its own, jax.vmap(tx.init) with as many keys",
+      field="state",
     )
 
   return trees.only_where(_one_model(leaves, stream), noisy, shared)

@@ -35,7 +35,9 @@ class NoiseShape:
   def __post_init__(self):
     object.__setattr__(self, "schedule", validate.several(noise_schedule=self.schedule))
     if self.correlation is not None and not hasattr(self.correlation, "multiply"):
-      raise UserError(f"correlation={self.correlation!r:.60}: must be a strategy, or None")
+      raise UserError(
+        "must be a strategy, or None", field="correlation", value=self.correlation
+      )
     validate.factors(noise_schedule=self.schedule)
 
   @property
@@ -52,7 +54,8 @@ class NoiseShape:
     """Raises unless the schedule is empty or has one factor for each step."""
     if len(self.schedule) not in (0, num_steps):
       raise UserError(
-        f"noise_schedule: has {len(self.schedule)} factors, must have num_steps={num_steps}"
+        f"has {len(self.schedule)} factors, must have num_steps={num_steps}",
+        field="noise_schedule",
       )
 
   def check_levels(self, accountant: str) -> None:
@@ -67,9 +70,10 @@ def check_levels(
   levels = len(set(factors))
   if levels > MAX_NOISE_LEVELS and accountant == "pld":
     raise UserError(
-      f"{name}: has {levels} different factors; must have at most "
-      f"{MAX_NOISE_LEVELS} for accountant='pld' (each is one more privacy loss "
-      "distribution), or use accountant='rdp'"
+      f"has {levels} different factors; must have at most {MAX_NOISE_LEVELS} "
+      "for accountant='pld' (each is one more privacy loss distribution), or use "
+      "accountant='rdp'",
+      field=name,
     )
 
 

@@ -110,7 +110,7 @@ def chacha20_blocks(key: jax.Array, counters: jax.Array, nonce: tuple) -> jax.Ar
 
 def _no_seed(seed: Any) -> jax.Array:
   raise UserError(
-    "seed: a release key has no seed; make one by dpjax.noise.source.new_key()"
+    "a release key has no seed; make one by dpjax.noise.source.new_key()", field="seed"
   )
 
 
@@ -152,7 +152,7 @@ def key_from_bytes(secret: bytes) -> jax.Array:
   True
   """
   if len(secret) != KEY_BYTES:
-    raise UserError(f"secret: must be {KEY_BYTES} bytes, got {len(secret)}")
+    raise UserError(f"must be {KEY_BYTES} bytes, got {len(secret)}", field="secret")
   return jax.random.wrap_key_data(jnp.asarray(np.frombuffer(secret, np.uint32)), impl=IMPL)
 
 
@@ -185,7 +185,7 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
   """
   if not any(dtype == kind for kind in FLOATS):
     raise UserError(
-      f"{name}: holds {dtype}; noise is added to real floating-point numbers only"
+      f"holds {dtype}; noise is added to real floating-point numbers only", field=name
     )
   return jnp.promote_types(jax.dtypes.canonicalize_dtype(dtype), jnp.float32)
 
@@ -217,8 +217,10 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   most = float(info.max) / 2.0**8  # laws.WORDS words: noise of up to 134 scales
   if not least <= number <= most:
     raise UserError(
-      f"{name}={number!r}: must be in [{least:.3g}, {most:.3g}], or its noise leaves the "
-      f"range of {jnp.dtype(dtype)}"
+      f"must be in [{least:.3g}, {most:.3g}], or its noise leaves the range of "
+      f"{jnp.dtype(dtype)}",
+      field=name,
+      value=number,
     )
   return float(number)
 
@@ -298,7 +300,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   """
   validate.non_negative(prob=prob)
   if prob > 1:
-    raise UserError(f"prob={prob!r}: must be in [0, 1]")
+    raise UserError("must be in [0, 1]", field="prob", value=prob)
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)  # either is exact
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
@@ -319,13 +321,15 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
     UserError: spans of another shape; or outside of the range, where they are known.
   """
   if jnp.ndim(span) and jnp.shape(span) != tuple(shape):
-    raise UserError(f"span: has shape {jnp.shape(span)}; must be one for each of {shape}")
+    raise UserError(
+      f"has shape {jnp.shape(span)}; must be one for each of {shape}", field="span"
+    )
   if not isinstance(span, core.Tracer):
     known = np.asarray(span)
     if known.size and not (
       known.dtype.kind in "iu" and known.min() >= 1 and known.max() < 2**31
     ):
-      raise UserError(f"span={span!r:.60}: must be integers in [1, 2^31 - 1]")
+      raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
   bits = jax.random.bits(key, (laws.INTEGER_WORDS, *shape), jnp.uint32)
   return laws.integers(tuple(bits), span)
 
@@ -343,7 +347,7 @@ def grid_step(std: float, bits: int = 4) -> float:
   validate.integer_in(0, 1074, bits=bits)
   step = math.ldexp(1.0, math.frexp(std)[1] - 1 - int(bits))
   if step == 0:
-    raise UserError(f"std={std!r}: too small for a grid")
+    raise UserError("too small for a grid", field="std", value=std)
   return step
 
 
@@ -355,12 +359,14 @@ def check_step(dtype: DType | None = None, /, **named: float) -> None:
   validate.positive(**named)
   for name, step in named.items():
     if math.frexp(step)[0] != 0.5:
-      raise UserError(f"{name}={step!r}: must be a power of two, so that rounding is exact")
+      raise UserError(
+        "must be a power of two, so that rounding is exact", field=name, value=step
+      )
     if dtype is None:
       continue
     info = jnp.finfo(dtype)
     if not 2.0**8 * float(info.tiny) <= step <= 2.0**-8 * float(info.max):
-      raise UserError(f"{name}={step!r}: outside the range of {dtype}")
+      raise UserError(f"outside the range of {dtype}", field=name, value=step)
 
 
 def snap(tree: ArrayTree, step: float) -> Any:

@@ -118,17 +118,21 @@ def check_count(name: str, count: Any, seen: Any) -> None:
     dtype = None if value is None else jnp.result_type(value)
     if dtype is None or not jnp.issubdtype(dtype, jnp.integer):
       raise UserError(
-        f"{part}: {dtype}: must be an integer; change nothing in the state of a private "
-        "transform, and give each update the state that the one before gave"
+        f"{dtype}: must be an integer; change nothing in the state of a private "
+        "transform, and give each update the state that the one before gave",
+        field=part,
       )
 
 
 def changed(name: str, count: Any) -> UserError:
   """Returns the error for a count that does not belong to its checksum."""
   return UserError(
-    f"{name}={int(count)}: does not belong to its checksum: something set, mapped or mixed the "
-    "state of a private transform, and noise could be drawn twice, or another plan made it; give "
-    "each update the state that the one before gave, or restore it whole"
+    "does not belong to its checksum: something set, mapped or mixed the state "
+    "of a private transform, and noise could be drawn twice, or another plan "
+    "made it; give each update the state that the one before gave, or restore "
+    "it whole",
+    field=name,
+    value=int(count),
   )
 
 
@@ -148,14 +152,16 @@ def check_paid(state: Any, num_steps: int | None) -> None:
   """
   if not hasattr(state, "checksum"):
     raise UserError(
-      f"state: {type(state).__name__}: must be what init and update of the private transform "
-      "return; restore it with tx.init(params) as the target"
+      f"{type(state).__name__}: must be what init and update of the private "
+      "transform return; restore it with tx.init(params) as the target",
+      field="state",
     )
   if not trees.is_key(state.key):
     raise UserError(
-      f"state.key: {jnp.result_type(state.key)}{list(jnp.shape(state.key))}: must be a typed key; "
-      "make it one by jax.random.wrap_key_data(data, impl=jax.random.key_impl(key)), with the key "
-      "that the transform was given"
+      f"{jnp.result_type(state.key)}{list(jnp.shape(state.key))}: must be a "
+      "typed key; make it one by jax.random.wrap_key_data(data, "
+      "impl=jax.random.key_impl(key)), with the key that the transform was given",
+      field="state.key",
     )
   check_count("state.draws", state.draws, state.checksum)
   try:
@@ -167,7 +173,9 @@ def check_paid(state: Any, num_steps: int | None) -> None:
     raise changed("state.draws", done)
   if num_steps is not None and done >= num_steps:
     raise UserError(
-      f"step={done}: the noise was accounted for num_steps={num_steps} steps only"
+      f"the noise was accounted for num_steps={num_steps} steps only",
+      field="step",
+      value=done,
     )
 
 

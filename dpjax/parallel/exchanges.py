@@ -101,8 +101,9 @@ def same(**named: str) -> None:
     odd = [i for i, row in enumerate(found) if np.any(row != found[0])]
     if odd:
       raise UserError(
-        f"{name}: differs between process 0 and process {odd[0]}; all processes need the "
-        "same command, data, software and kind of device"
+        f"differs between process 0 and process {odd[0]}; all processes need the "
+        "same command, data, software and kind of device",
+        field=name,
       )
 
 

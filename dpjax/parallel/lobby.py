@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _MOST = 4096  # bytes of one message
 _CROWD = 64  # nameless connections; twice the processes if these are more
@@ -48,7 +48,9 @@ def address(coordinator: str) -> Address:
   host, _, port = str(coordinator).rpartition(":")
   host = host.strip("[]")
   if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-    raise UserError(f"coordinator={coordinator!r}: must be HOST:PORT, as 10.0.0.1:9000")
+    raise UserError(
+      "must be HOST:PORT, as 10.0.0.1:9000", field="coordinator", value=coordinator
+    )
   return Address(host, int(port))
 
 
@@ -92,8 +94,9 @@ def _listen(at: Address) -> socket.socket:
     return socket.create_server((host, at.port), family=family, dualstack_ipv6=both)
   except OSError as error:
     raise UserError(
-      f"coordinator={at.host}:{at.port}: process 0 cannot listen there ({error.strerror}); "
-      "is the port in use?"
+      f"process 0 cannot listen there ({error.strerror}); is the port in use?",
+      field="coordinator",
+      value=Verbatim(f"{at.host}:{at.port}"),
     ) from error
 
 
@@ -303,12 +306,16 @@ def _reach(at: Address, deadline: float) -> socket.socket:
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
     except socket.gaierror as error:
-      raise UserError(f"coordinator={at.host}:{at.port}: no such host") from error
+      raise UserError(
+        "no such host", field="coordinator", value=Verbatim(f"{at.host}:{at.port}")
+      ) from error
     except OSError as error:
       if time.monotonic() > deadline:
         raise UserError(
-          f"coordinator={at.host}:{at.port}: process 0 was not there in time "
-          f"({error.strerror or 'timed out'}); see --connect_timeout"
+          f"process 0 was not there in time ({error.strerror or 'timed out'}); see "
+          "--connect_timeout",
+          field="coordinator",
+          value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
     time.sleep(_RETRY)
 
@@ -336,9 +343,11 @@ def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.
     connection, answer = _ask(at, mine, deadline, timeout)
   if "wrong" not in answer:
     raise UserError(
-      f"coordinator={at.host}:{at.port}: no answer from a process 0 there within "
-      f"{timeout:g} seconds (--connect_timeout); is it another program's port, or did process "
-      "0 end or hang?"
+      f"no answer from a process 0 there within {timeout:g} seconds "
+      "(--connect_timeout); is it another program's port, or did process 0 end "
+      "or hang?",
+      field="coordinator",
+      value=Verbatim(f"{at.host}:{at.port}"),
     )
   if answer["wrong"]:
     raise UserError(str(answer["wrong"]))

@@ -27,7 +27,7 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax import validate
 from dpjax.parallel import lobby
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _MOST = 4096  # bytes of one message
 _FAREWELL, _ALIVE = b"bye", b"alive"
@@ -181,9 +181,15 @@ def meet(
   validate.integer_at_least(0, process_id=process_id)
   validate.positive(connect_timeout=timeout, peer_timeout=peer_timeout)
   if peer_timeout < SHORTEST:
-    raise UserError(f"peer_timeout={peer_timeout:g}: must be >= {SHORTEST:g} seconds")
+    raise UserError(
+      f"must be >= {SHORTEST:g} seconds",
+      field="peer_timeout",
+      value=Verbatim(f"{peer_timeout:g}"),
+    )
   if process_id >= num_processes:
-    raise UserError(f"process_id={process_id}: must be below num_processes={num_processes}")
+    raise UserError(
+      f"must be below num_processes={num_processes}", field="process_id", value=process_id
+    )
   mine = {
     "process_id": process_id,
     "num_processes": num_processes,

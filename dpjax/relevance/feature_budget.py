@@ -27,7 +27,7 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
   """
   shares = np.asarray(shares, np.float64)
   if (shares < 0).any():
-    raise UserError("shares: must be >= 0 to have an entropy; see relevance.shares")
+    raise UserError("must be >= 0 to have an entropy; see relevance.shares", field="shares")
   return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
 
 
@@ -45,7 +45,7 @@ def value_frequencies(values: HostArray) -> np.ndarray:
   """
   values = np.asarray(values)
   if values.ndim != 2 or len(values) == 0:
-    raise UserError(f"values: must be [n, d] with n >= 1, got shape {values.shape}")
+    raise UserError(f"must be [n, d] with n >= 1, got shape {values.shape}", field="values")
   shares = np.empty(values.shape)
   for j, column in enumerate(values.T):
     _, which, counts = np.unique(column, return_inverse=True, return_counts=True)
@@ -161,7 +161,7 @@ def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -
   """
   scales = np.asarray(scales, np.float64)
   if not (scales > 0).all():
-    raise UserError("scales: must be > 0")
+    raise UserError("must be > 0", field="scales")
   return float(np.sum(channels * width / scales))
 
 

@@ -73,8 +73,11 @@ def _raw(places: np.ndarray) -> np.ndarray:
   bad = int(np.count_nonzero(~np.isfinite(p).all(axis=1) | (p < 0).any(axis=1)))
   if bad:
     raise UserError(
-      f"rel_norm='raw': {bad} of {len(p)} relevance maps have shares outside [0, 1], which "
-      "eq. 10 of the paper rules out; use 'abs' or 'relu', or the rule 'z_plus' with relu"
+      f"{bad} of {len(p)} relevance maps have shares outside [0, 1], which "
+      "eq. 10 of the paper rules out; use 'abs' or 'relu', or the rule 'z_plus' "
+      "with relu",
+      field="rel_norm",
+      value="raw",
     )
   return p
 
@@ -104,7 +107,9 @@ def mean_shares(
   on the data (test T9).
   """
   if not isinstance(apply, Hashable):
-    raise UserError("apply: must be hashable: a function, or a bound method as model.apply")
+    raise UserError(
+      "must be hashable: a function, or a bound method as model.apply", field="apply"
+    )
   run, total = _compiled(apply, how), 0.0
   for start in range(0, len(data.y), batch_size):
     x, y = data.x[start : start + batch_size], data.y[start : start + batch_size]

@@ -249,7 +249,9 @@ def pair_loss(loss_fn: LossFn) -> LossFn:
 
 def _in_pairs(job: Inputs) -> Outcome:
   if min(job.size, len(job.train)) < 2:
-    raise UserError("private.legacy_microbatch=2: needs at least two training records")
+    raise UserError(
+      "needs at least two training records", field="private.legacy_microbatch", value=2
+    )
   model, pairs = job.nets.second, _Pairs(job.train)
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)

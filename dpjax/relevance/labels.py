@@ -43,7 +43,9 @@ def noisy_labels(
   keep_probability(epsilon, num_classes)  # checks both, whatever is cached
   true = finite.indices("labels", labels, 0, int(num_classes) - 1)
   if true.ndim != 1:
-    raise UserError(f"labels: must be [n], one for each record, not {list(true.shape)}")
+    raise UserError(
+      f"must be [n], one for each record, not {list(true.shape)}", field="labels"
+    )
   ids = distinct_ids(record_ids, len(true))
   respond = _responses(float(epsilon), int(num_classes))
   return np.asarray(respond(key, jnp.asarray(ids), true), np.int32)

@@ -77,12 +77,12 @@ class Lrp:
     validate.one_of(TARGETS, target=self.target)
     validate.non_negative(stabilizer=self.stabilizer)
     if not (validate.positive(alpha=self.alpha) is None and self.alpha >= 1):
-      raise UserError(f"alpha={self.alpha!r}: must be >= 1")
+      raise UserError("must be >= 1", field="alpha", value=self.alpha)
     for name in ("low", "high"):
       if not math.isfinite(getattr(self, name)):
-        raise UserError(f"{name}={getattr(self, name)!r}: must be a finite number")
+        raise UserError("must be a finite number", field=name, value=getattr(self, name))
     if not self.low < self.high:
-      raise UserError(f"high={self.high!r}: must be above low={self.low!r}")
+      raise UserError(f"must be above low={self.low!r}", field="high", value=self.high)
 
   def weights(self, above: Array, below: Array) -> tuple[Any, Any]:
     """(alpha, beta) for sums of positive and of negative contributions."""
@@ -119,7 +119,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
   recorded = tapes.record(apply, params, x)
   logits = recorded.out.value
   if jnp.ndim(logits) != 2 or logits.shape[0] != x.shape[0]:
-    raise UserError(f"apply: must return logits [B, K], got {jnp.shape(logits)}")
+    raise UserError(f"must return logits [B, K], got {jnp.shape(logits)}", field="apply")
   start = _start(logits, jnp.asarray(y), how.target)
   scores = _propagate(recorded, start, how)
   return Relevance(scores, logits, start.sum(axis=1))

@@ -60,21 +60,26 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
     validate.integer_in(1, len(job.train), relevance_records=job.relevance_records)
     if "relevance_records" not in read:
       raise UserError(
-        f"relevance_records={job.relevance_records!r}: must be None for method={method!r} "
-        f"in mode={mode!r}: only 'adlm', and 'radp' in mode='paper', average over fewer "
-        "records than the training data hold"
+        f"must be None for method={method!r} in mode={mode!r}: only 'adlm', and "
+        "'radp' in mode='paper', average over fewer records than the training data "
+        "hold",
+        field="relevance_records",
+        value=job.relevance_records,
       )
   if job.public is not None and "public" not in read:
     raise UserError(
-      f"public={job.public.name!r}: must be None unless method='radp' in mode='rigorous' "
-      "with rigorous.model1='public': nothing else reads it"
+      "must be None unless method='radp' in mode='rigorous' with "
+      "rigorous.model1='public': nothing else reads it",
+      field="public",
+      value=job.public.name,
     )
   present = getattr(job.train, "present", None)
   if present is not None and not np.all(present):
     raise UserError(
-      f"train: {np.count_nonzero(~np.asarray(present))} of its records are empty "
-      "(present=False); every record is averaged over, noised and counted here: leave them "
-      "out"
+      f"{np.count_nonzero(~np.asarray(present))} of its records are empty "
+      "(present=False); every record is averaged over, noised and counted here: "
+      "leave them out",
+      field="train",
     )
 
 
@@ -92,8 +97,10 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
   decay = job.training.weight_decay
   if decay and (method, mode) != ("radp", "rigorous"):
     raise UserError(
-      f"weight_decay={decay!r}: must be 0 for method={method!r} in mode={mode!r}: only "
-      "method='radp' in mode='rigorous' trains with it"
+      f"must be 0 for method={method!r} in mode={mode!r}: only method='radp' in "
+      "mode='rigorous' trains with it",
+      field="weight_decay",
+      value=decay,
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)

@@ -55,7 +55,9 @@ def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
     scales = np.asarray(finite.array("scales", scales)).astype(np.float32)
   places = shape[:2] if len(shape) == 3 else shape
   if scales.size != int(np.prod(places)):
-    raise UserError(f"scales: must be one for each of {int(np.prod(places))} features")
+    raise UserError(
+      f"must be one for each of {int(np.prod(places))} features", field="scales"
+    )
   return scales.reshape((*places, 1) if len(shape) == 3 else places)
 
 
@@ -112,12 +114,12 @@ def distinct_ids(record_ids: HostArray, count: int) -> np.ndarray:
   ids = finite.array("record_ids", record_ids)
   if ids.shape != (count,):
     raise UserError(
-      f"record_ids: must be [{count}], one for each record, not {[*ids.shape]}"
+      f"must be [{count}], one for each record, not {[*ids.shape]}", field="record_ids"
     )
   ids = np.asarray(ids if count else np.zeros(0, np.uint32))
   right = ids.dtype.kind in "iu" and (not count or 0 <= ids.min() <= ids.max() < 2**32)
   if not right or len(np.unique(ids)) != count:
-    raise UserError("record_ids: must be integers in [0, 2^32), all different")
+    raise UserError("must be integers in [0, 2^32), all different", field="record_ids")
   return ids.astype(np.uint32)
 
 
@@ -155,7 +157,7 @@ def noisy_records(
   """
   x = np.asarray(finite.array("x", x), np.float32)
   if not x.ndim or not np.isfinite(x).all():
-    raise UserError("x: must be records [n, ...] of finite numbers")
+    raise UserError("must be records [n, ...] of finite numbers", field="x")
   ids = distinct_ids(record_ids, len(x))
   shaped = by_feature(scales, x.shape[1:])
   for end in (shaped.min(), shaped.max()) if shaped.size else ():

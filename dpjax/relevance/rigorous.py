@@ -159,7 +159,7 @@ def _blocks(x: np.ndarray, factor: int, name: str = "rigorous.pool") -> np.ndarr
   n, height, width, channels = x.shape
   rows, columns = height // factor, width // factor
   if rows == 0 or columns == 0:
-    raise UserError(f"{name}={factor}: larger than the images {height}x{width}")
+    raise UserError(f"larger than the images {height}x{width}", field=name, value=factor)
   top, left = (height - rows * factor) // 2, (width - columns * factor) // 2
   kept = x[:, top : top + rows * factor, left : left + columns * factor]
   return kept.reshape(n, rows, factor, columns, factor, channels)
@@ -181,7 +181,8 @@ def check_domain(**named: Any) -> None:
         continue
       why = f"found {x.min():g} to {x.max():g}"
     raise UserError(
-      f"{name}: must be float32 numbers in [0, 1], {why}; the noise is proved for no others"
+      f"must be float32 numbers in [0, 1], {why}; the noise is proved for no others",
+      field=name,
     )
 
 

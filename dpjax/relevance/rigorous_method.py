@@ -101,8 +101,9 @@ def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
     parts = rigorous.split_by_hash(n, how.split_share)
   if not all(map(len, parts)):
     raise UserError(
-      f"train: its {n} records leave {len(parts[0])} for the relevance and {len(parts[1])} "
-      "for the features; both must be >= 1"
+      f"its {n} records leave {len(parts[0])} for the relevance and "
+      f"{len(parts[1])} for the features; both must be >= 1",
+      field="train",
     )
   return parts
 
@@ -133,8 +134,9 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
   more = how.model1 == "dp_sgd" or not how.split  # is paid by the same records
   if how.epsilon_b > cap or (how.epsilon_b >= cap and more):
     raise UserError(
-      f"rigorous.epsilon_b={how.epsilon_b!r}: must leave room in the {cap:g} that model 1 "
-      "and the relevance may cost"
+      f"must leave room in the {cap:g} that model 1 and the relevance may cost",
+      field="rigorous.epsilon_b",
+      value=how.epsilon_b,
     )
   theta_1, charges = _model_1(job, data, cap - how.epsilon_b, where)
   share = feature_shares.mean_shares(
@@ -164,7 +166,9 @@ def _model_1(
     return job.initial(model, data.x, 1), [StageCharge("A", where, 0.0, 0.0, what)]
   if how.model1 == "public":
     if job.public is None:
-      raise UserError("rigorous.model1='public': needs public data of the same shape")
+      raise UserError(
+        "needs public data of the same shape", field="rigorous.model1", value="public"
+      )
     check_public(job.train, job.public)
     what = f"trained on public data ({job.public.name})"
     return job.model_1(job.public), [StageCharge("A", where, 0.0, 0.0, what)]
@@ -194,15 +198,19 @@ def check_public(train: Any, public: Any) -> None:
   kinds = [(one.x.shape[1:], one.num_classes) for one in (public, train)]
   if kinds[0] != kinds[1]:
     raise UserError(
-      f"public={public.name!r}: has images {kinds[0][0]} of {kinds[0][1]} classes; must be as "
-      f"those of {train.name!r}, {kinds[1][0]} of {kinds[1][1]}"
+      f"has images {kinds[0][0]} of {kinds[0][1]} classes; must be as those "
+      f"of {train.name!r}, {kinds[1][0]} of {kinds[1][1]}",
+      field="public",
+      value=public.name,
     )
   private = {row.tobytes() for row in np.asarray(train.x)}
   shared = sum(row.tobytes() in private for row in np.asarray(public.x))
   if shared:
     raise UserError(
-      f"public={public.name!r}: {shared} of its records are in the training data "
-      f"{train.name!r}, which are private; use other data, or rigorous.model1='dp_sgd'"
+      f"{shared} of its records are in the training data {train.name!r}, which "
+      "are private; use other data, or rigorous.model1='dp_sgd'",
+      field="public",
+      value=public.name,
     )
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from dpjax import validate
 from dpjax.relevance.feature_budget import BETA_NORMS, DRAWS, PRESETS, Reading
 from dpjax.relevance.feature_shares import NORMS
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 MODES = ("paper", "rigorous")
 MECHANISMS = ("laplace", "gaussian")
@@ -121,35 +121,46 @@ class Rigorous:
     """What no proof covers, each by its name."""
     if self.labels == "raw":
       raise UserError(
-        "rigorous.labels='raw': raw labels are part of the record and are not protected; "
-        "use 'randomized_response', or 'public' for an adjacency without labels"
+        "raw labels are part of the record and are not protected; use "
+        "'randomized_response', or 'public' for an adjacency without labels",
+        field="rigorous.labels",
+        value="raw",
       )
     if self.rel_noise == "entropy":
       raise UserError(
-        "rigorous.rel_noise='entropy': data-dependent budgets: the scale of the noise "
-        "reveals the data and no finite epsilon holds; use 'laplace' or 'gaussian'"
+        "data-dependent budgets: the scale of the noise reveals the data and no "
+        "finite epsilon holds; use 'laplace' or 'gaussian'",
+        field="rigorous.rel_noise",
+        value="entropy",
       )
     if self.draw in ("batch", "run"):
       raise UserError(
-        f"rigorous.draw={self.draw!r}: shared noise: the difference of two records is free "
-        "of it, so no epsilon holds; use 'record_once'"
+        "shared noise: the difference of two records is free of it, so no epsilon "
+        "holds; use 'record_once'",
+        field="rigorous.draw",
+        value=self.draw,
       )
     if self.draw == "record_fresh" and not self.compose_fresh:
       raise UserError(
-        "rigorous.draw='record_fresh': fresh noise without composition: E epochs are E "
-        "releases and averaging recovers the record; set compose_fresh, or use "
-        "'record_once'"
+        "fresh noise without composition: E epochs are E releases and averaging "
+        "recovers the record; set compose_fresh, or use 'record_once'",
+        field="rigorous.draw",
+        value="record_fresh",
       )
     if self.shuffle and self.labels == "public":
       raise UserError(
-        "rigorous.shuffle=True with labels='public': a report carries its label, so a record "
-        "hides among those of its own class alone, and the amplification counts all of them; "
-        "use shuffle=False, or labels='randomized_response'"
+        "a report carries its label, so a record hides among those of its own "
+        "class alone, and the amplification counts all of them; use shuffle=False, "
+        "or labels='randomized_response'",
+        field="rigorous.shuffle",
+        value=Verbatim("True with labels='public'"),
       )
     if self.shuffle and self.features in ("laplace_pld", "gaussian"):
       raise UserError(
-        f"rigorous.shuffle=True with features={self.features!r}: the amplification theorem "
-        "used here needs pure local privacy; use 'laplace' or 'laplace_clipped'"
+        "the amplification theorem used here needs pure local privacy; use "
+        "'laplace' or 'laplace_clipped'",
+        field="rigorous.shuffle",
+        value=Verbatim(f"True with features={self.features!r}"),
       )
 
 
@@ -182,7 +193,7 @@ class Private:
     validate.integer_at_least(1, **{"private.relevance_pool": self.relevance_pool})
     if self.legacy_microbatch not in (1, 2):
       raise UserError(
-        f"private.legacy_microbatch={self.legacy_microbatch!r}: must be 1 or 2"
+        "must be 1 or 2", field="private.legacy_microbatch", value=self.legacy_microbatch
       )
 
 

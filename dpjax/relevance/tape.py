@@ -142,13 +142,13 @@ def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   """
   closed, shape = jax.make_jaxpr(apply, return_shape=True)(params, x)
   if not hasattr(shape, "shape"):
-    raise UserError("apply: must return one array of logits [B, K]")
+    raise UserError("must return one array of logits [B, K]", field="apply")
   leaves = jax.tree.leaves(params)
   cell = Cell(x, data=True)
   recorder = _Recorder()
   (out,) = recorder.walk(closed, [*map(Cell, leaves), cell])
   if not out.data:
-    raise UserError("apply: the logits do not depend on x")
+    raise UserError("the logits do not depend on x", field="apply")
   out.uses += 1
   return Tape(cell, tuple(recorder.nodes), out)
 
@@ -292,7 +292,9 @@ def _kind(name: str, operands: list[Cell]) -> NodeKind:
   for holds, kind in rules:
     if holds:
       return kind
-  raise UserError(f"apply: no relevance rule for the primitive {name!r} here: {_WAY_OUT}")
+  raise UserError(
+    f"no relevance rule for the primitive {name!r} here: {_WAY_OUT}", field="apply"
+  )
 
 
 def _is_activation(eqn: Any, operands: list[Cell]) -> bool:

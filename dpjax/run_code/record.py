@@ -57,8 +57,10 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
   then = "bring that back, or choose another directory, nothing was changed"
   if before is None:
     raise UserError(
-      f"workdir={workdir}: holds a run of an earlier version, which did not remember its "
-      "code, so it cannot be gone on with; choose another directory, nothing was changed"
+      "holds a run of an earlier version, which did not remember its code, so it "
+      "cannot be gone on with; choose another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
     )
   for kind, now in code.to_json().items():
     held = before.get(kind, {})
@@ -74,7 +76,9 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
     was = str(held.get(name)).partition(" ")[0]
     version = str(now.get(name)).partition(" ")[0]
     told = f"{was}, not {version}" if was != version else f"another state of {was}"
-    raise UserError(f"{name}: the run in workdir={workdir} was begun with {told}; {then}")
+    raise UserError(
+      f"the run in workdir={workdir} was begun with {told}; {then}", field=name
+    )
 
 
 def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: object) -> None:

@@ -65,9 +65,10 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
         continue
       what = "imports or runs" if load.is_code else "reads"
       raise UserError(
-        f"{name}: {os.path.basename(file)} {what} this file after the noise of the run was "
-        "chosen, which must follow it; load it while modules are imported, at their top, and "
-        "begin anew in another directory"
+        f"{os.path.basename(file)} {what} this file after the noise of the run "
+        "was chosen, which must follow it; load it while modules are imported, at "
+        "their top, and begin anew in another directory",
+        field=name,
       )
   now = again().modules
   changed = sorted(name for name in code.modules if now.get(name) != code.modules[name])

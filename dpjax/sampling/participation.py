@@ -86,7 +86,9 @@ class CyclicSampler(_Unamplified, SizedSampler):
     )
     if self.steps_per_pass > self.num_examples:
       raise UserError(
-        f"steps_per_pass={self.steps_per_pass}: must be <= num_examples={self.num_examples}"
+        f"must be <= num_examples={self.num_examples}",
+        field="steps_per_pass",
+        value=self.steps_per_pass,
       )
 
   @property
@@ -230,7 +232,9 @@ class RandomAllocationSampler(PaddedSampler):
   def event(self, inner: DpEvent) -> DpEvent:
     """One step charged by itself, as the whole pass that it may be the first step of."""
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
-      raise UserError(f"event={inner!r}: random allocation takes a GaussianDpEvent")
+      raise UserError(
+        "random allocation takes a GaussianDpEvent", field="event", value=inner
+      )
     return RandomAllocationDpEvent(self.steps_per_pass, inner.noise_multiplier)
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent:
@@ -319,7 +323,7 @@ class MinSepSampler(_Unamplified, PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     if step >= self.num_steps:
-      raise UserError(f"step={step}: must be < num_steps={self.num_steps}")
+      raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
     taken = np.flatnonzero((steps == step).any(axis=0))
     return self.checked(taken, step)

@@ -28,7 +28,7 @@ import numpy as np
 from scipy import stats
 
 from dpjax import validate
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 DpEvent = dp_accounting.DpEvent
 _LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
@@ -100,7 +100,7 @@ class Sampler(abc.ABC):
     """This sampler with the fewest slots (a multiple of 8) that one draw exceeds with
     log-probability at most `log_overflow_prob`."""
     raise UserError(
-      f"sampler={self!r}: must be a PoissonSampler or its kin to have a capacity"
+      "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
     )
 
 
@@ -133,8 +133,11 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   right = right and np.unique(found).size == found.size <= sampler.slots
   if not right or (found.size and not 0 <= found.min() <= found.max() < num_examples):
     raise UserError(
-      f"sampler={type(sampler).__name__}: draw() of step {step} must return distinct indices "
-      f"in [0, {num_examples}), at most slots={sampler.slots} of them, not {drawn!r:.60}"
+      f"draw() of step {step} must return distinct indices in [0, "
+      f"{num_examples}), at most slots={sampler.slots} of them, not "
+      f"{drawn!r:.60}",
+      field="sampler",
+      value=Verbatim(type(sampler).__name__),
     )
   return found.astype(np.int64)
 
@@ -151,7 +154,9 @@ class SizedSampler(Sampler):
   def check_size(self, num_examples: int) -> None:
     """UserError: data of another size."""
     if num_examples != self.num_examples:
-      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+      raise UserError(
+        f"the data have {num_examples}", field="num_examples", value=self.num_examples
+      )
 
 
 class PaddedSampler(Sampler):
@@ -211,8 +216,10 @@ class PaddedSampler(Sampler):
     """The draw of a step; UserError where it exceeds the capacity."""
     if taken.size > self.capacity:
       raise UserError(
-        f"capacity={self.capacity}: the draw of step {step} took more examples; it is never "
-        "cut silently, choose a larger capacity and start again"
+        f"the draw of step {step} took more examples; it is never cut silently, "
+        "choose a larger capacity and start again",
+        field="capacity",
+        value=self.capacity,
       )
     return taken
 
@@ -297,7 +304,9 @@ class FixedSizeSampler(SizedSampler):
     validate.integer_at_least(1, batch_size=self.batch_size, num_examples=self.num_examples)
     if self.batch_size > self.num_examples:
       raise UserError(
-        f"batch_size={self.batch_size}: must be <= num_examples={self.num_examples}"
+        f"must be <= num_examples={self.num_examples}",
+        field="batch_size",
+        value=self.batch_size,
       )
 
   @property
@@ -358,10 +367,14 @@ class ShuffledSampler(Sampler):
   def _check_size(self, num_examples: int) -> None:
     if num_examples < self.batch_size:
       raise UserError(
-        f"batch_size={self.batch_size}: the data have only {num_examples} examples"
+        f"the data have only {num_examples} examples",
+        field="batch_size",
+        value=self.batch_size,
       )
     if self.num_examples not in (None, num_examples):
-      raise UserError(f"num_examples={self.num_examples}: the data have {num_examples}")
+      raise UserError(
+        f"the data have {num_examples}", field="num_examples", value=self.num_examples
+      )
 
   @property
   def slots(self) -> int:
@@ -379,7 +392,9 @@ class ShuffledSampler(Sampler):
   def steps_per_epoch(self) -> int:
     """Whole batches in the data, at least one."""
     if self.num_examples is None:
-      raise UserError("num_examples=None: must be given to know how long an epoch is")
+      raise UserError(
+        "must be given to know how long an epoch is", field="num_examples", value=None
+      )
     return self.num_examples // self.batch_size
 
   def event(self, inner: DpEvent) -> DpEvent | None:
@@ -438,11 +453,15 @@ def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob"
   ONE place that decides it, for what runs and for what is charged."""
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:
-    raise UserError(f"{name}={sampling_prob!r}: must be at least {_LEAST_PROB}, for {told}")
+    raise UserError(
+      f"must be at least {_LEAST_PROB}, for {told}", field=name, value=sampling_prob
+    )
   if not whole_passes(sampling_prob):
     raise UserError(
-      f"{name}={sampling_prob!r}: must be 1 / a whole number, the steps of a pass, for {told}; "
-      f"{1 / steps_per_pass(sampling_prob)!r} is near"
+      f"must be 1 / a whole number, the steps of a pass, for {told}; "
+      f"{1 / steps_per_pass(sampling_prob)!r} is near",
+      field=name,
+      value=sampling_prob,
     )
 
 

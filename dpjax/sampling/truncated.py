@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.sampling.samplers import DpEvent, SizedSampler, generator
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,9 @@ class TruncatedPoissonSampler(SizedSampler):
     """
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
       raise UserError(
-        f"sampler=truncated_poisson: is proved for Gaussian noise only, not {inner!r}"
+        f"is proved for Gaussian noise only, not {inner!r}",
+        field="sampler",
+        value=Verbatim("truncated_poisson"),
       )
     return dp_accounting.TruncatedSubsampledGaussianDpEvent(
       self.num_examples, self.prob, self.capacity, inner.noise_multiplier

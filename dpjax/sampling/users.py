@@ -101,8 +101,9 @@ def group_by_user(
   ids = np.asarray(user_ids)
   if ids.shape != (len(data),) or not len(ids) or ids.dtype.kind not in "iuUS":
     raise UserError(
-      f"user_ids: must be {len(data)} integers or strings, one per example (at least one), "
-      f"got shape {ids.shape} of {ids.dtype}"
+      f"must be {len(data)} integers or strings, one per example (at least "
+      f"one), got shape {ids.shape} of {ids.dtype}",
+      field="user_ids",
     )
   order = np.argsort(ids, kind="stable")
   names, starts = np.unique(ids[order], return_index=True)

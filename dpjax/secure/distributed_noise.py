@@ -96,7 +96,9 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=self.bits)
     validate.integer_at_least(self.noise.min_survivors, max_clients=self.max_clients)
     if self.noise.noise != "skellam":
-      raise UserError(f"noise={self.noise.noise!r}: must be 'skellam', whose shares add up")
+      raise UserError(
+        "must be 'skellam', whose shares add up", field="noise", value=self.noise.noise
+      )
 
   @classmethod
   def sized(
@@ -255,7 +257,9 @@ def skellam_mean(
 
   def init(message: Any) -> Any:
     if trees.size(message) != mechanism.dim:
-      raise UserError(f"dim={mechanism.dim}: a message holds {trees.size(message)} numbers")
+      raise UserError(
+        f"a message holds {trees.size(message)} numbers", field="dim", value=mechanism.dim
+      )
     return jnp.int32(0)
 
   def mean(sent: Any, weights: Any, ids: Sequence[int], round: int, drops: Drops) -> Any:
@@ -304,17 +308,22 @@ Encode = Callable[[int, np.random.Generator], np.ndarray]  # (place, rng) -> int
 def _check_protocol(protocol: SumProtocol, mechanism: SkellamSum) -> None:
   if isinstance(protocol, BfvSum):
     raise UserError(
-      f"protocol={protocol.name!r}: must be another one: a client decrypts the sum before it is "
-      f"reduced modulo 2^{protocol.bits}, and so learns more than the noise hides"
+      "must be another one: a client decrypts the sum before it is reduced "
+      f"modulo 2^{protocol.bits}, and so learns more than the noise hides",
+      field="protocol",
+      value=protocol.name,
     )
   if getattr(protocol, "bits", None) is None:
-    raise UserError(f"protocol={protocol!r:.60}: must add up integers modulo 2^bits")
+    raise UserError("must add up integers modulo 2^bits", field="protocol", value=protocol)
   if protocol.bits < mechanism.bits:
-    raise UserError(f"bits={mechanism.bits}: must be <= {protocol.bits} of {protocol.name}")
+    raise UserError(
+      f"must be <= {protocol.bits} of {protocol.name}", field="bits", value=mechanism.bits
+    )
   if protocol.min_survivors < mechanism.noise.min_survivors:
     raise UserError(
-      f"min_survivors={protocol.min_survivors}: must be >= "
-      f"{mechanism.noise.min_survivors}, for which the noise was sized"
+      f"must be >= {mechanism.noise.min_survivors}, for which the noise was sized",
+      field="min_survivors",
+      value=protocol.min_survivors,
     )
 
 

@@ -78,7 +78,9 @@ class Encoding:
     validate.integer_in(*BITS, bits=self.bits)
     if self.largest < 1:
       raise UserError(
-        f"bits={self.bits}: 2^(bits - 1) must be > max_clients={self.max_clients}"
+        f"2^(bits - 1) must be > max_clients={self.max_clients}",
+        field="bits",
+        value=self.bits,
       )
 
   @property

@@ -149,7 +149,9 @@ def secure_mean(
   Array([2.], dtype=float32)
   """
   if encoding.bits > protocol.bits:
-    raise UserError(f"bits={encoding.bits}: must be <= {protocol.bits} of {protocol.name}")
+    raise UserError(
+      f"must be <= {protocol.bits} of {protocol.name}", field="bits", value=encoding.bits
+    )
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Encoded:
     del state
@@ -268,7 +270,9 @@ def carried_out(
       has summed others than those who uploaded.
   """
   if jax.process_count() > 1 and not is_simulated(protocol):
-    raise UserError(f"protocol={protocol.name!r}: must be run by one process, or simulated")
+    raise UserError(
+      "must be run by one process, or simulated", field="protocol", value=protocol.name
+    )
   clients = {int(client) for client in uploading}
   silent = drops.before_sharing | drops.before_upload
   try:
@@ -279,7 +283,9 @@ def carried_out(
     raise
   if list(found.survivors) != sorted(clients):
     raise UserError(
-      f"survivors={list(found.survivors)}: must be those who uploaded, {sorted(clients)}"
+      f"must be those who uploaded, {sorted(clients)}",
+      field="survivors",
+      value=list(found.survivors),
     )
   return found
 
@@ -293,8 +299,9 @@ def with_cost(mapped: Mapped, found: Summed) -> Mapped:
 def _check_size(encoding: Encoding, cohort: Cohort) -> None:
   if cohort.size > encoding.max_clients:
     raise UserError(
-      f"max_clients={encoding.max_clients}: must be >= the {cohort.size} clients of a round, "
-      "whose sum could wrap around"
+      f"must be >= the {cohort.size} clients of a round, whose sum could wrap around",
+      field="max_clients",
+      value=encoding.max_clients,
     )
 
 

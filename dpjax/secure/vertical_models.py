@@ -92,7 +92,7 @@ def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedR
   if {len(shape) for shape in shapes} != {2} or len({shape[0] for shape in shapes}) > 1:
     raise UserError(f"x_a, x_b, y: shapes {shapes}; must be [n, f_a], [n, f_b], [n, k]")
   if not isinstance(y, jax.ShapeDtypeStruct) and not np.isin(y, (0, 1)).all():
-    raise UserError("y: labels must be 0 or 1, one column for each class")
+    raise UserError("labels must be 0 or 1, one column for each class", field="y")
   share = lambda part, owner: private_values.share(party, part, owner=owner)
   return SharedRows(share(x_a, 0), share(x_b, 1), share(y, 1))
 
@@ -112,7 +112,7 @@ def train_logistic(
     recipe: its `output` sigmoid.
   """
   if recipe.output != "sigmoid":
-    raise UserError(f"recipe.output={recipe.output!r}: must be sigmoid")
+    raise UserError("must be sigmoid", field="recipe.output", value=recipe.output)
   width, outputs = rows.x.shape[1], rows.y.shape[1]
   zero = np.zeros((width, outputs), np.uint64), np.zeros(outputs, np.uint64)
   return secureml.train(party, [Dense(*zero)], rows.x, rows.y, batches, recipe)
@@ -128,7 +128,7 @@ def own_weights(
   (layer,) = weights
   width = rows.x_a.shape[1]
   if layer.bias.shape != (1,):
-    raise UserError(f"weights: of {layer.bias.shape[0]} outputs; must be of one")
+    raise UserError(f"of {layer.bias.shape[0]} outputs; must be of one", field="weights")
   last = np.concatenate([layer.kernel[width:, 0], layer.bias])
   for_a = private_values.reveal(party, layer.kernel[:width, 0], to=0)
   for_b = private_values.reveal(party, last, to=1)
@@ -164,7 +164,9 @@ def train_split(
   """
   if recipe.hidden != "relu" or recipe.output == "linear":
     kind = recipe.hidden, recipe.output
-    raise UserError(f"recipe: {kind}; must be relu, and one of sigmoid, normalized_relu")
+    raise UserError(
+      f"{kind}; must be relu, and one of sigmoid, normalized_relu", field="recipe"
+    )
   shift = recipe.shift(np.shape(batches)[1])
   network = jax.tree.map(lambda numbers: constant(party, numbers), start)
   for batch in np.asarray(batches):

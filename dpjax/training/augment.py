@@ -99,7 +99,9 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
 
   def loss(params, example):
     if example.key is None:
-      raise validate.UserError("example.key=None: augmentation needs a key per example")
+      raise validate.UserError(
+        "augmentation needs a key per example", field="example.key", value=None
+      )
     keys = jax.random.split(example.key, augmult)
     copies = jax.vmap(augment_fn, in_axes=(0, None))(keys, example.x)
     # What a model draws, such as dropout, is drawn anew for each copy.

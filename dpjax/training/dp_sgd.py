@@ -70,8 +70,11 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
   if jax.process_count() == 1:
     return None
   raise UserError(
-    f"mesh=None: must be such as 'data:{jax.device_count()}', over devices of all "
-    f"{jax.process_count()} processes: each would add the same noise to a sum of its own"
+    f"must be such as 'data:{jax.device_count()}', over devices of all "
+    f"{jax.process_count()} processes: each would add the same noise to a sum "
+    "of its own",
+    field="mesh",
+    value=None,
   )
 
 

@@ -122,18 +122,22 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
   """The leaves whose path matches, by path."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
-    raise UserError("params: must hold at least one array")
+    raise UserError("must hold at least one array", field="params")
   check_real(params=params)
   named = {_name(path): jnp.asarray(leaf) for path, leaf in leaves}
   if len(named) < len(leaves):
     twice, _ = collections.Counter(_name(path) for path, _ in leaves).most_common(1)[0]
-    raise UserError(f"params: {twice!r} must be the path of one leaf, not of several")
+    raise UserError(
+      f"{twice!r} must be the path of one leaf, not of several", field="params"
+    )
   if not isinstance(pattern, str):
-    raise UserError(f"pattern={pattern!r:.60}: must be a string, such as '*/kernel'")
+    raise UserError("must be a string, such as '*/kernel'", field="pattern", value=pattern)
   chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
   if not chosen:
     example = next(iter(named))
-    raise UserError(f"pattern={pattern!r}: must match a path, such as {example!r}")
+    raise UserError(
+      f"must match a path, such as {example!r}", field="pattern", value=pattern
+    )
   return chosen
 
 
@@ -141,17 +145,17 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
   found, wanted = (jax.tree.map(jnp.shape, tree) for tree in (adapters, trainable))
   if found != wanted:
     raise UserError(
-      f"adapters: must have the names and shapes of trainable, {wanted!r:.200}"
+      f"must have the names and shapes of trainable, {wanted!r:.200}", field="adapters"
     )
 
 
 def _check_shapes(chosen: dict[str, Any], rank: int) -> None:
   for path, w in chosen.items():
     if w.ndim != 2:
-      raise UserError(f"params: {path!r} of shape {w.shape} must be a matrix")
+      raise UserError(f"{path!r} of shape {w.shape} must be a matrix", field="params")
     if rank > min(w.shape):
       bound = f"must be <= {min(w.shape)}, a dimension of {path!r}"
-      raise UserError(f"rank={rank!r}: {bound}")
+      raise UserError(f"{bound}", field="rank", value=rank)
 
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:

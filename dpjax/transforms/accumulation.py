@@ -124,8 +124,10 @@ def whole_steps_only(
     slices = updates.slices if isinstance(updates, ClippedSum) else 1
     if slices != every:
       raise UserError(
-        f"slices={every}: this transform takes the sum of so many, a whole step's, not of "
-        f"{slices}; give it to plan.accumulated(...), with the optimizer behind it"
+        f"this transform takes the sum of so many, a whole step's, not of {slices}; "
+        "give it to plan.accumulated(...), with the optimizer behind it",
+        field="slices",
+        value=every,
       )
     return inner.update(updates, state, params, **extra_args)
 
@@ -136,8 +138,9 @@ def _check_place(state: AccumulateState) -> None:
   """Raises where something else than `accumulate` has set how many slices were taken."""
   if not isinstance(state, AccumulateState):
     raise UserError(
-      f"state: {type(state).__name__}: must be what init and update of `accumulate` return; "
-      "restore it with tx.init(params) as the target"
+      f"{type(state).__name__}: must be what init and update of `accumulate` "
+      "return; restore it with tx.init(params) as the target",
+      field="state",
     )
   check_count("state.slices", state.slices, state.checksum)
   try:
@@ -151,6 +154,7 @@ def _check_place(state: AccumulateState) -> None:
 def _check_slice(summed: ClippedSum, slots: int | None) -> None:
   if slots is not None and summed.norms.shape != (slots,):
     raise UserError(
-      f"updates: a slice has {slots} rows, these have {summed.norms.shape[0]}; give the "
-      "slices of one logical batch, as Plan.batches yields them"
+      f"a slice has {slots} rows, these have {summed.norms.shape[0]}; give "
+      "the slices of one logical batch, as Plan.batches yields them",
+      field="updates",
     )

@@ -80,9 +80,11 @@ class AdaptiveClipping(gradients.Flat):
     validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
     low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
     if not low <= self.min_factor <= 1:
-      raise UserError(f"min_factor={self.min_factor!r}: must be in [{low:g}, 1]")
+      raise UserError(f"must be in [{low:g}, 1]", field="min_factor", value=self.min_factor)
     if not 1 <= self.max_factor <= high:
-      raise UserError(f"max_factor={self.max_factor!r}: must be in [1, {high:g}]")
+      raise UserError(
+        f"must be in [1, {high:g}]", field="max_factor", value=self.max_factor
+      )
 
   def batch_size(self, normalize_by: float) -> float:
     """The public number that the count is divided by."""
@@ -183,7 +185,9 @@ def adaptive_clip_and_noise(
   whole = l2_clip_norm if given else gradients.Clip(l2_clip_norm, AdaptiveClipping())
   clip, adaptive = checked_clip(whole, noise_multiplier, normalize_by, key), whole.rule
   if not isinstance(adaptive, AdaptiveClipping):
-    raise UserError(f"l2_clip_norm={clip!r}: must be a Clip of an AdaptiveClipping")
+    raise UserError(
+      "must be a Clip of an AdaptiveClipping", field="l2_clip_norm", value=clip
+    )
   if num_steps is not None:
     validate.integer_at_least(1, num_steps=num_steps)
   std, batch_size = noise_std(clip, noise_multiplier), adaptive.batch_size(normalize_by)

@@ -91,8 +91,9 @@ def clip_and_noise(
   clip = checked_clip(l2_clip_norm, noise_multiplier, normalize_by, key, noise_shape)
   if clip.rule.adapts or noise_shape.by_step:
     raise UserError(
-      "clip_and_noise: noise that differs by step is that of clip_and_correlated_noise, a "
-      "clip norm that follows a quantile that of adaptive_clip_and_noise"
+      "noise that differs by step is that of clip_and_correlated_noise, a clip "
+      "norm that follows a quantile that of adaptive_clip_and_noise",
+      field="clip_and_noise",
     )
   if num_steps is not None:
     validate.integer_at_least(1, num_steps=num_steps)

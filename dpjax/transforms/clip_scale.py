@@ -67,7 +67,9 @@ def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ..
   validate.integer_at_least(1, num_steps=num_steps)
   validate.factors(clip_schedule=[final])
   if num_steps == 1 and name != "constant":
-    raise UserError(f"clip_schedule={name!r}: needs num_steps >= 2, its first and its last")
+    raise UserError(
+      "needs num_steps >= 2, its first and its last", field="clip_schedule", value=name
+    )
   curves: dict[str, Callable[[float], float]] = {
     "constant": lambda x: 1.0,
     "linear": lambda x: 1 - (1 - final) * x,
@@ -98,7 +100,7 @@ def with_clip_schedule(
   (Array([0.6, 0.8], dtype=float32), Array([0.3, 0.4], dtype=float32))
   """
   if not len(scales):
-    raise UserError("clip_schedule=(): must hold one factor for each step")
+    raise UserError("must hold one factor for each step", field="clip_schedule", value=())
   validate.factors(clip_schedule=scales)
   table = jnp.asarray(scales, jnp.float32)
 

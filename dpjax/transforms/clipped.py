@@ -20,8 +20,9 @@ def check_bound(updates: ClippedSum, bound: float) -> None:
   """Raises where the noise for `bound` would be too small for this sum."""
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
-      f"l2_clip_norm={bound!r}: the ClippedSum was clipped to {updates.l2_bound!r}; "
-      "its noise would be too small"
+      f"the ClippedSum was clipped to {updates.l2_bound!r}; its noise would be too small",
+      field="l2_clip_norm",
+      value=bound,
     )
 
 
@@ -40,8 +41,10 @@ def check_whole(**named: Any) -> None:
   for name, tree in named.items():
     if any(map(is_masked, jax.tree.leaves(tree, is_leaf=is_masked))):
       raise UserError(
-        f"{name}: hold optax.MaskedNode: plan.transform must stand first in optax.chain, "
-        "outside of masked, multi_transform and partition, which choose among what follows it"
+        "hold optax.MaskedNode: plan.transform must stand first in optax.chain, "
+        "outside of masked, multi_transform and partition, which choose among what "
+        "follows it",
+        field=name,
       )
 
 
@@ -78,8 +81,10 @@ def check_start(params: Any) -> None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax" and "update" in frame.f_code.co_name:
       raise UserError(
-        "state: Optax makes it anew within an update, so the noise of the first steps would be "
-        "drawn again and not be counted; give reset_state=False, or put plan.transform outside"
+        "Optax makes it anew within an update, so the noise of the first steps "
+        "would be drawn again and not be counted; give reset_state=False, or put "
+        "plan.transform outside",
+        field="state",
       )
     frame = frame.f_back
 
@@ -99,8 +104,10 @@ def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
 
   def exchanged() -> UserError:
     return UserError(
-      f"updates: l2_bound={updates.l2_bound!r} is not the bound that this ClippedSum was made "
-      "with; give the transform what plan.clipped_grad returns, with nothing exchanged"
+      "is not the bound that this ClippedSum was made with; give the transform what "
+      "plan.clipped_grad returns, with nothing exchanged",
+      field="updates.l2_bound",
+      value=updates.l2_bound,
     )
 
   own = sealed.is_seal_of(updates.seal, *updates.bounds)
@@ -121,9 +128,11 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
     return updates.total
   if not isinstance(updates, PerExampleGrads):
     raise UserError(
-      f"updates: bare gradients ({type(updates).__name__}): must be those of "
-      "dpjax.per_example_grads or plan.clipped_grad, or dpjax.stacked(grads) where row i follows "
-      "from example i alone; plan.transform must stand first in optax.chain, and once"
+      f"bare gradients ({type(updates).__name__}): must be those of "
+      "dpjax.per_example_grads or plan.clipped_grad, or dpjax.stacked(grads) "
+      "where row i follows from example i alone; plan.transform must stand first "
+      "in optax.chain, and once",
+      field="updates",
     )
   check_whole(updates=updates.leaves)
   return updates.arrays
@@ -138,7 +147,7 @@ def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) 
     check_whole(params=params)
     gradients.check_real(params=params)
   if not jax.tree.leaves(tree):
-    raise UserError("updates: must hold at least one array")
+    raise UserError("must hold at least one array", field="updates")
   return tree
 
 
@@ -148,7 +157,7 @@ def _check_precision(total: Any) -> None:
   low = sorted(str(dtype) for dtype in dtypes if jnp.finfo(dtype).bits < 32)
   if low:
     raise UserError(
-      f"updates: the total of a ClippedSum must be at least float32, not {low[0]}"
+      f"the total of a ClippedSum must be at least float32, not {low[0]}", field="updates"
     )
 
 
@@ -160,8 +169,10 @@ def _check_one_sum(updates: ClippedSum, params: Any) -> None:
   )
   if updates.seal.shape != () or shapes != (shapes if expected is None else expected):
     raise UserError(
-      f"updates: a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the shapes of "
-      f"params, {str(expected)[:60]}; several models go by jax.vmap, with a key each"
+      f"a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the "
+      f"shapes of params, {str(expected)[:60]}; several models go by jax.vmap, "
+      "with a key each",
+      field="updates",
     )
 
 
@@ -169,13 +180,16 @@ def _check_stacked(updates: Any, params: Any) -> int:
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(updates)}
   if len(sizes) != 1 or () in sizes:
     raise UserError(
-      "updates: gradients must be stacked per example, [B, *param], but leading axes are "
-      f"{sorted(map(str, sizes))}"
+      "gradients must be stacked per example, [B, *param], but leading axes are "
+      f"{sorted(map(str, sizes))}",
+      field="updates",
     )
   if params is not None:
     stacked = [jnp.shape(leaf)[1:] for leaf in jax.tree.leaves(updates)]
     if stacked != [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]:
-      raise UserError("updates: must be per-example gradients, [B, *param] for every leaf")
+      raise UserError(
+        "must be per-example gradients, [B, *param] for every leaf", field="updates"
+      )
   return sizes.pop()[0]
 
 
@@ -186,8 +200,10 @@ def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
 
   def counted_twice() -> UserError:
     return UserError(
-      "updates: a row of the gradients comes twice, so a record would count twice; where they "
-      "are of different examples, computed in parts, give dpjax.stacked(grads.arrays)"
+      "a row of the gradients comes twice, so a record would count twice; where "
+      "they are of different examples, computed in parts, give "
+      "dpjax.stacked(grads.arrays)",
+      field="updates",
     )
 
   total = trees.only_where(~twice, summed.total, counted_twice)

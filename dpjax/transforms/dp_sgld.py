@@ -110,13 +110,15 @@ def dp_sgld(
   validate.non_negative(prior_precision=prior_precision)
   if not isinstance(noise_std, (int, float)) or not noise_std > 0:
     raise UserError(
-      f"noise_std={noise_std!r}: must be one number > 0; the noise of DP-SGLD is the plan's, "
-      "and without it neither privacy nor a temperature is left"
+      "must be one number > 0; the noise of DP-SGLD is the plan's, and without "
+      "it neither privacy nor a temperature is left",
+      field="noise_std",
+      value=noise_std,
     )
 
   def update_fn(updates: Any, state: Any, params: Any = None):
     if params is None:
-      raise UserError("params=None: dp_sgld needs them for the prior")
+      raise UserError("dp_sgld needs them for the prior", field="params", value=None)
     pull = lambda g, p: num_examples * g + prior_precision * p.astype(g.dtype)
     return jax.tree.map(pull, updates, params), state
 

@@ -73,7 +73,7 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
   if noise_shares is None:
     return jax.tree.map(lambda c: float(c > 0), clip.norms)
   if jax.tree.structure(noise_shares) != jax.tree.structure(clip.norms):
-    raise UserError("noise_shares: must be a tree of numbers like l2_clip_norm")
+    raise UserError("must be a tree of numbers like l2_clip_norm", field="noise_shares")
   for share in jax.tree.leaves(noise_shares):
     validate.non_negative(noise_shares=share)
   shares = jax.tree.map(lambda r, c: float(r) if c else 0.0, noise_shares, clip.norms)
@@ -82,7 +82,7 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
   def weight(share, clip_norm):
     if clip_norm and not (share and math.isfinite(clip_norm)):
       raise UserError(
-        f"noise_shares={share!r}: must be > 0 for a group clipped to {clip_norm}"
+        f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
@@ -95,7 +95,8 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
   seen = updates.group_bounds
   if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
     raise UserError(
-      f"noise_shares: the ClippedSum has group bounds {seen}, the noise is for {allowed}"
+      f"the ClippedSum has group bounds {seen}, the noise is for {allowed}",
+      field="noise_shares",
     )
 
 

@@ -94,8 +94,10 @@ def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
 
   def too_many() -> UserError:
     return UserError(
-      f"updates: {int(count)} examples in a step of a plan that draws at most {slots}: its "
-      "epsilon is not theirs; take batches from plan.batches, or plan for the larger ones"
+      f"{int(count)} examples in a step of a plan that draws at most {slots}: "
+      "its epsilon is not theirs; take batches from plan.batches, or plan for "
+      "the larger ones",
+      field="updates",
     )
 
   return trees.only_where(count <= slots, noisy, too_many)

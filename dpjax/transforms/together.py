@@ -82,9 +82,9 @@ def check_together(
   dpjax.validate.UserError: clipping=Automatic(gamma=0.01): not with a noise schedule
   """
   if not isinstance(shape, NoiseShape):
-    raise UserError(f"noise_shape={shape!r:.60}: must be a NoiseShape")
+    raise UserError("must be a NoiseShape", field="noise_shape", value=shape)
   if not isinstance(sampler, Sampler | None):
-    raise UserError(f"sampler={sampler!r:.60}: must be a dpjax.sampling.Sampler")
+    raise UserError("must be a dpjax.sampling.Sampler", field="sampler", value=sampler)
   found = features(clip, shape, sampler=sampler, slices=slices, statistics=statistics)
   pairs = [(one, other) for one, apart in APART.items() for other in apart]
   for one, other in pairs:

@@ -313,7 +313,7 @@ def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
   if not chosen:
     names = [*ROOMS, *(name for _, name in every)]
     validate.one_of(names, only=only)
-    raise UserError(f"only={only!r}: nothing is called that")
+    raise UserError("nothing is called that", field="only", value=only)
   return tuple(chosen)
 
 

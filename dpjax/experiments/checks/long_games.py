@@ -53,7 +53,9 @@ class Settings:
   def __post_init__(self) -> None:
     validate.positive(minutes=self.minutes)
     if self.minutes > _YEAR:
-      raise UserError(f"minutes={self.minutes!r}: must be at most {_YEAR}, a year")
+      raise UserError(
+        f"must be at most {_YEAR}, a year", field="minutes", value=self.minutes
+      )
     resumable.check_asked(self.only, self.seed)
 
 

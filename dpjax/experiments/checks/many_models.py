@@ -115,8 +115,10 @@ def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
   for name, value in asked.items():
     if known.get(name) != value:
       raise UserError(
-        f"out={str(folder)!r}: holds a result of {name}={known.get(name)!r}, not {value!r}; choose "
-        "another directory, nothing was changed"
+        f"holds a result of {name}={known.get(name)!r}, not {value!r}; choose "
+        "another directory, nothing was changed",
+        field="out",
+        value=str(folder),
       )
 
 
@@ -200,12 +202,16 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
   """(records but for the target, the auditor's own with blanks, test)."""
   train, test = data.load(settings.data)
   if train.num_classes < 2 or train.x.dtype == np.int32:
-    raise UserError(f"data={settings.data!r}: must hold images of 2 or more classes")
+    raise UserError(
+      "must hold images of 2 or more classes", field="data", value=settings.data
+    )
   kept = settings.num_records - 1
   if kept + 10 > len(train):
     raise UserError(
-      f"num_records={settings.num_records}: must be at most {len(train) - 9}, for the "
-      f"auditor needs some of the {len(train)} records of {settings.data!r}"
+      f"must be at most {len(train) - 9}, for the auditor needs some of the "
+      f"{len(train)} records of {settings.data!r}",
+      field="num_records",
+      value=settings.num_records,
     )
   own = train.subset(slice(kept, kept + _OWN))
   blanks = np.zeros_like(own.x[: max(1, len(own) // 10)])

@@ -66,12 +66,12 @@ def _check_arguments(
   """UserError unless each is of its kind; all but the loss and the plan may be None."""
   for name, part in functions.items():
     if not callable(part) and (part is not None or name == "loss_fn"):
-      raise UserError(f"{name}={part!r:.60}: must be a function")
+      raise UserError("must be a function", field=name, value=part)
   if not isinstance(plan, Plan):
-    raise UserError(f"plan={plan!r:.60}: must be a dpjax.Plan")
+    raise UserError("must be a dpjax.Plan", field="plan", value=plan)
   if optimizer is not None and not hasattr(optimizer, "update"):
     raise UserError(
-      f"optimizer={optimizer!r:.60}: must be an Optax transformation, or None"
+      "must be an Optax transformation, or None", field="optimizer", value=optimizer
     )
   if example_key is not None:
     trees.check_key(example_key=example_key)
@@ -145,22 +145,27 @@ def check(
   _check_arguments(functions, plan, optimizer, example_key)
   clip = plan.l2_clip_norm
   if algorithm is not None and optimizer is None:
-    raise UserError("algorithm: needs optimizer=, with which its steps are compared")
+    raise UserError(
+      "needs optimizer=, with which its steps are compared", field="algorithm"
+    )
   if (
     algorithm is not None
     and clipped_grad is not None
     and (clip.schedule or clip.rule.adapts)
   ):
     raise UserError(
-      "algorithm: cannot be compared with clipped_grad=, which is not told how the clip norm "
-      f"of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out"
+      "cannot be compared with clipped_grad=, which is not told how the clip "
+      f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
+      field="algorithm",
     )
   rows = _checked_rows(data)
   plan.check_capacity(len(rows), getattr(data, "nominal_size", None))
   options: dict[str, Any] = {"method": method, "microbatch_size": microbatch_size}
   keyed = example_key is not None
   if keyed and not hasattr(rows[np.zeros(1, int)], "key"):
-    raise UserError("example_key: needs examples with a field `key`, such as dpjax.Example")
+    raise UserError(
+      "needs examples with a field `key`, such as dpjax.Example", field="example_key"
+    )
 
   def gradient_of(loss: LossFn) -> gradients.ClippedGrad:
     return plan.clipped_grad(loss, **options)
@@ -205,4 +210,6 @@ def _try(subject: Subject) -> None:
     raise
   except Exception as error:
     told = f"{type(error).__name__}: {first_line(error)[:160]}"
-    raise UserError(f"loss_fn: fails on one example of these data ({told})") from error
+    raise UserError(
+      f"fails on one example of these data ({told})", field="loss_fn"
+    ) from error

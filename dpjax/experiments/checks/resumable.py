@@ -11,7 +11,7 @@ from typing import Any
 from dpjax import validate
 from dpjax.auditing.games import registry
 from dpjax.experiments.run import provenance, writers
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 Row = dict[str, Any]
 
@@ -26,7 +26,7 @@ def check_asked(only: str, seed: int) -> None:
   """
   validate.integer_at_least(0, seed=seed)
   if seed >= 2**62:
-    raise UserError(f"seed={hex(seed)[:20]}: must be below 2**62")
+    raise UserError("must be below 2**62", field="seed", value=Verbatim(hex(seed)[:20]))
   registry.subjects(only)
 
 
@@ -62,10 +62,14 @@ def resumed(
     same = {key: found[key] for key in ("settings", "versions")} == stated(settings)
     named = [(name_of(row), row) for row in found["rows"]]
   except (ValueError, KeyError, TypeError):
-    raise UserError(f"out={file.parent}: {file.name} there is not that of {what}") from None
+    raise UserError(
+      f"{file.name} there is not that of {what}", field="out", value=file.parent
+    ) from None
   if not same:
     raise UserError(
-      f"out={file.parent}: holds {holds} other settings or versions; choose another folder"
+      f"holds {holds} other settings or versions; choose another folder",
+      field="out",
+      value=file.parent,
     )
   return {name: row for name, row in named if name is not None}
 

@@ -41,8 +41,9 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   """The parts of the run of a config, as they would be trained with."""
   if config.privacy.method not in privacy.PRIVATE_METHODS:
     raise UserError(
-      f"privacy.method={config.privacy.method!r}: promises nothing, so there is nothing to "
-      "check; use 'dp_sgd' or 'dp_ftrl'"
+      "promises nothing, so there is nothing to check; use 'dp_sgd' or 'dp_ftrl'",
+      field="privacy.method",
+      value=config.privacy.method,
     )
   loaded = build.load_data(config) if loaded is None else loaded
   whole = data.digest(loaded[0])

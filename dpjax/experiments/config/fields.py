@@ -30,7 +30,7 @@ from dpjax.experiments.config.choices import name_of as name_of
 from dpjax.experiments.config.choices import set_fields as set_fields
 from dpjax.experiments.config.choices import settings as settings
 from dpjax.experiments.config.choices import to_dict as to_dict
-from dpjax.validate import UserError, did_you_mean
+from dpjax.validate import UserError, Verbatim, did_you_mean
 
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
@@ -254,12 +254,12 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
   known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
-  return UserError(f"{name}={value!r}: must be one of {known}{hint}")
+  return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 
 def _check_room(config: Any, path: str, name: str) -> None:
   if not dataclasses.is_dataclass(config) or isinstance(config, type):
-    raise UserError(f"{name}.{path}: {name} holds {config!r}, which has no fields")
+    raise UserError(f"{name} holds {config!r}, which has no fields", field=f"{name}.{path}")
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
@@ -272,10 +272,12 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     owners = choice.owners()
     whose = f"; it belongs to {', '.join(owners[head])}" if head in owners else ""
     hint = whose or _meant(head, {field: field for field in owners}, known)
-    raise UserError(f"{name}.{head}: {choice.name(config)!r} has no such field{hint}")
+    raise UserError(
+      f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
+    )
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
-  raise UserError(f"{name}.{head}: no such field{_meant(head, places, known)}")
+  raise UserError(f"no such field{_meant(head, places, known)}", field=f"{name}.{head}")
 
 
 def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
@@ -310,7 +312,7 @@ def _paths(config: Any, prefix: str = "") -> Iterator[str]:
 def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any) -> Any:
   head, dot, rest = path.partition(".")
   if dot and not rest:
-    raise UserError(f"{name}.{path}: no such field; must not end in a dot")
+    raise UserError("no such field; must not end in a dot", field=f"{name}.{path}")
   if isinstance(config, dict):
     return _update_dict(config, path, change, name, hint)
   _check_room(config, path, name)
@@ -327,8 +329,7 @@ def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
   try:
     return dataclasses.replace(config, **values)
   except UserError as error:
-    at = f"{name}." if str(error).partition("=")[0] in values else ""
-    raise UserError(f"{at}{error}") from error
+    raise (error.within(name) if error.field in values else error) from error
 
 
 def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any) -> dict:
@@ -376,7 +377,7 @@ def _check_container(value: Any, hint: Any, name: str) -> Any:
   if kind is list or inner[-1] is ...:
     return kind(check(v, inner[0], f"{name}[{i}]") for i, v in enumerate(value))
   if len(value) != len(inner):
-    raise UserError(f"{name}={value!r}: must have {len(inner)} entries")
+    raise UserError(f"must have {len(inner)} entries", field=name, value=value)
   return tuple(check(v, h, f"{name}[{i}]") for i, (v, h) in enumerate(zip(value, inner)))
 
 
@@ -399,9 +400,13 @@ def _bounded(value: Any, name: str) -> Any:
   for entry in entries if isinstance(value, (dict, list, tuple)) else ():
     _bounded(entry, name)
   if isinstance(value, str) and not _is_writable(value):
-    raise UserError(f"{name}={value!a}: must be text that UTF-8 can write")
+    raise UserError(
+      "must be text that UTF-8 can write", field=name, value=Verbatim(f"{value!a}")
+    )
   if isinstance(value, int) and value.bit_length() >= _INT_BITS:
-    raise UserError(f"{name}={_shown(value)}: must be below 2**{_INT_BITS - 1} in size")
+    raise UserError(
+      f"must be below 2**{_INT_BITS - 1} in size", field=name, value=Verbatim(_shown(value))
+    )
   return value
 
 
@@ -433,7 +438,7 @@ def _literal(text: str) -> Any:
 
 
 def _wrong(value: Any, hint: Any, name: str) -> UserError:
-  return UserError(f"{name}={_shown(value)}: must be {_describe(hint)}")
+  return UserError(f"must be {_describe(hint)}", field=name, value=Verbatim(_shown(value)))
 
 
 def _describe(hint: Any) -> str:

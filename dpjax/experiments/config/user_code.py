@@ -48,7 +48,7 @@ from dpjax.validate import UserError
 
 
 def _wrong(field: str, path: str, wanted: str, made: object) -> UserError:
-  return UserError(f"{field}={path!r}: must return {wanted}, not {made!r:.60}")
+  return UserError(f"must return {wanted}, not {made!r:.60}", field=field, value=path)
 
 
 def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
@@ -66,7 +66,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
     try:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
-      raise UserError(f"loss={path!r}: must return {wanted}: {error}") from error
+      raise UserError(f"must return {wanted}: {error}", field="loss", value=path) from error
     except ValueError:  # no signature to look at
       pass
 
@@ -256,8 +256,10 @@ def algorithm(
     raise _wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
   if private:
     raise UserError(
-      f"algorithm={path!r}: returns a FederatedAlgorithm, of which nobody knows that its "
-      "rounds release noisy messages alone; return a ClientAlgorithm, or set "
-      "privacy.method='none'"
+      "returns a FederatedAlgorithm, of which nobody knows that its rounds "
+      "release noisy messages alone; return a ClientAlgorithm, or set "
+      "privacy.method='none'",
+      field="algorithm",
+      value=path,
     )
   return _whole(made, path)

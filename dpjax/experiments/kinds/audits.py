@@ -122,8 +122,10 @@ def check_coins(included: np.ndarray, seed: int) -> None:
   """
   if included.all() or not included.any():
     raise UserError(
-      f"audit.num_canaries={len(included)}: the coins of seed={seed} put all of them on one "
-      "side; must be more, or of another seed"
+      f"the coins of seed={seed} put all of them on one side; must be more, or "
+      "of another seed",
+      field="audit.num_canaries",
+      value=len(included),
     )
 
 

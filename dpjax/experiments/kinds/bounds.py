@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 LOSSES = ("auto",)  # of both kinds of runs
 SCHEDULES = ("constant", "cosine", "linear")
@@ -64,7 +64,7 @@ def names_fields(call: _F) -> _F:
     try:
       return call(config, *args, **kwargs)
     except UserError as error:
-      raise UserError(dotted(str(error), config)) from error
+      raise dotted(error, config) from error
 
   return told  # type: ignore[return-value]
 
@@ -74,7 +74,7 @@ def within(room: str) -> Iterator[None]:
   """Errors name fields of that room of the config.
 
   >>> with within("train"):
-  ...   raise UserError("seed=-1: must be >= 0")
+  ...   raise UserError("must be >= 0", field="seed", value=-1)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: train.seed=-1: must be >= 0
@@ -82,7 +82,7 @@ def within(room: str) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    raise UserError(f"{room}.{error}") from error
+    raise error.within(room) from error
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
   """Errors about an argument name the field that gives it, where that has another name.
 
   >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
-  ...   raise UserError("memory_budget=1000: must be >= 2900 bytes")
+  ...   raise UserError("must be >= 2900 bytes", field="memory_budget", value=1000)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: memory_budget_gb=1e-06: must be >= 2900 bytes
@@ -98,30 +98,30 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    name, _, rest = str(error).partition("=")
-    if name not in field_of:
+    if error.field not in field_of:
       raise
-    value = fields.get(config, field_of[name])
-    told = rest.partition(": ")[2]
-    raise UserError(f"{field_of[name]}={value!r}: {told}") from error
+    name = field_of[error.field]
+    raise error.of(field=name, value=fields.get(config, name)) from error
 
 
-def dotted(text: str, config: Any) -> str:
-  """The text of an error, with the room of the one field that it begins with, by name and
-  value; as it is, where there is none or more than one.
+def dotted(error: UserError, config: Any) -> UserError:
+  """Returns the error with the dotted name of the one field that has its name and its value.
+
+  The error as it is, where no field has both, or more than one.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> dotted("delta=2.0: must be in (0, 1)", TrainConfig(privacy=PrivacyConfig(delta=2.0)))
-  'privacy.delta=2.0: must be in (0, 1)'
-  >>> dotted("delta=3.0: must be in (0, 1)", TrainConfig())
-  'delta=3.0: must be in (0, 1)'
+  >>> error = UserError("must be in (0, 1)", field="delta", value=2.0)
+  >>> print(dotted(error, TrainConfig(privacy=PrivacyConfig(delta=2.0))))
+  privacy.delta=2.0: must be in (0, 1)
+  >>> print(dotted(error, TrainConfig()))
+  delta=2.0: must be in (0, 1)
   """
-  found = [
+  paths = [
     leaf.path
     for leaf in fields.leaves(config)
-    if text.startswith(f"{leaf.path.rpartition('.')[2]}={leaf.value!r}:")
+    if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
-  return f"{found[0].rpartition('.')[0]}.{text}".lstrip(".") if len(found) == 1 else text
+  return error.of(field=paths[0]) if len(paths) == 1 else error
 
 
 def named(room: str, config: Any, *names: str) -> dict[str, Any]:
@@ -149,8 +149,10 @@ def limit(config: DataConfig, num_examples: int) -> None:
   """Raises UserError for a limit that leaves all of that many examples."""
   if config.limit is not None and config.limit > num_examples:
     raise UserError(
-      f"data.limit={config.limit}: must be <= {num_examples}, the training examples of "
-      f"data.name={config.name!r}, or none"
+      f"must be <= {num_examples}, the training examples of data.name={config.name!r}, "
+      "or none",
+      field="data.limit",
+      value=config.limit,
     )
 
 
@@ -159,7 +161,9 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
   size, most = config.local.batch_size, max(num_examples, _ANY_BATCH)
   if size is not None and size > most:
     raise UserError(
-      f"local.batch_size={size}: must be <= {most}, or none, a client's examples at once"
+      f"must be <= {most}, or none, a client's examples at once",
+      field="local.batch_size",
+      value=size,
     )
 
 
@@ -187,7 +191,7 @@ def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
   """Errors of a model name its options as fields, and else the model itself.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
-  ...   raise UserError("features=0: must be an integer >= 1")
+  ...   raise UserError("must be an integer >= 1", field="features", value=0)
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: model.options.features=0: must be an integer >= 1
@@ -195,15 +199,14 @@ def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    text = str(error)
-    name = text.partition("=")[0].partition("[")[0]
-    if name.split(".")[0] == room or text.startswith("model="):
+    name = error.field.partition("[")[0]
+    if name.split(".")[0] == room or name == "model":
       raise
     if name == "options":
-      raise UserError(f"{room}.{text}") from error
-    own = name in config.options
-    place = f"{room}.options." if own else f"{room}.name={config.name!r}: "
-    raise UserError(f"{place}{text}") from error
+      raise error.within(room) from error
+    if name in config.options:
+      raise error.within(f"{room}.options") from error
+    raise UserError(str(error), field=f"{room}.name", value=config.name) from error
 
 
 def _written(value: Any, name: str) -> None:
@@ -218,8 +221,10 @@ def _written(value: Any, name: str) -> None:
   elif type(value) not in (bool, int, float, str, type(None)):
     told = " ".join(repr(value).split())
     raise UserError(
-      f"{name}={told:.60}: must be a number, text, true, false or none, or a list or dict "
-      "(with names) of these"
+      "must be a number, text, true, false or none, or a list or dict (with "
+      "names) of these",
+      field=name,
+      value=Verbatim(f"{told:.60}"),
     )
 
 
@@ -228,7 +233,7 @@ def in_float32(name: str, value: Any) -> None:
   low, high = float(_FLOAT32.tiny), float(_FLOAT32.max)
   if isinstance(value, (int, float)) and value > 0 and not low <= value <= high:
     raise UserError(
-      f"{name}={value!r}: must be in [{low:.3g}, {high:.3g}], the range of float32"
+      f"must be in [{low:.3g}, {high:.3g}], the range of float32", field=name, value=value
     )
 
 
@@ -257,7 +262,9 @@ def privacy(config: Any) -> None:
   validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config.ftrl, "separation"))
   if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
     raise UserError(
-      f"privacy.sampling_prob={config.sampling_prob!r}: must be in [{1 / _MOST_PASSES:g}, 1]"
+      f"must be in [{1 / _MOST_PASSES:g}, 1]",
+      field="privacy.sampling_prob",
+      value=config.sampling_prob,
     )
 
 
@@ -280,8 +287,9 @@ def training(config: TrainConfig) -> None:
   low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
   if not low <= config.privacy.clip_schedule_final <= high:
     raise UserError(
-      f"privacy.clip_schedule_final={config.privacy.clip_schedule_final!r}: must be in "
-      f"[{low:g}, {high:g}]"
+      f"must be in [{low:g}, {high:g}]",
+      field="privacy.clip_schedule_final",
+      value=config.privacy.clip_schedule_final,
     )
   validate.integer_at_least(1, **named("privacy", config.privacy, "capacity"))
   counts = ("slices", "eval_every", "checkpoint_every", "microbatch_size")
@@ -324,7 +332,9 @@ def federation(config: FedConfig) -> None:
   validate.positive(clients_per_round=config.clients_per_round)
   if config.clients_per_round < _LEAST_COHORT:
     raise UserError(
-      f"clients_per_round={config.clients_per_round!r}: must be >= {_LEAST_COHORT:g}"
+      f"must be >= {_LEAST_COHORT:g}",
+      field="clients_per_round",
+      value=config.clients_per_round,
     )
   targets = {f"targets[{index}]": value for index, value in enumerate(config.targets)}
   validate.probability(**targets, **named("", config, "stop_at_accuracy"))
@@ -335,10 +345,14 @@ def _partition(config: FedConfig) -> None:
   validate.integer_at_least(1, **named("partition", room, "min_chars", "max_examples"))
   shape = getattr(room, "shape", None)
   if shape is not None and not (shape and all(side > 0 for side in shape)):
-    raise UserError(f"partition.shape={shape!r}: must be positive integers, or none")
+    raise UserError(
+      "must be positive integers, or none", field="partition.shape", value=shape
+    )
   if getattr(room, "client_id", None) == "" and not names.is_path(config.data.name):
     raise UserError(
-      "partition.client_id='': must name the field that says whose each record is"
+      "must name the field that says whose each record is",
+      field="partition.client_id",
+      value="",
     )
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, MOST_CLIENTS, **named("partition", room, *counts))
@@ -346,6 +360,10 @@ def _partition(config: FedConfig) -> None:
   alpha, exponent = getattr(room, "alpha", math.inf), getattr(room, "exponent", 0.0)
   low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
   if not (low <= alpha <= high or alpha == math.inf):
-    raise UserError(f"partition.alpha={alpha!r}: must be in [{low:g}, {high:g}] or inf")
+    raise UserError(
+      f"must be in [{low:g}, {high:g}] or inf", field="partition.alpha", value=alpha
+    )
   if not 0 <= exponent <= _MOST_EXPONENT:
-    raise UserError(f"partition.exponent={exponent!r}: must be in [0, {_MOST_EXPONENT:g}]")
+    raise UserError(
+      f"must be in [0, {_MOST_EXPONENT:g}]", field="partition.exponent", value=exponent
+    )

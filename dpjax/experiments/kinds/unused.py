@@ -19,6 +19,7 @@ from dpjax.data import EMBEDDED
 from dpjax.data.published import PUBLISHED
 from dpjax.data.shakespeare_lines import LOADERS as LINES
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -79,15 +80,20 @@ def refuse(config: Any, unused: Unused, name: str = "") -> None:
   >>> refuse(TrainConfig(num_steps=3), {"num_steps": "more"})
   Traceback (most recent call last):
   ...
-  dpjax.validate.UserError: num_steps=3: would be ignored, it needs more; leave it at 200
+  dpjax...WouldBeIgnored: num_steps=3: would be ignored, it needs more; leave it at 200
   """
   faults = [
-    f"{name}{path}={value!r}: would be ignored, it needs {what}; leave it at {default!r}"
+    UserError(
+      f"would be ignored, it needs {what}",
+      field=f"{name}{path}",
+      value=value,
+      hint=f"leave it at {default!r}",
+    )
     for path, (value, default) in fields.set_fields(config).items()
     if (what := reason(path, unused)) is not None
   ]
   if faults:
-    raise UserError("; ".join(faults))
+    raise WouldBeIgnored.joined(faults)
 
 
 # --- central runs

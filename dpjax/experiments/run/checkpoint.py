@@ -267,8 +267,10 @@ class Checkpoints:
     # The end of a long folder's name is what tells it.
     where = str(self.directory / str(self._latest))[-100:]
     return UserError(
-      f"checkpoint={where}: cannot be read ({reason}); nothing "
-      "was changed, remove this directory to go on from an earlier step"
+      f"cannot be read ({reason}); nothing was changed, remove this directory "
+      "to go on from an earlier step",
+      field="checkpoint",
+      value=where,
     )
 
   def _check_files(self, step: pathlib.Path) -> None:

@@ -97,7 +97,8 @@ def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
   """
   if jax.process_count() > 1:
     raise UserError(
-      f"dry_run: must be of one process, not {jax.process_count()}: what it times is one's"
+      f"must be of one process, not {jax.process_count()}: what it times is one's",
+      field="dry_run",
     )
   room, folder = _ROOMS[type(config)], pathlib.Path(workdir)
   room.check(config)

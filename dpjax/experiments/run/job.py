@@ -116,7 +116,9 @@ def single(work: Work) -> Play:
   planned = work.planned()
   missing = [name for name in _PLANNED if name not in planned]
   if missing:
-    raise UserError(f"Work.planned: must return {', '.join(missing)}, too; got {planned!r}")
+    raise UserError(
+      f"must return {', '.join(missing)}, too; got {planned!r}", field="Work.planned"
+    )
   if work.promise is not None:
     work.promise.check_budget(Ledger())
 
@@ -151,7 +153,7 @@ def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
 
 
 def _refuse(field: str, wanted: str, got: object) -> None:
-  raise UserError(f"{field}: must {wanted}, not {got!r:.60}")
+  raise UserError(f"must {wanted}, not {got!r:.60}", field=field)
 
 
 def checked(job: Job) -> Job:
@@ -235,7 +237,9 @@ def scored(work: Work, state: ArrayTree) -> Scores:
 def _check_digest(field: str, wanted: str, found: object) -> None:
   if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
     size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
-    raise UserError(f"{field}: must {wanted}, not {type(found).__name__}{size}")  # secret
+    raise UserError(
+      f"must {wanted}, not {type(found).__name__}{size}", field=field
+    )  # secret
 
 
 def _check_functions(part: Any, *names: str) -> None:

@@ -45,7 +45,7 @@ from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.types import Config
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -78,8 +78,10 @@ def job_of(config: Config, data: object = None) -> Job:
     if error.name != f"{room}.build".lstrip("."):
       raise
     raise UserError(
-      f"config={type(config).__name__}: must be of a module beside which a build.py lies, "
-      f"whose build(config) returns a Job; there is no {error.name!r}"
+      "must be of a module beside which a build.py lies, whose build(config) "
+      f"returns a Job; there is no {error.name!r}",
+      field="config",
+      value=Verbatim(type(config).__name__),
     ) from None
   given = () if data is None else (data,)
   return job_lib.checked(made_by.build(config, *given))
@@ -154,12 +156,16 @@ def _check_processes(job: Job) -> None:
     return
   if job.release:
     raise UserError(
-      f"release=True: must be run by one process, not {count}: its keys leave no machine"
+      f"must be run by one process, not {count}: its keys leave no machine",
+      field="release",
+      value=True,
     )
   if not job.over_processes:
     raise UserError(
-      f"config={type(job.config).__name__}: must be run by one process, not {count}: nothing "
-      "of such a run is shared between them"
+      f"must be run by one process, not {count}: nothing of such a run is "
+      "shared between them",
+      field="config",
+      value=Verbatim(type(job.config).__name__),
     )
 
 
@@ -364,14 +370,18 @@ class Running:
     self.state, meta = self.checkpoints.restore(self.state)
     if meta.get("run") != self._name():
       raise UserError(
-        f"checkpoint={self.checkpoints.directory}: is of another run; bring its own back, or "
-        "choose another directory, nothing was changed"
+        "is of another run; bring its own back, or choose another directory, "
+        "nothing was changed",
+        field="checkpoint",
+        value=self.checkpoints.directory,
       )
     if meta.get("before_steps", self._before_steps()) != self._before_steps():
       raise UserError(
-        f"checkpoint={self.checkpoints.directory}: what was released before the first step is "
-        "not what this machine and these versions compute from the same data and noise; go on "
-        "where it was begun, or choose another directory, nothing was changed"
+        "what was released before the first step is not what this machine and "
+        "these versions compute from the same data and noise; go on where it was "
+        "begun, or choose another directory, nothing was changed",
+        field="checkpoint",
+        value=self.checkpoints.directory,
       )
     self.step = int(self.checkpoints.latest_step() or 0)
     try:
@@ -382,8 +392,10 @@ class Running:
     except (KeyError, TypeError, ValueError) as error:
       reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
       raise UserError(
-        f"checkpoint={self.step}: what it remembers is damaged ({reason}); remove it to go on "
-        "from an earlier step, nothing was changed"
+        f"what it remembers is damaged ({reason}); remove it to go on from an "
+        "earlier step, nothing was changed",
+        field="checkpoint",
+        value=self.step,
       ) from error
     if self.work.promise is not None:
       self._check_ledger(self.work.promise)
@@ -394,8 +406,10 @@ class Running:
     wanted = self._charges(promise)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
-        f"checkpoint={self.step}: its ledger holds {self.ledger.num_steps} steps that are not "
-        "those of this run; it cannot be trusted, remove it to go on from an earlier step"
+        f"its ledger holds {self.ledger.num_steps} steps that are not those of "
+        "this run; it cannot be trusted, remove it to go on from an earlier step",
+        field="checkpoint",
+        value=self.step,
       )
 
   def _charges(self, promise: Promise) -> Ledger:
@@ -512,8 +526,9 @@ class Running:
         if stop:
           raise Interrupted(stop, self.step)
     raise UserError(
-      f"Work.draws: must yield a draw for each step; it ended after {self.step} of "
-      f"num_steps={work.num_steps}"
+      f"must yield a draw for each step; it ended after {self.step} of "
+      f"num_steps={work.num_steps}",
+      field="Work.draws",
     )
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:

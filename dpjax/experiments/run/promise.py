@@ -81,8 +81,7 @@ class Promise:
         accountant=self.accountant,
       )
     except BudgetExceeded as error:
-      told = str(error).removeprefix("epsilon=")
-      raise BudgetExceeded(f"privacy.epsilon_budget={told}") from error
+      raise error.of(field="privacy.epsilon_budget") from error
 
   def charged(self, ledger: Ledger) -> float:
     """Epsilon of the charges themselves, not of what was meant to run."""

@@ -47,12 +47,17 @@ def public(
     return real if declared is None or 2 * real < declared else declared
   if declared is None:
     raise UserError(
-      f"{field}=None: own data under add_or_remove_one need a declared public size, as their "
-      f"true one is a secret: --config.{field}=N, a round number near it, or --config.{other}"
+      "own data under add_or_remove_one need a declared public size, as their "
+      f"true one is a secret: --config.{field}=N, a round number near it, or "
+      f"--config.{other}",
+      field=field,
+      value=None,
     )
   if 2 * real < declared:
     raise UserError(
-      f"{field}={declared}: is declared, and the data have less than half as many records; "
-      f"must be near the true number, or --config.{other}"
+      "is declared, and the data have less than half as many records; must be "
+      f"near the true number, or --config.{other}",
+      field=field,
+      value=declared,
     )
   return declared

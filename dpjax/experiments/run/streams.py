@@ -282,7 +282,9 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
   """
   held = meta.get(_STREAMS, {})
   if {*held} != {*_KEYS, *_NUMBERS}:
-    raise UserError("checkpoint: holds no release keys, so it cannot be gone on from")
+    raise UserError(
+      "holds no release keys, so it cannot be gone on from", field="checkpoint"
+    )
   found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
   for name in _KEYS:
     found[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
@@ -294,8 +296,10 @@ def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> N
   checkpoints that was moved here."""
   if meta and meta.get(_RUN, run) != run:
     raise UserError(
-      f"workdir={workdir}: its checkpoints are those of another run; bring its own back, or "
-      "choose another directory, nothing was changed"
+      "its checkpoints are those of another run; bring its own back, or choose "
+      "another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
     )
 
 
@@ -317,13 +321,17 @@ def check_data(
     return
   if _DATA not in meta:
     raise UserError(
-      f"workdir={workdir}: holds a run of an earlier version, which did not remember its "
-      "data, so it cannot be gone on with; choose another directory, nothing was changed"
+      "holds a run of an earlier version, which did not remember its data, so it "
+      "cannot be gone on with; choose another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
     )
   if meta[_DATA] != data.hex():
     raise UserError(
-      f"data.name={str(name)!r}: are not the data of the run in workdir={workdir}; bring those "
-      "back, or choose another directory, nothing was changed"
+      f"are not the data of the run in workdir={workdir}; bring those back, or "
+      "choose another directory, nothing was changed",
+      field="data.name",
+      value=str(name),
     )
 
 
@@ -350,8 +358,10 @@ def check_code(
   changed = [field for field in {**before, **own} if before.get(field) != own.get(field)]
   if changed:
     raise UserError(
-      f"{changed[0]}={own.get(changed[0], {}).get('path')!r}: its code is not that of the run "
-      f"in workdir={workdir}; bring that back, or choose another directory, nothing was changed"
+      f"its code is not that of the run in workdir={workdir}; bring that back, "
+      "or choose another directory, nothing was changed",
+      field=changed[0],
+      value=own.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
   # Its own hashes stand in checkpoints alone: a result never names them.

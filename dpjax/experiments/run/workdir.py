@@ -17,7 +17,7 @@ from dpjax import files, names, trees, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.run import checkpoint, report, streams, writers
 from dpjax.types import Config, Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
@@ -64,14 +64,18 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     differences = [text for text in found if not text.startswith(elsewhere)]
     if differences:
       raise UserError(
-        f"workdir={workdir}: holds a run of another config ({differences[0]}); choose "
-        "another directory, nothing was changed"
+        f"holds a run of another config ({differences[0]}); choose another "
+        "directory, nothing was changed",
+        field="workdir",
+        value=workdir,
       )
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
   begun = writers.half_written(path)
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
-    raise UserError(f"workdir={workdir}: must be a new, an empty or a run's own directory")
+    raise UserError(
+      "must be a new, an empty or a run's own directory", field="workdir", value=workdir
+    )
   return None
 
 
@@ -139,8 +143,9 @@ def remember(
   """
   if remembered(workdir) != before:
     raise UserError(
-      f"workdir={workdir}: another process has just been at work there; run the same "
-      "command again"
+      "another process has just been at work there; run the same command again",
+      field="workdir",
+      value=workdir,
     )
   if meta != before:
     _remember(workdir, meta)
@@ -197,8 +202,10 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   seals |= {(remembered(workdir) or {}).get(_SEAL)} if _memory(workdir).exists() else set()
   if None in seals or seals != {_seal(config, result)}:
     raise UserError(
-      f"workdir={workdir}: its {path.name} is not the result of this run; take it away, or "
-      "choose another directory, nothing was changed"
+      f"its {path.name} is not the result of this run; take it away, or choose "
+      "another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
     )
   if "user_code" in result:  # also where the checkpoints, which know it too, are gone
     own = names.sources(fields.to_dict(config))
@@ -223,8 +230,10 @@ def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
       continue
     what = "is not what the run wrote" if path.exists() else "is gone"
     raise UserError(
-      f"workdir={str(workdir)[-120:]}: its {name} {what}; bring it back, or take result.json away, "
-      "too: the same command then writes both from the checkpoint"
+      f"its {name} {what}; bring it back, or take result.json away, too: the "
+      "same command then writes both from the checkpoint",
+      field="workdir",
+      value=Verbatim(str(workdir)[-120:]),
     )
 
 

@@ -206,7 +206,9 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
       held = False
     if not held:
       raise UserError(
-        f"workdir={workdir}: another process is at work there; wait for it, or stop it"
+        "another process is at work there; wait for it, or stop it",
+        field="workdir",
+        value=workdir,
       )
     yield file.fileno()
 

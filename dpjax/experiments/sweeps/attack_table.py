@@ -9,11 +9,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room, unread
-
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.attack import build, table
+from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room, unread
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run.loop import Job
 from dpjax.experiments.sweeps import cost, engine, labelled
@@ -50,7 +50,9 @@ def points(config: AttackConfig) -> list[Point]:
   labels = config.rows or [alone]
   strange = [label for label in config.beside if label not in labels]
   if strange:
-    raise UserError(f"beside[{strange[0]!r}]: is no row; rows are {', '.join(labels)}")
+    raise UserError(
+      f"is no row; rows are {', '.join(labels)}", field=f"beside[{strange[0]!r}]"
+    )
   attacked = {point.config.attack.room for point in found}
   others = {"train", "federate"} - attacked
   unused.refuse(config, dict.fromkeys(others, "a row that attacks it"))
@@ -61,9 +63,10 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   """Leaves the room that this row does not attack as it is by default."""
   for name, value in changes.items():  # which would be told as its defence
     if name.partition(".")[0] == other(run):
-      raise UserError(
-        f"{where}.{name}={value!r}: would be ignored, this row attacks {run.attack.room}; "
-        "leave it out"
+      raise WouldBeIgnored(
+        f"would be ignored, this row attacks {run.attack.room}; leave it out",
+        field=f"{where}.{name}",
+        value=value,
       )
   setattr(run, other(run), type(getattr(run, other(run)))())
 

@@ -155,7 +155,9 @@ def numeric(row: Row, key: str) -> float:
     return writers.number(value)
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     keys = sorted(k for k, v in row.items() if isinstance(v, (int, float)))
-    raise UserError(f"{key}={value!r}: must be a number; numbers are {', '.join(keys)}")
+    raise UserError(
+      f"must be a number; numbers are {', '.join(keys)}", field=key, value=value
+    )
   return float(value)
 
 

@@ -91,7 +91,7 @@ def spread(
   axes = {variant: axes_of(config) for variant, config in bases.items()}
   count = sum(math.prod(map(len, own.values())) for own in axes.values())
   if count > bounds.MOST_RUNS:
-    raise UserError(f"{name}: has {count} runs; must be at most {bounds.MOST_RUNS}")
+    raise UserError(f"has {count} runs; must be at most {bounds.MOST_RUNS}", field=name)
   found = []
   for variant, config in bases.items():
     for values in itertools.product(*axes[variant].values()):
@@ -199,7 +199,7 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
   if not wanted:
     known = list(dict.fromkeys(told(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
-    raise UserError(f"only={only!r}: must be a pattern of one of {some}")
+    raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
   there = lambda point: _result_of(point, workdir).exists()
   return [point for point in points if point.name in wanted or there(point)]
 
@@ -224,12 +224,15 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   side_by_side.check(num_processes)
   if jax.process_count() > 1:
     raise UserError(
-      f"sweep: must be run by one process, not {jax.process_count()}; several may share one "
-      "run (launch.train, launch.federate)"
+      f"must be run by one process, not {jax.process_count()}; several may "
+      "share one run (launch.train, launch.federate)",
+      field="sweep",
     )
   if owner.remembered(workdir) is not None:
     raise UserError(
-      f"workdir={workdir}: holds a single run; choose another directory, nothing was changed"
+      "holds a single run; choose another directory, nothing was changed",
+      field="workdir",
+      value=workdir,
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
@@ -271,7 +274,9 @@ def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[st
     known = {row["name"]: row for row in writers.read_json(workdir / FILE)["rows"]}
     return {n: known[n] for n in rest & set(known) if known[n]["status"] == "failed"}
   except (KeyError, TypeError):
-    raise UserError(f"workdir={workdir}: {FILE} there is not that of a sweep") from None
+    raise UserError(
+      f"{FILE} there is not that of a sweep", field="workdir", value=workdir
+    ) from None
 
 
 def _in_order(grid: Grid, rows: dict[str, Row]) -> list[Row]:

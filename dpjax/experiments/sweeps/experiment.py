@@ -38,7 +38,7 @@ def points(config: RelevanceConfig) -> list[Point]:
     check=check, name="num_seeds, with curves and epsilons,", where="config.curves",
   )  # fmt: skip
   if len({point.name for point in found}) < len(found):
-    raise UserError("curves: two labels or two epsilons give runs of the same name")
+    raise UserError("two labels or two epsilons give runs of the same name", field="curves")
   return sorted(found, key=lambda point: point.config.seed)
 
 

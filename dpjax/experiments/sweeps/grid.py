@@ -32,7 +32,7 @@ from dpjax.experiments.kinds.unused import Unused, of_federation, of_training, r
 from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import curve, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
 # Kept of a result, beside RESULT_KEYS: what fails of a claim, and of a federated one more.
@@ -147,8 +147,10 @@ def _check_alike(found: list[Point]) -> None:
     alike = (digest, config.data.data_dir) if private else point.name
     if alike in seen:
       raise UserError(
-        f"grid: {point.name} and {seen[alike]} are the same run, or differ in nothing but "
-        "how they are executed, and share their noise; vary the seed, or leave one out"
+        f"{point.name} and {seen[alike]} are the same run, or differ in nothing "
+        "but how they are executed, and share their noise; vary the seed, or leave "
+        "one out",
+        field="grid",
       )
     seen[alike] = point.name
 
@@ -221,7 +223,9 @@ def run_sweep(
     UserError: a fault of the sweep itself, before anything runs; else as `engine.run`.
   """
   if config.selection.enabled:
-    raise UserError("selection.enabled=True: its runs are chosen by tuning.run_selection")
+    raise UserError(
+      "its runs are chosen by tuning.run_selection", field="selection.enabled", value=True
+    )
   found = placed(config)
   train, load = functools.partial(_train, train_fn), load_fn or _no_data
   kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
@@ -249,16 +253,20 @@ def _check(config: SweepConfig) -> None:
   bounds.typed(config)
   _check_selection(config)
   if not (config.grid or config.variants):
-    raise UserError("grid={}: must name at least one field, or give variants")
+    raise UserError(
+      "must name at least one field, or give variants", field="grid", value={}
+    )
   _check_variants(config)
   for path, values in config.grid.items():
     if not isinstance(values, (list, tuple)) or not values:
-      raise UserError(f"grid[{path!r}]={values!r}: must be a list of at least one value")
+      raise UserError(
+        "must be a list of at least one value", field=f"grid[{path!r}]", value=values
+      )
     _unique(values, f"grid[{path!r}]")
   if "seed" in config.grid:
-    raise UserError("grid['seed']: give the seeds as seeds=[...]")
+    raise UserError("give the seeds as seeds=[...]", field="grid['seed']")
   if not config.seeds:
-    raise UserError("seeds=[]: must hold at least one seed")
+    raise UserError("must hold at least one seed", field="seeds", value=[])
   for seed in config.seeds:
     validate.integer_at_least(0, seeds=seed)
   _unique(config.seeds, "seeds")
@@ -271,36 +279,46 @@ def _check_selection(config: SweepConfig) -> None:
   validate.positive(**{"selection.mean_trials": law.mean_trials})
   if not 1 <= law.mean_trials <= bounds.MOST_RUNS:
     raise UserError(
-      f"selection.mean_trials={law.mean_trials!r}: must be in [1, {bounds.MOST_RUNS}]"
+      f"must be in [1, {bounds.MOST_RUNS}]",
+      field="selection.mean_trials",
+      value=law.mean_trials,
     )
   validate.non_negative(**{"selection.shape": law.shape})
   validate.one_of(("max", "min"), **{"selection.better": law.better})
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
-      "selection.enabled=True: base must be a TrainConfig; a private selection among "
-      "federated runs is not charged here"
+      "base must be a TrainConfig; a private selection among federated runs is "
+      "not charged here",
+      field="selection.enabled",
+      value=True,
     )
 
 
 def _check_variants(config: SweepConfig) -> None:
   if config.base.privacy.epsilon == math.inf:
     raise UserError(
-      "base.privacy.epsilon=inf: must be finite; the grid or a variant may be not"
+      "must be finite; the grid or a variant may be not",
+      field="base.privacy.epsilon",
+      value=Verbatim("inf"),
     )
   for name, fixed in config.variants.items():
     varied = {"seed", *config.grid}  # whole, so that what is set inside would be lost
     twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
     if twice:
-      raise UserError(f"variants[{name!r}]: sets {twice[0]!r}, which the grid varies")
+      raise UserError(
+        f"sets {twice[0]!r}, which the grid varies", field=f"variants[{name!r}]"
+      )
   if config.series == "variant" and not config.variants:
-    raise UserError("series='variant': there are no variants")
+    raise UserError("there are no variants", field="series", value="variant")
 
 
 def _check_positions(config: SweepConfig, found: list[Point]) -> None:
   """Raises UserError for an x that is known beforehand to place a run nowhere."""
   if config.x == "variant":
     raise UserError(
-      "x='variant': must be a number; series='variant' draws one line for each"
+      "must be a number; series='variant' draws one line for each",
+      field="x",
+      value="variant",
     )
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
@@ -308,14 +326,16 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
     if placed or not _is_private(point.config):  # others are drawn without a position
       continue
     raise UserError(
-      f"x={config.x!r}: must be a number in every run; it is {value!r} in {point.name}"
+      f"must be a number in every run; it is {value!r} in {point.name}",
+      field="x",
+      value=config.x,
     )
 
 
 def _unique(values: Any, name: str) -> None:
   repeated = [value for index, value in enumerate(values) if value in values[:index]]
   if repeated:
-    raise UserError(f"{name}: {repeated[0]!r} comes twice; each must be different")
+    raise UserError(f"{repeated[0]!r} comes twice; each must be different", field=name)
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:

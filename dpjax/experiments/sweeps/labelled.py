@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.unused import Unused
 from dpjax.experiments.run import loop
@@ -69,7 +70,7 @@ def points(
       raise UserError(f"{where}{error}") from error
     found.append(Point(_folder(label), run, told(label, run), tuple(dropped)))
   if len({point.name for point in found}) < len(found):
-    raise UserError("rows: two labels give runs of the same name")
+    raise UserError("two labels give runs of the same name", field="rows")
   return found
 
 
@@ -85,7 +86,9 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
     where = f"rows[{label!r}]"
     for name in whole:
       if name in changes:
-        raise UserError(f"{where}.{name}: would be ignored, it is of the whole table")
+        raise WouldBeIgnored(
+          "would be ignored, it is of the whole table", field=f"{where}.{name}"
+        )
     found.append((label, fields.replace_all(config, {**whole, **changes}, name=where)))
   return found
 

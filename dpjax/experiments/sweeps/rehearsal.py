@@ -28,7 +28,7 @@ from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, promise, streams, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 class _Planned(NamedTuple):
@@ -68,7 +68,9 @@ def told(
   if config.selection.enabled:
     if only is not None or num_processes != 1:
       raise UserError(
-        f"only={only!r}, num_processes={num_processes}: go with a sweep without selection"
+        "go with a sweep without selection",
+        field="only",
+        value=Verbatim(f"{only!r}, num_processes={num_processes}"),
       )
     return _of_selection(config, workdir, rehearse)
   folder = pathlib.Path(workdir)

@@ -39,12 +39,16 @@ def check(num_processes: int) -> None:
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1
   if num_processes > cores:
     raise UserError(
-      f"processes={num_processes}: must be at most {cores}, the cores that this process may use"
+      f"must be at most {cores}, the cores that this process may use",
+      field="processes",
+      value=num_processes,
     )
   if num_processes > 1 and jax.default_backend() != "cpu":
     raise UserError(
-      f"processes={num_processes}: must be 1 on {jax.default_backend()}, whose memory one "
-      "process takes whole; JAX_PLATFORMS=cpu runs them on cores"
+      f"must be 1 on {jax.default_backend()}, whose memory one process takes "
+      "whole; JAX_PLATFORMS=cpu runs them on cores",
+      field="processes",
+      value=num_processes,
     )
 
 
@@ -97,7 +101,7 @@ def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
     pickle.dumps((work, tasks))
   except Exception as error:  # of whichever object
     raise UserError(
-      f"processes: what runs in several must be picklable: {error}"
+      f"what runs in several must be picklable: {error}", field="processes"
     ) from error
 
 
@@ -164,10 +168,11 @@ def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another
   except (EOFError, ConnectionError):
     process.join()
     raise UserError(
-      f"processes: one was ended from outside (exit code {process.exitcode}; -9: most often for "
-      "want of memory, fewer processes take less; 1: a script whose main part is not guarded by "
-      "`if __name__ == '__main__'`, or what it says above); finished runs are kept, run the same "
-      "command to go on"
+      f"one was ended from outside (exit code {process.exitcode}; -9: most "
+      "often for want of memory, fewer processes take less; 1: a script whose "
+      "main part is not guarded by `if __name__ == '__main__'`, or what it says "
+      "above); finished runs are kept, run the same command to go on",
+      field="processes",
     ) from None
   if fault is not None:
     raise fault

@@ -8,13 +8,12 @@ leaves one of them without a reader, one line says which of the file's columns m
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dpjax.experiments.kinds.attack.config import AttackConfig
-
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.attack import config as attack
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
@@ -156,17 +155,16 @@ def _check(before: Any, config: Any, explicit: Sequence[str], *, dropped: bool) 
     return
   try:
     check(config)
-  except UserError as error:
-    text = str(error)
-    faults = re.findall(r"([\w.]+)=[^;]*?: would be ignored", text)
+  except WouldBeIgnored as error:
+    faults = error.fields()
     asked = any(path.removeprefix("base.") in faults for path in explicit)
-    if not columns or "would be ignored" not in text or asked or not _is_whole(before):
+    if not columns or asked or not _is_whole(before):
       raise
-    field = text.partition(": would be ignored")[0]
     raise UserError(
-      f"{', '.join(explicit):.80}: leaves without a reader what the file's "
-      f"{' and '.join(columns)} set ({field:.80}); give "
-      f"{' and '.join(f'--config.{name}' for name in columns)}, too"
+      f"leaves without a reader what the file's {' and '.join(columns)} set "
+      f"({faults[0]:.80}); give "
+      f"{' and '.join(f'--config.{name}' for name in columns)}, too",
+      field=f"{', '.join(explicit):.80}",
     ) from error
 
 

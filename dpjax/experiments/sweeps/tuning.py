@@ -151,14 +151,18 @@ def charged(
   epsilon = accounting.epsilon(event, delta=left, **options)
   one_run = plan.epsilon()
   if not math.isfinite(one_run):
-    raise UserError("grid: a run of its settings has no finite epsilon, nor has the choice")
+    raise UserError(
+      "a run of its settings has no finite epsilon, nor has the choice", field="grid"
+    )
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
   growth = math.exp(min(growth, 700.0))  # beyond that delta is no probability either
   delta = left + (plan.delta - left) * law.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
     raise UserError(
-      f"selection.mean_trials={law.mean_trials!r}: must be less, or the noise more: the choice "
-      f"costs epsilon={upper(epsilon)}, one run {upper(one_run)}, and all of delta"
+      f"must be less, or the noise more: the choice costs epsilon={upper(epsilon)}, "
+      f"one run {upper(one_run)}, and all of delta",
+      field="selection.mean_trials",
+      value=law.mean_trials,
     )
   words = accounting.privacy_statement(
     event,
@@ -200,11 +204,15 @@ def _told(
 
 def _check(config: SweepConfig) -> None:
   if len(config.seeds) != 1:
-    raise UserError(f"seeds={config.seeds!r}: must be one seed for a private selection")
+    raise UserError(
+      "must be one seed for a private selection", field="seeds", value=config.seeds
+    )
   if not config.y.startswith("test_"):
     raise UserError(
-      f"y={config.y!r}: must be a score on test data (test_...) for a private selection; one "
-      "on training data would be a further query on them"
+      "must be a score on test data (test_...) for a private selection; one on "
+      "training data would be a further query on them",
+      field="y",
+      value=config.y,
     )
 
 
@@ -220,21 +228,26 @@ def _common_plan(
   might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
-      raise UserError("grid: must not vary the data in a private selection")
+      raise UserError("must not vary the data in a private selection", field="grid")
     if point.config.audit.enabled:
       raise UserError(
-        "audit.enabled=True: must be false in a private selection, which keeps no verdict on "
-        "a trial"
+        "must be false in a private selection, which keeps no verdict on a trial",
+        field="audit.enabled",
+        value=True,
       )
   found = [plan_fn(point.config, load(point.config)) for point in settings]
   plans, assumed = zip(*found)
   for point, plan in zip(settings, plans):
     if not plan.is_private:
-      raise UserError(f"grid: {point.name} has no proved epsilon, so the choice has none")
+      raise UserError(
+        f"{point.name} has no proved epsilon, so the choice has none", field="grid"
+      )
     if _facts(plan) != _facts(plans[0]):
       raise UserError(
-        f"grid: {point.name} does not cost the same event as {settings[0].name}; in a private "
-        "selection all settings must (same noise_multiplier, sampler, steps, delta, accountant)"
+        f"{point.name} does not cost the same event as {settings[0].name}; in a "
+        "private selection all settings must (same noise_multiplier, sampler, "
+        "steps, delta, accountant)",
+        field="grid",
       )
   return plans[0], tuple(dict.fromkeys(text for texts in assumed for text in texts))
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import Unused, needs
 from dpjax.experiments.run import switches
-from dpjax.validate import UserError
 
 _DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
 _OF_EXPERIMENT = ("curves", "title")  # a curve has neither
@@ -76,7 +76,9 @@ def of_curves(config: RelevanceConfig) -> Unused:
     where = f"curves[{label!r}]."
     for path in _OF_EXPERIMENT:
       if path in changes:
-        raise UserError(f"{where}{path}: would be ignored, it is of the whole experiment")
+        raise WouldBeIgnored(
+          "would be ignored, it is of the whole experiment", field=f"{where}{path}"
+        )
     curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
     unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
     set_here = (path for path in fields.set_fields(curve) if unused.reason(path, own) == "")

@@ -75,15 +75,20 @@ def by_name(
   validate.one_of(NAMES, execution=name)
   if num_devices is not None and name not in _OVER_DEVICES:
     raise UserError(
-      f"num_devices={num_devices}: is for execution='pmap' or 'shard_map', not {name!r}"
+      f"is for execution='pmap' or 'shard_map', not {name!r}",
+      field="num_devices",
+      value=num_devices,
     )
   if num_threads is not None and name not in ("auto", "loop"):
-    raise UserError(f"num_threads={num_threads}: is for execution='loop', not {name!r}")
+    raise UserError(
+      f"is for execution='loop', not {name!r}", field="num_threads", value=num_threads
+    )
   blocks = ("vmap", *_OVER_DEVICES)
   if memory_budget_gb is not None and name not in blocks:
     raise UserError(
-      f"memory_budget_gb={memory_budget_gb}: is for execution={' or '.join(map(repr, blocks))}"
-      f", not {name!r}"
+      f"is for execution={' or '.join(map(repr, blocks))}, not {name!r}",
+      field="memory_budget_gb",
+      value=memory_budget_gb,
     )
   budget = MOST_BYTES if memory_budget_gb is None else memory_budget_gb * 1e9
   if name in _OVER_DEVICES:

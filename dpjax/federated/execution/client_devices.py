@@ -45,8 +45,9 @@ def _devices(num_devices: int | None) -> list[Any]:
   validate.integer_at_least(1, num_devices=num_devices)
   if num_devices > len(devices):
     raise UserError(
-      f"num_devices={num_devices}: this process has {len(devices)} "
-      f"({devices[0].platform}); must be <= {len(devices)}"
+      f"this process has {len(devices)} ({devices[0].platform}); must be <= {len(devices)}",
+      field="num_devices",
+      value=num_devices,
     )
   return devices[:num_devices]
 

@@ -72,7 +72,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
 from dpjax.types import Params
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _ANSWER = "answer"
 _RAISED = 2  # flwr's code of an error of the client's program
@@ -84,8 +84,9 @@ def _flwr(module: str) -> Any:
     return importlib.import_module(module)
   except ImportError as error:
     raise UserError(
-      f"flwr: is not installed ({error}); pip install 'dpjax[flower]' for clients that are "
-      "separate programs"
+      f"is not installed ({error}); pip install 'dpjax[flower]' for clients "
+      "that are separate programs",
+      field="flwr",
     ) from error
 
 
@@ -190,7 +191,7 @@ class _Answers:
   def _run(self, context: execution.Context, cohort: Cohort) -> execution.Mapped:
     if context.received.extra is not None:
       raise UserError(
-        "make: clients that get more than the parameters are not run over Flower"
+        "clients that get more than the parameters are not run over Flower", field="make"
       )
     if not cohort.size:
       empty = execution.loop_clients()(self._client, self._partial)
@@ -233,7 +234,9 @@ class _Server:
     if plan.is_private != (noise_key is not None):
       given = "None" if noise_key is None else "(given)"  # a secret: never shown
       raise UserError(
-        f"noise_key={given}: must be given with a private plan, and only with one"
+        "must be given with a private plan, and only with one",
+        field="noise_key",
+        value=Verbatim(given),
       )
     plan.check_capacity(num_clients)
     self.plan, self.num_clients, self._rng = plan, num_clients, rng
@@ -244,8 +247,9 @@ class _Server:
     self.state = self._algorithm.init(params, num_clients)
     if getattr(self.state, "memories", ()) is not None:
       raise UserError(
-        "make: clients that keep something between rounds, or that work twice in one, are "
-        "not run over Flower"
+        "clients that keep something between rounds, or that work twice in one, "
+        "are not run over Flower",
+        field="make",
       )
     self._like = self._answers.like(Received(self.state.params), self.state.key)
     self.ledger = Ledger()
@@ -256,7 +260,9 @@ class _Server:
     step = int(self.state.round)
     if step >= self.plan.num_steps:
       raise UserError(
-        f"num_rounds={step + 1}: must be <= {self.plan.num_steps}, what the plan charges for"
+        f"must be <= {self.plan.num_steps}, what the plan charges for",
+        field="num_rounds",
+        value=step + 1,
       )
     drawn = sampling.taken(self.plan.sampler, self.num_clients, seed=self._rng, step=step)
     return [int(client) for client in drawn]
@@ -403,7 +409,7 @@ def server_app(
   left = server.plan.num_steps - int(server.state.round)
   if num_rounds > left:
     raise UserError(
-      f"num_rounds={num_rounds}: must be <= {left}, what the plan charges for"
+      f"must be <= {left}, what the plan charges for", field="num_rounds", value=num_rounds
     )
   strategy.timeout = timeout
   app = _flwr("flwr.serverapp").ServerApp()
@@ -415,7 +421,9 @@ def server_app(
     while (there := len(list(grid.get_node_ids()))) < wanted:
       if time.monotonic() > deadline:
         raise UserError(
-          f"min_clients={wanted}: {there} are connected after timeout={timeout:g} seconds"
+          f"{there} are connected after timeout={timeout:g} seconds",
+          field="min_clients",
+          value=wanted,
         )
       time.sleep(0.2)
     initial = _arrays(server.state.params)

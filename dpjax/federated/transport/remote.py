@@ -40,7 +40,9 @@ def _spend(folder: pathlib.Path, round: int) -> None:
     note = os.open(folder / f"round_{round}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
   except FileExistsError as error:
     raise UserError(
-      f"round={round}: was answered before; a second answer would tell more than was charged"
+      "was answered before; a second answer would tell more than was charged",
+      field="round",
+      value=round,
     ) from error
   os.fsync(note)
   os.close(note)
@@ -81,8 +83,9 @@ class Client:
     self._folder, self._num_rounds = pathlib.Path(folder), num_rounds
     if not self._folder.is_absolute():
       raise UserError(
-        f"folder={str(folder)!r}: must be absolute, so that every program of this client finds "
-        "the same"
+        "must be absolute, so that every program of this client finds the same",
+        field="folder",
+        value=str(folder),
       )
     self._local_data, self.like = local_data, like
     self._run = execution.loop_clients()(client, None)
@@ -95,8 +98,9 @@ class Client:
     """
     if type(round) is not int or not 0 <= round < self._num_rounds:
       raise UserError(
-        f"round={round!r}: must be an integer from 0 to num_rounds - 1 = "
-        f"{self._num_rounds - 1}"
+        f"must be an integer from 0 to num_rounds - 1 = {self._num_rounds - 1}",
+        field="round",
+        value=round,
       )
     _spend(self._folder / f"client_{who}", round)
     batches, count = self._local_data(who, round)

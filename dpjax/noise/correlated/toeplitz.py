@@ -66,7 +66,7 @@ class BandedToeplitz:
   def __post_init__(self):
     values = _rounded("coefficients", self.coefficients)
     if not values or values[0] != 1:
-      raise UserError(f"coefficients={values[:1]!r}: the first must be 1")
+      raise UserError("the first must be 1", field="coefficients", value=values[:1])
     object.__setattr__(self, "coefficients", values)
 
   @classmethod
@@ -148,9 +148,11 @@ class BufferedToeplitz:
     object.__setattr__(self, "scales", _rounded("scales", self.scales))
     object.__setattr__(self, "decays", _rounded("decays", self.decays))
     if len(self.scales) != len(self.decays) or not self.scales:
-      raise UserError(f"decays={self.decays!r}: must be as many as scales, at least one")
+      raise UserError(
+        "must be as many as scales, at least one", field="decays", value=self.decays
+      )
     if max(self.decays) > 1:
-      raise UserError(f"decays={self.decays!r}: must be at most 1")
+      raise UserError("must be at most 1", field="decays", value=self.decays)
 
   @classmethod
   @functools.lru_cache(maxsize=32)

@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.vertical import encrypted_vectors
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[he]'"
 # Degree -> most bits of all primes together for 128 bits of security, ternary secrets.
@@ -71,8 +71,11 @@ class Chain:
     validate.integer_in(self.scale_bits + 5, 60, end_bits=self.end_bits)
     if sum(self.bits) > max(MOST_BITS.values()):
       raise UserError(
-        f"levels={self.levels}: needs {sum(self.bits)} bits of primes; must be at most "
-        f"{max(MOST_BITS.values())}, beyond which degree {max(MOST_BITS)} is not secure"
+        f"needs {sum(self.bits)} bits of primes; must be at most "
+        f"{max(MOST_BITS.values())}, beyond which degree {max(MOST_BITS)} is "
+        "not secure",
+        field="levels",
+        value=self.levels,
       )
 
   @property
@@ -144,7 +147,7 @@ def _one_line() -> Iterator[None]:
     raise
   except (ValueError, RuntimeError, TypeError, IndexError) as error:
     reason = str(error).partition("\n")[0]
-    raise UserError(f"ckks: {reason}") from error
+    raise UserError(f"{reason}", field="ckks") from error
 
 
 def _dumps(held: Any) -> bytes:
@@ -157,7 +160,7 @@ def _dumps(held: Any) -> bytes:
 
 def _loads(kind: str, chain: Chain, content: bytes) -> Any:
   if not isinstance(content, bytes):
-    raise UserError(f"message: must be bytes, not {type(content).__name__}")
+    raise UserError(f"must be bytes, not {type(content).__name__}", field="message")
   held = getattr(_library(), kind)()
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
@@ -166,7 +169,9 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
       held.load(_context(chain), str(path))
     except (RuntimeError, ValueError) as error:
       raise UserError(
-        f"message={len(content)} bytes: are no {kind} of these parameters"
+        f"are no {kind} of these parameters",
+        field="message",
+        value=Verbatim(f"{len(content)} bytes"),
       ) from error
   return held
 
@@ -199,13 +204,17 @@ class _Coder:
     try:
       plain, given = self.seal.Plaintext(), np.asarray(values, np.float64)
     except (ValueError, TypeError) as error:
-      raise UserError("values: must be real numbers") from error
+      raise UserError("must be real numbers", field="values") from error
     if given.ndim > 1:
-      raise UserError(f"values: are of shape {given.shape}; must be [n]")
+      raise UserError(f"are of shape {given.shape}; must be [n]", field="values")
     if given.size > self.chain.slots:
-      raise UserError(f"values={given.size} numbers: must be at most {self.chain.slots}")
+      raise UserError(
+        f"must be at most {self.chain.slots}",
+        field="values",
+        value=Verbatim(f"{given.size} numbers"),
+      )
     if not np.isfinite(given).all():
-      raise UserError("values: hold NaN or infinity, which no ciphertext can")
+      raise UserError("hold NaN or infinity, which no ciphertext can", field="values")
     scale = self.levels.scales[level] if scale is None else scale
     with _one_line():  # numbers too large for the primes that are left
       self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
@@ -367,7 +376,7 @@ class SlotEvaluator:
         self._evaluator.multiply_plain(cipher, plain, out)
         raw = self.total(raw, out)
     if first is None:
-      raise UserError("weights: are none, so there is nothing to compute")
+      raise UserError("are none, so there is nothing to compute", field="weights")
     if raw is None:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
@@ -391,7 +400,7 @@ class SlotEvaluator:
 
   def _has_level(self, cipher: Ciphertext) -> None:
     if not self.level(cipher):
-      raise UserError(f"levels={self.chain.levels}: are used up; must be more")
+      raise UserError("are used up; must be more", field="levels", value=self.chain.levels)
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:

@@ -40,7 +40,7 @@ from dpjax.secure.homomorphic.ckks import (
   SlotEvaluator,
   rotations_of,
 )
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)  # dense, square, dense: 216 of 218 bits
 _MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)  # in size, or a logit wraps around
@@ -85,7 +85,9 @@ def network_of(params: Mapping[str, Any]) -> SquareNetwork:
   """
   layers = params.get("params", params)
   if {*layers} != {"dense_0", "head"}:
-    raise UserError(f"params: have layers {sorted(layers)}; must have dense_0 and head")
+    raise UserError(
+      f"have layers {sorted(layers)}; must have dense_0 and head", field="params"
+    )
   held = [layers[name][part] for name in ("dense_0", "head") for part in ("kernel", "bias")]
   return SquareNetwork(*(np.asarray(part, np.float64) for part in held))
 
@@ -121,8 +123,11 @@ class _Packed:
     self.block = self.h * _power((num_inputs + self.h) / self.h)
     if self.h + self.k > self.block or self.block > CHAIN.slots:
       raise UserError(
-        f"num_inputs={num_inputs}: with {hidden} hidden units and {classes} classes an image "
-        f"takes {max(self.block, self.h + self.k)} slots; must be at most {CHAIN.slots}"
+        f"with {hidden} hidden units and {classes} classes an image takes "
+        f"{max(self.block, self.h + self.k)} slots; must be at most "
+        f"{CHAIN.slots}",
+        field="num_inputs",
+        value=num_inputs,
       )
     self.classes, self.images_each = classes, CHAIN.slots // self.block
     self.questions = self.answers = 1
@@ -243,18 +248,28 @@ class ImageOwner:
   def encrypt(self, images: np.ndarray) -> list[bytes]:
     """[<= images_each, d], numbers in [-1, 1], as one question."""
     if not 1 <= len(images) <= self.images_each:
-      raise UserError(f"images={len(images)}: must be 1 to {self.images_each} at a time")
+      raise UserError(
+        f"must be 1 to {self.images_each} at a time", field="images", value=len(images)
+      )
     if np.shape(images)[1:] != (self._layout.d,):
-      raise UserError(f"images: of shape {np.shape(images)}; must be [n, {self._layout.d}]")
+      raise UserError(
+        f"of shape {np.shape(images)}; must be [n, {self._layout.d}]", field="images"
+      )
     if np.asarray(images).dtype.kind not in "fiub" or not np.abs(images).max() <= 1:
-      raise UserError("images: must be in [-1, 1], for which no logit can wrap around")
+      raise UserError(
+        "must be in [-1, 1], for which no logit can wrap around", field="images"
+      )
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
     """[num_images, k]. Secret as a raw decryption is: pass on labels at most."""
     validate.integer_in(1, self.images_each, num_images=num_images)
     if len(answer) != self._layout.answers:
-      raise UserError(f"answer={len(answer)} parts: must be {self._layout.answers}")
+      raise UserError(
+        f"must be {self._layout.answers}",
+        field="answer",
+        value=Verbatim(f"{len(answer)} parts"),
+      )
     return self._layout.unpack([self._keys.decrypt(part) for part in answer])[:num_images]
 
 
@@ -278,13 +293,15 @@ class ModelOwner:
     (d, h), k = network.kernel.shape, network.head.shape[1]
     if not network.largest_logit <= _MOST:
       raise UserError(
-        f"network: a logit may reach {network.largest_logit:.3g}; must be at most {_MOST:g}, "
-        "or it wraps around; train with smaller steps or weights"
+        f"a logit may reach {network.largest_logit:.3g}; must be at most {_MOST:g}, "
+        "or it wraps around; train with smaller steps or weights",
+        field="network",
       )
     if not network.logit_error <= MOST_ERROR:
       raise UserError(
-        f"network: a logit would be off by about {network.logit_error:.1g}; must be at most "
-        f"{MOST_ERROR:g}; make the layers alike in size"
+        f"a logit would be off by about {network.logit_error:.1g}; must be at most "
+        f"{MOST_ERROR:g}; make the layers alike in size",
+        field="network",
       )
     self._layout = _layout(layout, d, h, k)
     self._evaluator = SlotEvaluator(CHAIN, public)
@@ -294,8 +311,10 @@ class ModelOwner:
     """Of one question; as many ciphertexts as the layout has."""
     if len(question) != self._layout.questions:
       raise UserError(
-        f"question={len(question)} ciphertexts: must be {self._layout.questions}; is it asked of "
-        "a network of this size, in this layout?"
+        f"must be {self._layout.questions}; is it asked of a network of this "
+        "size, in this layout?",
+        field="question",
+        value=Verbatim(f"{len(question)} ciphertexts"),
       )
     on = self._evaluator
     held = [on.load(cipher) for cipher in question]

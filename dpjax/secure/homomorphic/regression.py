@@ -46,7 +46,7 @@ from dpjax.secure.homomorphic.ckks import (
 )
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.secure.vertical.linear_regression import closed_form, statistics
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _LEAST_SPREAD = 1e-9  # of a column, to its largest number; less is rounding
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
@@ -69,7 +69,7 @@ def _numbers(name: str, given: Any) -> np.ndarray:
   try:
     return np.asarray(given, np.float64)
   except (ValueError, TypeError) as error:
-    raise UserError(f"{name}: must be an array of real numbers") from error
+    raise UserError("must be an array of real numbers", field=name) from error
 
 
 class DataOwner:
@@ -87,8 +87,10 @@ class DataOwner:
     x, y = _numbers("x", x), _numbers("y", y)
     if x.shape != (plan.num_rows, plan.num_features) or y.shape != (plan.num_rows,):
       raise UserError(
-        f"x.shape={x.shape}, y.shape={y.shape}: must be ({plan.num_rows}, "
-        f"{plan.num_features}) and ({plan.num_rows},), as planned"
+        f"must be ({plan.num_rows}, {plan.num_features}) and ({plan.num_rows},), "
+        "as planned",
+        field="x.shape",
+        value=Verbatim(f"{x.shape}, y.shape={y.shape}"),
       )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
       raise UserError("x, y: hold NaN or infinity; leave those rows out")
@@ -127,7 +129,9 @@ class DataOwner:
     """
     self.refreshes += 1
     if self.refreshes > self.plan.refreshes:
-      raise UserError(f"refreshes={self.refreshes}: planned are {self.plan.refreshes}")
+      raise UserError(
+        f"planned are {self.plan.refreshes}", field="refreshes", value=self.refreshes
+      )
     found = []
     for cipher in ciphers:
       values = self._keys.decrypt(cipher)
@@ -145,14 +149,17 @@ class DataOwner:
     """
     x, chain = _numbers("new", x), self.plan.chain
     if x.ndim != 2 or not len(x) or x.shape[1] != self.plan.num_features:
-      raise UserError(f"new.shape={x.shape}: must be [n, {self.plan.num_features}], n >= 1")
+      raise UserError(
+        f"must be [n, {self.plan.num_features}], n >= 1", field="new.shape", value=x.shape
+      )
     scaled = (x - self._mean) / self._scale
     farthest = float(np.linalg.norm(scaled, axis=1).max())
     most = 2.0 ** (chain.end_bits - chain.scale_bits - 1) / max(1.0, self.plan.largest)
     if not farthest < most:
       raise UserError(
-        f"new: a row is {farthest:.3g} standard deviations away; must be below {most:.3g}, or its "
-        "prediction may wrap around"
+        f"a row is {farthest:.3g} standard deviations away; must be below "
+        f"{most:.3g}, or its prediction may wrap around",
+        field="new",
       )
     return self._encrypted(scaled, level=1)
 

@@ -50,24 +50,30 @@ class RegressionPlan:
     validate.positive(ridge=self.ridge)
     if not 0 < self.tolerance <= MOST_ERROR / 2:
       raise UserError(
-        f"tolerance={self.tolerance!r}: must be in (0, {MOST_ERROR / 2:g}], half of what a "
-        "weight may be off by"
+        f"must be in (0, {MOST_ERROR / 2:g}], half of what a weight may be off by",
+        field="tolerance",
+        value=self.tolerance,
       )
     validate.integer_at_least(0, most_refreshes=self.most_refreshes)
     if self.chain.levels < GRAM + 1:
       raise UserError(
-        f"levels={self.chain.levels}: must be at least {GRAM + 1}: two products make the "
-        "matrix, one squares it"
+        f"must be at least {GRAM + 1}: two products make the matrix, one squares it",
+        field="levels",
+        value=self.chain.levels,
       )
     if self.refreshes > self.most_refreshes:
       raise UserError(
-        f"most_refreshes={self.most_refreshes}: {self.depth} products in a row need "
-        f"{self.refreshes} with levels={self.chain.levels}; allow them, or a larger ridge"
+        f"{self.depth} products in a row need {self.refreshes} with levels={self.chain.levels}; "
+        "allow them, or a larger ridge",
+        field="most_refreshes",
+        value=self.most_refreshes,
       )
     if self.planned_error > MOST_ERROR:
       raise UserError(
-        f"scale_bits={self.chain.scale_bits}: the weights would be off by "
-        f"{self.planned_error:.1e}, more than {MOST_ERROR:g}; take more bits or a larger ridge"
+        f"the weights would be off by {self.planned_error:.1e}, more than "
+        f"{MOST_ERROR:g}; take more bits or a larger ridge",
+        field="scale_bits",
+        value=self.chain.scale_bits,
       )
 
   @property

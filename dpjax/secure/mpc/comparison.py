@@ -28,7 +28,7 @@ from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import CORRELATIONS, Correlated, Part
 from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, multiply
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _HALVES = (32, 16, 8, 4, 2, 1)  # combined pairs of bits that each layer leaves
 _TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}  # that hold both results; else bytes
@@ -156,7 +156,9 @@ def argmax(party: Party, x: Shares) -> Shares:
     [...] shares of a whole number: `reveal(..., frac_bits=0)`. Of equal ones, the first.
   """
   if not x.ndim or not x.shape[-1]:
-    raise UserError(f"argmax: shape {x.shape} must have a last axis of at least one")
+    raise UserError(
+      f"shape {x.shape} must have a last axis of at least one", field="argmax"
+    )
   places = np.arange(x.shape[-1], dtype=np.uint64) * np.uint64(party.number == 0)
   places = np.broadcast_to(places, x.shape)
   while x.shape[-1] > 1:
@@ -185,8 +187,10 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
   most = 2.0 ** (party.frac_bits - 6)
   if not 1 / most <= low <= high <= most:
     raise UserError(
-      f"low={low:g}: must be in [{1 / most:g}, high={high:g}], and high <= {most:g}, at "
-      f"frac_bits={party.frac_bits}"
+      f"must be in [{1 / most:g}, high={high:g}], and high <= {most:g}, at "
+      f"frac_bits={party.frac_bits}",
+      field="low",
+      value=Verbatim(f"{low:g}"),
     )
   ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
   y, two = np.full(x.shape, constant(party, 1.0 / high)), constant(party, 2.0)

@@ -90,7 +90,9 @@ CORRELATIONS: dict[str, Callable[..., Correlated]] = {
 def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
   """The row of a name; arguments are integers and lists of integers."""
   if name not in CORRELATIONS:
-    raise UserError(f"correlation={name!r}: must be one of {', '.join(CORRELATIONS)}")
+    raise UserError(
+      f"must be one of {', '.join(CORRELATIONS)}", field="correlation", value=name
+    )
   return CORRELATIONS[name](*arguments)
 
 

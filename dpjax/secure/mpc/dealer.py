@@ -91,6 +91,6 @@ class Supply(Unique):
 def supplies(dealer: Dealer) -> tuple[Supply, Supply]:
   """Both ends of a dealer in this process. UserError: a second time."""
   if dealer.supplied:
-    raise UserError("dealer: has its two parties; others would get the same masks")
+    raise UserError("has its two parties; others would get the same masks", field="dealer")
   dealer.supplied = True
   return Supply(dealer.keys[0], None), Supply(dealer.keys[1], dealer.bound)

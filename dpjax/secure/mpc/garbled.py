@@ -140,10 +140,10 @@ def evaluate(
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
   sizes = len(labels), len(garbled.tables), len(garbled.outputs)
   if sizes != (wanted, num_ands, len(circuit.outputs)):
-    raise UserError("garbled: is not of this circuit, or a label is missing")
+    raise UserError("is not of this circuit, or a label is missing", field="garbled")
   known = [*labels, *(part for table in garbled.tables for part in table)]
   if not all(isinstance(part, int) and 0 <= part < 1 << 128 for part in known):
-    raise UserError("garbled: a table or a label is no text of 16 bytes")
+    raise UserError("a table or a label is no text of 16 bytes", field="garbled")
   values, tables = list(labels), iter(enumerate(garbled.tables))
   for gate in circuit.gates:
     a, b = values[gate.a], values[gate.b]
@@ -162,7 +162,9 @@ def evaluate(
 def _value(label: int, known: tuple[bytes, bytes]) -> int:
   found = _digest(label)
   if found not in known:
-    raise UserError("garbled: a table or a label was changed; the circuit has no result")
+    raise UserError(
+      "a table or a label was changed; the circuit has no result", field="garbled"
+    )
   return known.index(found)
 
 
@@ -199,7 +201,7 @@ class Evaluator:
     """Message 2, of which the garbler learns nothing of y. UserError: a second offer."""
     if self._offer is not None:
       raise UserError(
-        "choose: this evaluator has an offer; every comparison needs a new one"
+        "this evaluator has an offer; every comparison needs a new one", field="choose"
       )
     self._receiver = oblivious_transfer.OtReceiver(offer.point, self._own)
     self._offer = offer
@@ -208,7 +210,7 @@ class Evaluator:
   def less(self, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
     """Whether x < y. UserError: what came is not what was garbled, or came out of turn."""
     if self._offer is None:
-      raise UserError("less: must come after choose")
+      raise UserError("must come after choose", field="less")
     own = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
     labels = [*self._offer.labels, *own]
     return bool(evaluate(self._circuit, self._offer.garbled, labels)[0])

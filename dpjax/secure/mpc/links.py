@@ -140,7 +140,9 @@ class SocketLink:
   ):
     validate.positive(timeout=timeout)
     if len(token) < TOKEN_BYTES:
-      raise UserError(f"token: has {len(token)} bytes, must have at least {TOKEN_BYTES}")
+      raise UserError(
+        f"has {len(token)} bytes, must have at least {TOKEN_BYTES}", field="token"
+      )
     self.peer, self._connection = peer, connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0

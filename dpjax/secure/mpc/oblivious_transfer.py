@@ -53,9 +53,13 @@ class OtSender(Unique):
     chooses anew; points that are none; another number of them than of pairs.
     """
     if self._answered:
-      raise UserError("answer: this sender has answered; every transfer needs a new one")
+      raise UserError(
+        "this sender has answered; every transfer needs a new one", field="answer"
+      )
     if len(points) != len(pairs):
-      raise UserError(f"points: {len(points)}; must be one for each of {len(pairs)} pairs")
+      raise UserError(
+        f"{len(points)}; must be one for each of {len(pairs)} pairs", field="points"
+      )
     own = self._key.pointQ
     theirs = [_decoded(point) for point in points]
     self._answered = True
@@ -86,9 +90,9 @@ class OtReceiver:
   def open(self, sent: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
     """The chosen texts. UserError: another number of pairs than of choices."""
     if len(sent) != len(self._choices):
-      raise UserError(f"sent: {len(sent)} pairs; must be {len(self._choices)}")
+      raise UserError(f"{len(sent)} pairs; must be {len(self._choices)}", field="sent")
     if any(len(pair) != 2 for pair in sent):
-      raise UserError("sent: must be pairs of texts")
+      raise UserError("must be pairs of texts", field="sent")
     chosen = zip(sent, self._choices, self._keys)
     return [_xor(pair[choice], key) for pair, choice, key in chosen]
 
@@ -122,7 +126,7 @@ def _key(index: int, first: bytes, second: bytes, shared: Any) -> bytes:
 def _xor(text: bytes, key: bytes) -> bytes:
   if not isinstance(text, bytes) or len(text) != TEXT_BYTES:
     found = len(text) if isinstance(text, bytes) else type(text).__name__
-    raise UserError(f"text: of {found} bytes; must be of {TEXT_BYTES}")
+    raise UserError(f"of {found} bytes; must be of {TEXT_BYTES}", field="text")
   return bytes(a ^ b for a, b in zip(text, key))
 
 
@@ -133,12 +137,12 @@ def _encoded(point: Any) -> bytes:
 def _decoded(message: bytes) -> Any:
   """A point. UserError: off the curve, at infinity, of another length."""
   if not isinstance(message, bytes) or len(message) != POINT_BYTES:
-    raise UserError("point: of the other party is none of the curve P-256")
+    raise UserError("of the other party is none of the curve P-256", field="point")
   x, y = int.from_bytes(message[:32], "big"), int.from_bytes(message[32:], "big")
   try:
     point = library().EccPoint(x, y, curve="P-256")
   except ValueError:
     point = None
   if point is None or point.is_point_at_infinity():
-    raise UserError("point: of the other party is none of the curve P-256")
+    raise UserError("of the other party is none of the curve P-256", field="point")
   return point

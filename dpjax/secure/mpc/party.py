@@ -99,6 +99,8 @@ def words(shares: Sequence[np.ndarray]) -> None:
   for share in shares:
     if getattr(share, "dtype", None) != np.uint64:
       raise UserError(
-        f"shares: must be uint64 words, not {getattr(share, 'dtype', type(share).__name__)}; "
-        "values become shares by `share` or `split`"
+        "must be uint64 words, not "
+        f"{getattr(share, 'dtype', type(share).__name__)}; values become shares "
+        "by `share` or `split`",
+        field="shares",
       )

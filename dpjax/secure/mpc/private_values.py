@@ -118,6 +118,6 @@ def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tre
   zero, one = (jax.tree.leaves(tree) for tree in (first, second))
   words([*zero, *one])
   if [leaf.shape for leaf in zero] != [leaf.shape for leaf in one]:
-    raise UserError("join: the shares of both parties must have the same shapes")
+    raise UserError("the shares of both parties must have the same shapes", field="join")
   values = [ring64.decode(np.add(*pair), frac_bits) for pair in zip(zero, one)]
   return jax.tree.unflatten(jax.tree.structure(first), values)

@@ -39,7 +39,9 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
   """
   a, b, c = triple.use()
   if (a.shape, b.shape) != (x.shape, y.shape):
-    raise UserError(f"triple: is for {a.shape}, {b.shape}, not for {x.shape}, {y.shape}")
+    raise UserError(
+      f"is for {a.shape}, {b.shape}, not for {x.shape}, {y.shape}", field="triple"
+    )
   d, e = party.open(x - a, y - b)
   return product(d, b + e if party.number == 0 else b) + product(a, e) + c
 
@@ -54,7 +56,7 @@ def multiply(party: Party, x: Shares, y: Shares, *, truncated: bool = True) -> S
   |x y| < 2^(62-2f).
   """
   if x.shape != y.shape:
-    raise UserError(f"multiply: shapes {x.shape} and {y.shape} must be equal")
+    raise UserError(f"shapes {x.shape} and {y.shape} must be equal", field="multiply")
   product = beaver(party, x, y, party.supply.deal("elementwise", x.shape), np.multiply)
   return truncate(party, product) if truncated else product
 
@@ -79,7 +81,9 @@ def matmul(
     [m, n] shares; the one truncation comes after the sum over k.
   """
   if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
-    raise UserError(f"matmul: shapes {x.shape} and {y.shape} must be [m, k] and [k, n]")
+    raise UserError(
+      f"shapes {x.shape} and {y.shape} must be [m, k] and [k, n]", field="matmul"
+    )
   triple = party.supply.deal("matrices", x.shape, y.shape)
   product = beaver(party, x, y, triple, ring64.matmul)
   if bias is not None:
@@ -97,7 +101,7 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
   """x + a public number or [...] array; 0 rounds."""
   words = constant(party, public)
   if np.broadcast_shapes(words.shape, x.shape) != x.shape:
-    raise UserError(f"public: of shape {words.shape}; must fit into {x.shape}")
+    raise UserError(f"of shape {words.shape}; must fit into {x.shape}", field="public")
   return x + words
 
 

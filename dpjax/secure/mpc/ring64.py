@@ -54,13 +54,14 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
   validate.integer_in(0, MOST_FRAC_BITS, frac_bits=frac_bits)
   values = np.asarray(x)
   if values.dtype.kind not in "fiub" and values.dtype.name != "bfloat16":
-    raise UserError(f"x: must be real numbers, not {values.dtype}")
+    raise UserError(f"must be real numbers, not {values.dtype}", field="x")
   values = values.astype(np.float64)
   worst = np.max(np.abs(values), initial=0.0)
   if not worst < largest(frac_bits):  # NaN, too
     raise UserError(
-      f"x: holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
-      f"at frac_bits={frac_bits}: products would leave the ring of 64 bits"
+      f"holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
+      f"at frac_bits={frac_bits}: products would leave the ring of 64 bits",
+      field="x",
     )
   return np.asarray(np.rint(values * 2.0**frac_bits)).astype(np.int64).view(np.uint64)
 
@@ -89,7 +90,9 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
   array([[6]], dtype=uint64)
   """
   if x.ndim != 2 or y.ndim != 2 or x.shape[1] != y.shape[0]:
-    raise UserError(f"matmul: shapes {x.shape} and {y.shape} must be [m, k] and [k, n]")
+    raise UserError(
+      f"shapes {x.shape} and {y.shape} must be [m, k] and [k, n]", field="matmul"
+    )
   if x.size * y.shape[1] < _SMALL:
     return x @ y
   with jax.enable_x64(True):

@@ -30,7 +30,7 @@ from dpjax import validate
 from dpjax.secure.mpc import comparison, private_values
 from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, matmul, multiply
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _HIDDEN = ("relu", "square")
 _OUTPUTS = {
@@ -84,8 +84,10 @@ class Recipe:
     if exponent != round(exponent) or not 0 <= exponent <= 24:
       nearest = batch_size * 2.0 ** -min(max(round(exponent), 0), 24)
       raise UserError(
-        f"learning_rate={self.learning_rate:g}: over the batch size, {batch_size}, must be a "
-        f"power of two in [2^-24, 1], as {nearest:g} is: steps are truncations"
+        f"over the batch size, {batch_size}, must be a power of two in [2^-24, "
+        f"1], as {nearest:g} is: steps are truncations",
+        field="learning_rate",
+        value=Verbatim(f"{self.learning_rate:g}"),
       )
     return int(exponent)
 
@@ -97,7 +99,9 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
     sizes: of the input, the hidden layers and the output; one output for two classes.
   """
   if len(sizes) < 2:
-    raise UserError(f"sizes={tuple(sizes)}: must be at least those of input and output")
+    raise UserError(
+      "must be at least those of input and output", field="sizes", value=tuple(sizes)
+    )
   for size in sizes:
     validate.integer_at_least(1, sizes=size)
   validate.integer_at_least(0, seed=seed)
@@ -180,16 +184,16 @@ def train(
 
 def _check(network: Network, x: Shares, y: Shares, batches: np.ndarray) -> None:
   if not network:
-    raise UserError("network: must have at least one layer")
+    raise UserError("must have at least one layer", field="network")
   sizes = [*(layer.kernel.shape[0] for layer in network), network[-1].kernel.shape[1]]
   if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
     raise UserError(f"x, y: shapes {x.shape}, {y.shape} must be [n, d_in] and [n, d_out]")
   if (x.shape[1], y.shape[1]) != (sizes[0], sizes[-1]):
-    raise UserError(f"network: is {sizes}, for x {x.shape} and y {y.shape}")
+    raise UserError(f"is {sizes}, for x {x.shape} and y {y.shape}", field="network")
   if batches.ndim != 2 or batches.dtype.kind not in "iu":
-    raise UserError(f"batches: must be [steps, B] integers, not {batches.shape}")
+    raise UserError(f"must be [steps, B] integers, not {batches.shape}", field="batches")
   if batches.size and not 0 <= batches.min() <= batches.max() < len(x):
-    raise UserError(f"batches: hold {batches.max()}, must be in [0, {len(x)})")
+    raise UserError(f"hold {batches.max()}, must be in [0, {len(x)})", field="batches")
 
 
 def _step(

@@ -137,8 +137,9 @@ class SecureFunction:
     shared = leaf.protocol, len(leaf.shares)
     if shared != (self.protocol, self.parties):
       raise UserError(
-        f"{name}: shared for {shared[0]} among {shared[1]}; must be for {self.protocol} "
-        f"among {self.parties}"
+        f"shared for {shared[0]} among {shared[1]}; must be for "
+        f"{self.protocol} among {self.parties}",
+        field=name,
       )
     return leaf
 
@@ -149,7 +150,9 @@ class SecureFunction:
     made = []
     for index, (value, known) in enumerate(zip(values, public)):
       if isinstance(value, Secret) and known:
-        raise UserError(f"args[{index}]: is a Secret; must not be in public_argnums")
+        raise UserError(
+          "is a Secret; must not be in public_argnums", field=f"args[{index}]"
+        )
       secret = isinstance(value, Secret)
       made.append(value.shares if secret else split(config, self.parties, value, known))
     return list(zip(*made)) if made else [()] * self.parties
@@ -203,7 +206,7 @@ def checked_parties(protocol: str, parties: int | None) -> int:
   if parties is not None and parties not in allowed:
     least, most = allowed[0], allowed[-1]
     bound = f"{least}" if least == most else f"{least} to {most}"
-    raise UserError(f"parties={parties!r}: must be {bound} for {protocol}")
+    raise UserError(f"must be {bound} for {protocol}", field="parties", value=parties)
   return allowed[0] if parties is None else parties
 
 
@@ -331,6 +334,6 @@ def _counted(parties: int) -> Iterator[list[int]]:
     found = _SENT.findall(path.read_bytes()[before:].decode())
   if len(found) != parties:
     raise UserError(
-      f"spu: its log tells {len(found)} counts of bytes for {parties} parties"
+      f"its log tells {len(found)} counts of bytes for {parties} parties", field="spu"
     )
   count.append(sum(map(int, found)))

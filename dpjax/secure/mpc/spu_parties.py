@@ -97,19 +97,24 @@ class SpuParty(NamedTuple):
 
   def _check(self, args: Sequence, owners: Sequence[int], reveal_to: Sequence[int]) -> None:
     if len(owners) != len(args):
-      raise UserError(f"owners={tuple(owners)}: must name a party for each of {len(args)}")
+      raise UserError(
+        f"must name a party for each of {len(args)}", field="owners", value=tuple(owners)
+      )
     for name, ranks in (("owners", owners), ("reveal_to", reveal_to)):
       for rank in ranks:
         validate.integer_in(0, self.parties - 1, **{name: rank})
     if not reveal_to:
-      raise UserError("reveal_to=(): must name a party, or nobody would learn the result")
+      raise UserError(
+        "must name a party, or nobody would learn the result", field="reveal_to", value=()
+      )
     for index, (arg, owner) in enumerate(zip(args, owners)):
       given = (not isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(arg))
       if owner == self.rank or not any(given):
         continue
       raise UserError(
-        f"args[{index}]: is party {owner}'s, party {self.rank} gave values, which nobody "
-        "would read: give jax.ShapeDtypeStruct"
+        f"is party {owner}'s, party {self.rank} gave values, which nobody would "
+        "read: give jax.ShapeDtypeStruct",
+        field=f"args[{index}]",
       )
 
   def _others(self) -> list[int]:
@@ -123,8 +128,9 @@ class SpuParty(NamedTuple):
     different = [rank for rank in self._others() if self.link.recv(rank) != mine]
     if different:
       raise UserError(
-        f"run: party {different[0]} runs another program, or other shapes, owners or "
-        f"reveal_to, than party {self.rank}; nothing was shared"
+        f"party {different[0]} runs another program, or other shapes, owners or "
+        f"reveal_to, than party {self.rank}; nothing was shared",
+        field="run",
       )
 
   def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
@@ -190,8 +196,10 @@ def connect(
   validate.integer_at_least(1, timeout_seconds=timeout_seconds)
   if protocol == "SEMI2K" and not trusted_dealer:
     raise UserError(
-      "protocol='SEMI2K': party 0 deals its triples and could open everything; must be ABY3 "
-      "or CHEETAH, or trusted_dealer=True"
+      "party 0 deals its triples and could open everything; must be ABY3 or "
+      "CHEETAH, or trusted_dealer=True",
+      field="protocol",
+      value="SEMI2K",
     )
   link = spu_program.library().link
   desc = spu_jit.description(link, addresses, timeout_seconds)
@@ -202,7 +210,8 @@ def connect(
     own = link.create_brpc(desc, rank)
   except RuntimeError as error:
     raise UserError(
-      f"addresses: no connection of all parties within {timeout_seconds} s at {list(addresses)}"
+      f"no connection of all parties within {timeout_seconds} s at {list(addresses)}",
+      field="addresses",
     ) from error
   try:
     yield SpuParty(own, rank, protocol, parties)
@@ -218,13 +227,15 @@ def _encrypt(
     beyond = [at for at in addresses if at.rpartition(":")[0] not in _THIS_MACHINE]
     if beyond:
       raise UserError(
-        f"certificates=None: {beyond[0]} is another machine, and seeds and shares would cross "
-        "the network in the clear: give Certificates"
+        f"{beyond[0]} is another machine, and seeds and shares would cross the "
+        "network in the clear: give Certificates",
+        field="certificates",
+        value=None,
       )
     return
   for name, path in certificates._asdict().items():
     if not pathlib.Path(path).is_file():
-      raise UserError(f"certificates.{name}={path!r}: no such file")
+      raise UserError("no such file", field=f"certificates.{name}", value=path)
   desc.enable_ssl = True
   for options in (desc.client_ssl_opts, desc.server_ssl_opts):
     options.cert.certificate_path = str(certificates.own)
@@ -255,7 +266,7 @@ def _written(share: Any) -> bytes:
 
 def _read(message: bytes) -> Any:
   """A share from the bytes of another party. UserError: they are none."""
-  wrong = UserError("run: another party sent what is no share; it runs other code")
+  wrong = UserError("another party sent what is no share; it runs other code", field="run")
   if len(message) < 16:
     raise wrong
   (count,) = struct.unpack_from("<Q", message)

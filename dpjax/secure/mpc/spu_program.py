@@ -62,7 +62,7 @@ def library() -> Any:
   try:
     import spu  # pyright: ignore[reportMissingImports]
   except ImportError as error:
-    raise UserError(f"secure_jit: needs spu; {INSTALL}") from error
+    raise UserError(f"needs spu; {INSTALL}", field="secure_jit") from error
   return spu
 
 
@@ -89,8 +89,9 @@ def as_input(name: str, value: Any) -> np.ndarray:
     largest = float(np.abs(array).max())  # NaN where there is one
     if not largest < MAX_INPUT:
       raise UserError(
-        f"{name}: holds {largest:g}; must be finite and within +-{MAX_INPUT:g}, beyond which "
-        "products wrap around: scale it"
+        f"holds {largest:g}; must be finite and within +-{MAX_INPUT:g}, beyond "
+        "which products wrap around: scale it",
+        field=name,
       )
   return array
 
@@ -98,7 +99,7 @@ def as_input(name: str, value: Any) -> np.ndarray:
 def check_dtype(name: str, dtype: Any) -> None:
   """UserError unless SPU has the type."""
   if str(dtype) not in _DTYPES:
-    raise UserError(f"{name}: {dtype}; must be one of {', '.join(_DTYPES)}: cast it")
+    raise UserError(f"{dtype}; must be one of {', '.join(_DTYPES)}: cast it", field=name)
 
 
 @functools.lru_cache(maxsize=128)
@@ -114,7 +115,9 @@ def compiled(
   _check(traced.jaxpr)
   text = traced.lower().as_text("stablehlo")
   if found := re.search(r"[x<](f64|i64x|f16|bf16|f8\w*|complex<f\d+>)>", text):
-    raise UserError(f"fn: computes in {found[1]}; SPU's numbers are float32 or integers")
+    raise UserError(
+      f"computes in {found[1]}; SPU's numbers are float32 or integers", field="fn"
+    )
   outputs, out_tree = jax.tree.flatten(traced.out_info)
   spu = library()
   kinds = spu.Visibility.VIS_SECRET, spu.Visibility.VIS_PUBLIC
@@ -145,20 +148,22 @@ class one_line:
       return
     text = re.split(r"(?i)\n\s*stacktrace", str(error))[0].removeprefix("what:")
     text = re.sub(r"\[(Enforce fail at )?[\w~/.]+:\d+\]", "", text)
-    raise UserError(f"spu: {' '.join(text.split())[:300]}") from error
+    raise UserError(f"{' '.join(text.split())[:300]}", field="spu") from error
 
 
 def _check(closed: Any) -> None:
   """UserError at the first thing that SPU cannot do or that would be public by accident."""
   for constant in _constants(closed):
     raise UserError(
-      f"fn: closes over an array of shape {np.shape(constant)}, which every party would read "
-      "in the program: pass it as an argument (public_argnums, if it may be known)"
+      f"closes over an array of shape {np.shape(constant)}, which every party "
+      "would read in the program: pass it as an argument (public_argnums, if it "
+      "may be known)",
+      field="fn",
     )
   for name in _primitives(closed.jaxpr):
     reason = _RANDOM if name.startswith(_DRAWS) else _REFUSED.get(name)
     if reason:
-      raise UserError(f"fn: uses {name}; {reason}")
+      raise UserError(f"uses {name}; {reason}", field="fn")
 
 
 def _inner(jaxpr: Any) -> Iterator[Any]:

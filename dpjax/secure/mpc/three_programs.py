@@ -73,7 +73,7 @@ class Agreed(NamedTuple):
 def _check(agreed: Agreed) -> None:
   validate.positive(timeout=agreed.timeout)
   if not isinstance(agreed.token, bytes):
-    raise UserError(f"token: must be bytes, not {type(agreed.token).__name__}")
+    raise UserError(f"must be bytes, not {type(agreed.token).__name__}", field="token")
 
 
 def _address(at: str) -> tuple[str, int]:
@@ -86,7 +86,9 @@ def _listen(at: str) -> socket.socket:
   try:
     return socket.create_server(_address(at))
   except OSError as error:
-    raise UserError(f"listen={at}: cannot listen there ({error.strerror})") from error
+    raise UserError(
+      f"cannot listen there ({error.strerror})", field="listen", value=at
+    ) from error
 
 
 class _Greetings:
@@ -361,7 +363,9 @@ def run_processes(
     pickle.dumps((program, record))  # how this process tells its own, which is all
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
-      f"program={program!r}: must be a function of a module, that other processes can import"
+      "must be a function of a module, that other processes can import",
+      field="program",
+      value=program,
     ) from error
   agreed = Agreed(secrets.token_bytes(32), "", frac_bits, truncation, timeout, seed)
   _check(agreed)

@@ -57,5 +57,7 @@ def by_name(name: str, **settings: Any) -> SumProtocol:
   known = [field.name for field in dataclasses.fields(PROTOCOLS[name])]
   for setting, value in settings.items():
     if setting not in known:
-      raise UserError(f"{setting}={value!r}: is no setting of {name}: {', '.join(known)}")
+      raise UserError(
+        f"is no setting of {name}: {', '.join(known)}", field=setting, value=value
+      )
   return PROTOCOLS[name](**settings)

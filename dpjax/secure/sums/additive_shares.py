@@ -83,8 +83,9 @@ class AdditiveSharing(SumSettings):
     if drops.before_upload:
       silent = sorted(drops.before_upload)
       raise UserError(
-        f"additive_sharing: client {silent[0]} fell silent after sharing, and every sum "
-        "lacks what it holds; the sum is refused and nothing was revealed (secagg goes on)"
+        f"client {silent[0]} fell silent after sharing, and every sum lacks what "
+        "it holds; the sum is refused and nothing was revealed (secagg goes on)",
+        field="additive_sharing",
       )
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)

@@ -79,7 +79,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
   fitting = [most for most in BFV_PARAMETERS if num_clients <= most]
   if not fitting:
     raise UserError(
-      f"num_clients={num_clients}: BFV's plaintext modulus is made for {10**4}"
+      f"BFV's plaintext modulus is made for {10**4}", field="num_clients", value=num_clients
     )
   degree, modulus = BFV_PARAMETERS[fitting[0]]
   ts = encrypted_vectors.library(INSTALL)
@@ -170,7 +170,9 @@ def _sum_encrypted(
   survivors, awake = there.uploading, there.unmasking
   enough(settings, len(survivors), "before upload")
   if not awake:
-    raise UserError("drops: nobody is left to decrypt the sum; nothing was revealed")
+    raise UserError(
+      "nobody is left to decrypt the sum; nothing was revealed", field="drops"
+    )
   keys = scheme(len(survivors))
   read = Reader(settings, vectors, survivors)
   server, holder = AddingServer(keys), KeyHolder(keys)
@@ -284,7 +286,9 @@ class CkksSum:
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
       if not np.all(np.abs(vector) <= bound):  # NaN, too
-        raise UserError(f"vectors: entries must be finite and at most {bound:g} for CKKS")
+        raise UserError(
+          f"entries must be finite and at most {bound:g} for CKKS", field="vectors"
+        )
       return [vector]
 
     settings = _Floats(min_survivors=self.min_survivors)

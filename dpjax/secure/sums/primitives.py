@@ -50,8 +50,9 @@ def library() -> Any:
     )
   except ImportError as error:
     raise UserError(
-      "secagg: masks and shares need cryptography and pycryptodome, of the extra 'secure'; "
-      f"{INSTALL}"
+      "masks and shares need cryptography and pycryptodome, of the extra "
+      f"'secure'; {INSTALL}",
+      field="secagg",
     ) from error
   return types.SimpleNamespace(
     aead=aead, algorithms=algorithms, ciphers=ciphers, ed25519=ed25519,
@@ -104,7 +105,7 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
     return lib.aead.ChaCha20Poly1305(key).decrypt(bytes(12), sealed, context)
   except lib.exceptions.InvalidTag as error:
     raise UserError(
-      "envelope: was changed on its way, or is not for this client"
+      "was changed on its way, or is not for this client", field="envelope"
     ) from error
 
 

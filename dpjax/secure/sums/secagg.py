@@ -154,7 +154,7 @@ def begun(
   """
   there = present(protocol, vectors, drops)
   if not there.uploading:
-    raise UserError("drops: nobody is left before upload; nothing was revealed")
+    raise UserError("nobody is left before upload; nothing was revealed", field="drops")
   read = Reader(protocol, vectors, there.uploading)
   return there, read, protocol.terms(there.named, read.length)
 

@@ -94,11 +94,15 @@ def start(
       the extra `secure` is not installed.
   """
   if me not in terms.clients:
-    raise UserError(f"client={me}: is not among the {len(terms.clients)} of the terms")
+    raise UserError(
+      f"is not among the {len(terms.clients)} of the terms", field="client", value=me
+    )
   own = primitives.signing_public_key(signing_key) if signing_key else None
   listed = terms.directory[terms.clients.index(me)] if terms.directory else None
   if own != listed:
-    raise UserError(f"signing_key: of client {me} is not the one that the directory lists")
+    raise UserError(
+      f"of client {me} is not the one that the directory lists", field="signing_key"
+    )
   channel, mask, seed = entropy(32), entropy(SECRET_BYTES), entropy(SECRET_BYTES)
   member = Member(terms, me, "roster", channel, mask, seed, signing_key, {}, {}, {}, {})
   public = b"".join(
@@ -183,7 +187,7 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
   there = holders(terms, me, roster)
   if len(there) < terms.threshold:
     raise UserError(
-      f"roster: {len(there)} to share with; the threshold is {terms.threshold}"
+      f"{len(there)} to share with; the threshold is {terms.threshold}", field="roster"
     )
   channels = {who: _channel(member, who, keys[:32]) for who, keys in roster.items()}
   halves = [
@@ -205,15 +209,15 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
   terms, me = member.terms, member.me
   strangers = sorted({*roster} - {*neighbours(terms, me)})
   if strangers:
-    raise UserError(f"roster: client {strangers[0]} is no neighbour of client {me}")
+    raise UserError(f"client {strangers[0]} is no neighbour of client {me}", field="roster")
   own = (member.channel_key, mask_key(terms, me, member.mask_seed))
   keys = [primitives.public_key(key) for key in own]
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
   if len({*keys}) != len(keys):
-    raise UserError("roster: two clients have the same key")
+    raise UserError("two clients have the same key", field="roster")
   for who, record in roster.items():
     if terms.directory and not is_signed(terms, who, record):
-      raise UserError(f"roster: the keys of client {who} are not signed by it")
+      raise UserError(f"the keys of client {who} are not signed by it", field="roster")
 
 
 def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
@@ -231,14 +235,14 @@ def _mask(
   terms, me = member.terms, member.me
   strangers = sorted({*letter.records} - {*member.roster})
   if strangers:
-    raise UserError(f"forwarded: client {strangers[0]} was not on the roster")
+    raise UserError(f"client {strangers[0]} was not on the roster", field="forwarded")
   if len(letter.records) + 1 < terms.threshold:
     raise UserError(
-      f"forwarded: shares of {len(letter.records)}; with its own the threshold is "
-      f"{terms.threshold}"
+      f"shares of {len(letter.records)}; with its own the threshold is {terms.threshold}",
+      field="forwarded",
     )
   if vector is None or vector.shape != (terms.length,) or vector.dtype != terms.dtype:
-    raise UserError(f"vector: must be {terms.length} entries of uint{terms.bits}")
+    raise UserError(f"must be {terms.length} entries of uint{terms.bits}", field="vector")
   shares = {
     who: primitives.unseal(
       member.channels[who][1], bytes(sealed), terms.context(b"shares", who, me)
@@ -262,15 +266,19 @@ def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
   terms, me = member.terms, member.me
   survivors = {who: bytes(mark) for who, mark in letter.records.items()}
   if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
-    raise UserError("survivors: must say of each client whose shares this one holds")
+    raise UserError(
+      "must say of each client whose shares this one holds", field="survivors"
+    )
   if survivors[me] != ALIVE:
-    raise UserError(f"survivors: client {me} is said to be gone, and is here")
+    raise UserError(f"client {me} is said to be gone, and is here", field="survivors")
   alive = sum(mark == ALIVE for mark in survivors.values())
   fewest = terms.threshold
   if terms.degree is None:  # sees all clients
     fewest = max(fewest, terms.min_survivors)
   if alive < fewest:
-    raise UserError(f"survivors: only {alive}; fewer than {fewest} are not unmasked")
+    raise UserError(
+      f"only {alive}; fewer than {fewest} are not unmasked", field="survivors"
+    )
   if member.signing_key is None:
     return _reveal(member, survivors)
   signature = primitives.sign(member.signing_key, signed_survivors(terms, survivors))
@@ -290,8 +298,9 @@ def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
   ]
   if len(signed) < max(terms.threshold, terms.min_survivors):
     raise UserError(
-      f"signatures: {len(signed)} clients have signed this list of survivors; the threshold "
-      f"is {terms.threshold}"
+      f"{len(signed)} clients have signed this list of survivors; the threshold "
+      f"is {terms.threshold}",
+      field="signatures",
     )
   return _reveal(member, member.survivors)
 

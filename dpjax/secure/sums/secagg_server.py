@@ -102,7 +102,7 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
   """
   terms, kind = state.terms, state.phase
   if not kind:
-    raise UserError("letter: came after the sum was closed")
+    raise UserError("came after the sum was closed", field="letter")
   letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
   if sender is not None and letter.sender != sender:
     raise UserError(
@@ -131,7 +131,7 @@ def _own_record(kind: str, letter: letters.Letter) -> memoryview:
 def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
   record, terms = bytes(_own_record("keys", letter)), state.terms
   if terms.directory and not is_signed(terms, letter.sender, record):
-    raise UserError(f"keys: of client {letter.sender} are not signed by it")
+    raise UserError(f"of client {letter.sender} are not signed by it", field="keys")
   _check_keys(state, letter.sender, record)
   return state._replace(keys={**state.keys, letter.sender: record})
 
@@ -141,7 +141,7 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
   fresh = (record[:32], record[32:64])
   known = {part for keys in state.keys.values() for part in (keys[:32], keys[32:64])}
   if fresh[0] == fresh[1] or known & {*fresh}:
-    raise UserError(f"keys: of client {sender} are there already")
+    raise UserError(f"of client {sender} are there already", field="keys")
   for public in fresh:
     primitives.agree(_ANY_PRIVATE, public, b"")  # raises where nobody can agree with it
 
@@ -149,7 +149,9 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
 def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:
   wanted = {*holders(state.terms, letter.sender, state.keys)} - {letter.sender}
   if {*letter.records} != wanted:
-    raise UserError(f"envelopes: of client {letter.sender} are not one for each neighbour")
+    raise UserError(
+      f"of client {letter.sender} are not one for each neighbour", field="envelopes"
+    )
   sealed = {who: bytes(record) for who, record in letter.records.items()}
   return state._replace(envelopes={**state.envelopes, letter.sender: sealed})
 
@@ -170,7 +172,9 @@ def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
   kinds = {who: bytes(record[:1]) for who, record in letter.records.items()}
   wanted = {who: OWN_MASK if mark == ALIVE else MASK_KEY for who, mark in survivors.items()}
   if kinds != wanted:
-    raise UserError(f"revealed: of client {letter.sender} are not the shares asked for")
+    raise UserError(
+      f"of client {letter.sender} are not the shares asked for", field="revealed"
+    )
   shares = {who: bytes(record[1:]) for who, record in letter.records.items()}
   return state._replace(revealed={**state.revealed, letter.sender: shares})
 
@@ -205,8 +209,10 @@ def _enough(state: Collected, left: int) -> None:
   )
   if left < fewest:
     raise UserError(
-      f"min_survivors={fewest}: only {left} clients sent their {state.phase}; the sum is "
-      "refused and nothing was revealed"
+      f"only {left} clients sent their {state.phase}; the sum is refused and "
+      "nothing was revealed",
+      field="min_survivors",
+      value=fewest,
     )
 
 
@@ -265,7 +271,7 @@ def total(state: Collected) -> Unmasked:
   """
   terms = state.terms
   if state.phase:
-    raise UserError(f"total: the sum still receives {state.phase}")
+    raise UserError(f"the sum still receives {state.phase}", field="total")
   streams = []
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
@@ -300,8 +306,9 @@ def _rebuilt(state: Collected, whose: int) -> bytes:
   what = "own mask" if whose in state.uploaded else "mask key"
   if len(shares) < terms.threshold:
     raise UserError(
-      f"revealed: {len(shares)} shares of the {what} of client {whose}; the threshold is "
-      f"{terms.threshold}, so the sum is refused"
+      f"{len(shares)} shares of the {what} of client {whose}; the threshold "
+      f"is {terms.threshold}, so the sum is refused",
+      field="revealed",
     )
   for first in range(len(shares)):
     chosen = dict((shares + shares)[first : first + terms.threshold])
@@ -309,8 +316,8 @@ def _rebuilt(state: Collected, whose: int) -> bytes:
     if _is_right(terms, whose, seed, keys, what):
       return seed
   raise UserError(
-    f"revealed: the shares of the {what} of client {whose} do not fit together; the sum is "
-    "refused"
+    f"the shares of the {what} of client {whose} do not fit together; the sum is refused",
+    field="revealed",
   )
 
 

@@ -84,7 +84,9 @@ def going_on(terms: Terms, there: Present) -> Present:
     fewest = max(terms.min_survivors, 0 if terms.degree else terms.threshold)
     if len(left) < fewest:
       raise UserError(
-        f"min_survivors={fewest}: only {len(left)} clients would be left; the sum is refused"
+        f"only {len(left)} clients would be left; the sum is refused",
+        field="min_survivors",
+        value=fewest,
       )
     return left
 
@@ -95,7 +97,9 @@ def going_on(terms: Terms, there: Present) -> Present:
     shares = _near(terms, who, unmasking) + (who in unmasking)
     needed = who in uploading or _near(terms, who, uploading) > 0
     if needed and shares < terms.threshold:
-      raise UserError(f"revealed: too few shares of client {who}; the sum is refused")
+      raise UserError(
+        f"too few shares of client {who}; the sum is refused", field="revealed"
+      )
   order = lambda ids: tuple(sorted(ids))
   return Present(there.named, order(sharing), order(uploading), order(unmasking))
 

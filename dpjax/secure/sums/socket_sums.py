@@ -95,7 +95,9 @@ def read(text: str) -> Terms:
   except UserError:
     raise
   except (ValueError, TypeError, KeyError, RecursionError) as error:
-    raise UserError(f"terms: are not those that `written` gives ({error!r})") from error
+    raise UserError(
+      f"are not those that `written` gives ({error!r})", field="terms"
+    ) from error
 
 
 def hello(terms: Terms, process: int) -> dict[str, object]:
@@ -387,14 +389,16 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
   try:
     connection.sendall(_FRAME.pack(len(data)) + data)
   except OSError as error:
-    raise UserError("server: has ended the sum, or does not read any more") from error
+    raise UserError(
+      "has ended the sum, or does not read any more", field="server"
+    ) from error
 
 
 def _get(connection: socket.socket, most: int, seconds: float) -> bytes:
   until = time.monotonic() + seconds
   (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
   if length > most:
-    raise UserError(f"server: announced {length} bytes, at most {most} are taken")
+    raise UserError(f"announced {length} bytes, at most {most} are taken", field="server")
   return _read(connection, length, until)
 
 
@@ -406,12 +410,12 @@ def _read(connection: socket.socket, length: int, until: float) -> bytes:
       piece = connection.recv(min(_PIECE, length - len(data)))
     except TimeoutError as error:
       raise UserError(
-        "server: said nothing for too long; the sum goes on without"
+        "said nothing for too long; the sum goes on without", field="server"
       ) from error
     except OSError:
       piece = b""
     if not piece:
-      raise UserError("server: has ended the sum before it was complete")
+      raise UserError("has ended the sum before it was complete", field="server")
     data += piece
   return bytes(data)
 
@@ -423,17 +427,21 @@ def main(arguments: list[str]) -> None:
     UserError: as `take_part`, or the arguments are not four, or name nothing.
   """
   if len(arguments) != 4 or not arguments[2].isdecimal():
-    raise UserError("socket_sums: must be called with TERMS.json HOST:PORT CLIENT PATH")
+    raise UserError(
+      "must be called with TERMS.json HOST:PORT CLIENT PATH", field="socket_sums"
+    )
   file, coordinator, who, path = arguments
   try:
     with open(file) as opened:
       terms = read(opened.read())
   except OSError as error:
-    raise UserError(f"terms={file!r}: cannot be read ({error.strerror})") from error
+    raise UserError(
+      f"cannot be read ({error.strerror})", field="terms", value=file
+    ) from error
   except UnicodeDecodeError as error:
-    raise UserError(f"terms={file!r}: is no text") from error
+    raise UserError("is no text", field="terms", value=file) from error
   if not names.is_path(path):
-    raise UserError(f"vector={path!r}: must be {names.FORM}")
+    raise UserError(f"must be {names.FORM}", field="vector", value=path)
   vector = np.asarray(names.call(path, "vector", client=int(who)))
   take_part(terms, int(who), vector, coordinator)
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.secure.sums import vectors
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,31 +68,37 @@ class Terms:
     most = count if self.degree is None else self.degree + 1
     validate.integer_in(2, most, threshold=self.threshold)
     if not isinstance(self.session, bytes) or len(self.session) != 16:
-      raise UserError(f"session={self.session!r}: must be 16 bytes")
+      raise UserError("must be 16 bytes", field="session", value=self.session)
     for who in self.clients:
       validate.integer_in(0, vectors.LAST_ID, client=who)
     if list(self.clients) != sorted({*self.clients}):
-      raise UserError("clients: must be ids in ascending order, each once")
+      raise UserError("must be ids in ascending order, each once", field="clients")
     vectors.enough(settings, count, "at all")
     self._check_graph(count)
 
   def _check_graph(self, count: int) -> None:
     if self.degree is not None and self.degree not in range(2, count - 1, 2):
       raise UserError(
-        f"degree={self.degree}: must be an even number in [2, {count - 2}], or None for all"
+        f"must be an even number in [2, {count - 2}], or None for all",
+        field="degree",
+        value=self.degree,
       )
     if self.directory is None:
       return
     if self.degree is not None:
       raise UserError(
-        "directory: is proved for all clients as neighbours, not for a degree"
+        "is proved for all clients as neighbours, not for a degree", field="directory"
       )
     if len(self.directory) != count or any(len(key) != 32 for key in self.directory):
-      raise UserError("directory: must hold one public key of 32 bytes for each client")
+      raise UserError(
+        "must hold one public key of 32 bytes for each client", field="directory"
+      )
     if 3 * self.threshold <= 2 * count:
       raise UserError(
-        f"threshold={self.threshold}: must be above two thirds of the {count} clients "
-        "against a server that lies (Bonawitz et al. 2017, section 6)"
+        f"must be above two thirds of the {count} clients against a server that "
+        "lies (Bonawitz et al. 2017, section 6)",
+        field="threshold",
+        value=self.threshold,
       )
 
   @property
@@ -161,8 +167,10 @@ def graph_parameters(
   bad, gone = (largest_part(f, num_clients) for f in (corrupt, dropout))
   if bad + gone > num_clients - 2:
     raise UserError(
-      f"corrupt={corrupt:g}: with dropout={dropout:g} fewer than two of {num_clients} "
-      "clients are honest and there"
+      f"with dropout={dropout:g} fewer than two of {num_clients} clients are "
+      "honest and there",
+      field="corrupt",
+      value=Verbatim(f"{corrupt:g}"),
     )
   chances = (security_bits + 1, failure_bits)  # one bit: two ways to lose secrecy
   for degree in range(2, num_clients - 1, 2):

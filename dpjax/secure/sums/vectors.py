@@ -54,7 +54,7 @@ class SumSettings:
 
   def __post_init__(self) -> None:
     if type(self.bits) is not int or self.bits not in (32, 64):
-      raise UserError(f"bits={self.bits!r}: must be 32 or 64")
+      raise UserError("must be 32 or 64", field="bits", value=self.bits)
     validate.integer_in(2, MOST_CLIENTS, min_survivors=self.min_survivors)
     if self.largest is not None:
       validate.integer_in(1, 2**self.bits - 1, largest=self.largest)
@@ -90,13 +90,15 @@ def present(
   gone = [who for phase in drops for who in phase]
   if len(gone) != len({*gone}) or not {*gone} <= {*ids}:
     raise UserError(
-      f"drops={sorted(gone, key=repr)!r}: must name clients of the sum, each once"
+      "must name clients of the sum, each once", field="drops", value=sorted(gone, key=repr)
     )
   needed = 0 if settings.largest is None else bits_needed(len(ids), settings.largest)
   if needed > settings.bits:
     raise UserError(
-      f"bits={settings.bits}: {len(ids)} entries of up to largest={settings.largest} need "
-      f"a modulus of {needed} bits, or the sum wraps around"
+      f"{len(ids)} entries of up to largest={settings.largest} need a modulus "
+      f"of {needed} bits, or the sum wraps around",
+      field="bits",
+      value=settings.bits,
     )
   named = tuple(sorted(map(int, ids)))
   sharing = tuple(who for who in named if who not in drops.before_sharing)
@@ -115,8 +117,9 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
   """
   if survivors < settings.min_survivors:
     raise UserError(
-      f"min_survivors={settings.min_survivors}: only {survivors} clients are left {phase}; "
-      "nothing was revealed"
+      f"only {survivors} clients are left {phase}; nothing was revealed",
+      field="min_survivors",
+      value=settings.min_survivors,
     )
 
 
@@ -151,8 +154,8 @@ class Reader:
     self._first, self._held = ids[0], np.asarray(vectors[ids[0]])
     if self._held.ndim != 1 or not 1 <= len(self._held) <= MOST_ENTRIES:
       raise UserError(
-        f"vectors[{ids[0]}]: must be a vector of 1 to {MOST_ENTRIES} entries, is of shape "
-        f"{self._held.shape}"
+        f"must be a vector of 1 to {MOST_ENTRIES} entries, is of shape {self._held.shape}",
+        field=f"vectors[{ids[0]}]",
       )
     self.length = len(self._held)
 
@@ -169,10 +172,11 @@ class Reader:
     wanted = self._settings.dtype
     if vector.shape != (self.length,) or vector.dtype != wanted:
       raise UserError(
-        f"vectors[{who}]: must be {self.length} entries of {wanted}, is {vector.dtype} of "
-        f"shape {vector.shape}"
+        f"must be {self.length} entries of {wanted}, is {vector.dtype} of "
+        f"shape {vector.shape}",
+        field=f"vectors[{who}]",
       )
     largest = self._settings.largest
     if largest is not None and int(vector.max()) > largest:
-      raise UserError(f"vectors[{who}]: has an entry above largest={largest}")
+      raise UserError(f"has an entry above largest={largest}", field=f"vectors[{who}]")
     return vector

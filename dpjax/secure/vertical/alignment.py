@@ -76,9 +76,9 @@ def _places(ids: Sequence[str], name: str) -> dict[str, int]:
   places: dict[str, int] = {}
   for place, one in enumerate(ids):
     if not isinstance(one, str):
-      raise UserError(f"{name}: must hold strings, got {one!r}")
+      raise UserError(f"must hold strings, got {one!r}", field=name)
     if one in places:
-      raise UserError(f"{name}: {one!r} comes twice; an id must name one row")
+      raise UserError(f"{one!r} comes twice; an id must name one row", field=name)
     places[one] = place
   return places
 
@@ -88,7 +88,7 @@ def _library() -> Any:
     import private_set_intersection.python as psi  # pyright: ignore[reportMissingImports]
   except ImportError as error:
     raise UserError(
-      f"align: private set intersection needs openmined-psi; {INSTALL}"
+      f"private set intersection needs openmined-psi; {INSTALL}", field="align"
     ) from error
   return psi
 

@@ -159,7 +159,7 @@ class Disclosure:
 
   def __init__(self, *, secret_labels: bool = True):
     if not isinstance(secret_labels, bool):
-      raise UserError(f"secret_labels={secret_labels!r}: must be True or False")
+      raise UserError("must be True or False", field="secret_labels", value=secret_labels)
     self._secret_labels = secret_labels
     self._seen: set[bytes] = set()  # rows of all batches
     self._steps: dict[bytes, int] = {}  # batch -> steps on it
@@ -183,7 +183,9 @@ class Disclosure:
       UserError: a rule of this module is broken; nothing is counted then.
     """
     if not largest_residual < math.inf:
-      raise UserError(f"batch: has a residual of {largest_residual}; must be finite")
+      raise UserError(
+        f"has a residual of {largest_residual}; must be finite", field="batch"
+      )
     rows = _digests(x_a, x_b, np.asarray(y, np.float64))
     first = list({row: i for i, row in enumerate(rows)}.values())  # one of each
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
@@ -207,8 +209,9 @@ class Disclosure:
   def _check_batch(self, rows: list[bytes]) -> None:
     if not self._seen.isdisjoint(rows):
       raise UserError(
-        "batch: holds a row of another batch; a row must be in one batch only (the "
-        "difference of two batches would tell residuals of single rows)"
+        "holds a row of another batch; a row must be in one batch only (the "
+        "difference of two batches would tell residuals of single rows)",
+        field="batch",
       )
 
   def _check_steps(self, batch: bytes, num_rows: int, width_a: int, width_b: int) -> None:
@@ -221,8 +224,10 @@ class Disclosure:
     for party, width in {"a": width_a, "b": width_b}.items():
       if held[party] and step * width >= held[party]:
         raise UserError(
-          f"batch: step {step} on these rows would give party {party} {step * width} "
-          f"equations; must be fewer than the {held[party]} numbers that the other holds"
+          f"step {step} on these rows would give party {party} {step * width} "
+          f"equations; must be fewer than the {held[party]} numbers that the other "
+          "holds",
+          field="batch",
         )
 
   def _check_bits(
@@ -244,9 +249,10 @@ class Disclosure:
       # columns of one value alone hold nothing
       if (held or name == "labels") and told[party] > most:
         raise UserError(
-          f"batch: step {step} on these rows would give party {party} {told[party]:.0f} bits; "
-          f"must be <= {most:.0f}, {MAX_SHARE:g} of what the other's {name} hold: take more "
-          f"rows, or train on shares ({_SHARES})"
+          f"step {step} on these rows would give party {party} {told[party]:.0f} "
+          f"bits; must be <= {most:.0f}, {MAX_SHARE:g} of what the other's {name} "
+          f"hold: take more rows, or train on shares ({_SHARES})",
+          field="batch",
         )
 
 
@@ -254,8 +260,9 @@ def _check_rows(party: str, matrix: np.ndarray) -> None:
   num_rows, width = matrix.shape
   if num_rows <= width:
     raise UserError(
-      f"batch: {num_rows} different rows; must be more than the {width} columns of party "
-      f"{party} (its gradient would tell every residual)"
+      f"{num_rows} different rows; must be more than the {width} columns of "
+      f"party {party} (its gradient would tell every residual)",
+      field="batch",
     )
 
 
@@ -263,6 +270,7 @@ def _check_leverages(party: str, matrix: np.ndarray) -> None:
   highest = leverages(matrix).max()
   if highest > MAX_LEVERAGE:
     raise UserError(
-      f"batch: party {party} has a row of leverage {highest:.3f}; must be <= {MAX_LEVERAGE} "
-      "(its gradient would tell that row's residual)"
+      f"party {party} has a row of leverage {highest:.3f}; must be <= "
+      f"{MAX_LEVERAGE} (its gradient would tell that row's residual)",
+      field="batch",
     )

@@ -140,5 +140,7 @@ def library(install: str = INSTALL) -> Any:
   try:
     import tenseal  # pyright: ignore[reportMissingImports]
   except ImportError as error:
-    raise UserError(f"ckks: homomorphic encryption needs TenSEAL; {install}") from error
+    raise UserError(
+      f"homomorphic encryption needs TenSEAL; {install}", field="ckks"
+    ) from error
   return tenseal

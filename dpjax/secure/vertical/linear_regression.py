@@ -55,9 +55,11 @@ def statistics(x: np.ndarray, y: np.ndarray) -> Statistics:
 def _rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   if x.ndim != 2:
-    raise UserError(f"x.shape={x.shape}: must be [n, features]")
+    raise UserError("must be [n, features]", field="x.shape", value=x.shape)
   if y.shape != (len(x),):
-    raise UserError(f"y.shape={y.shape}: must be ({len(x)},), one target for each row")
+    raise UserError(
+      f"must be ({len(x)},), one target for each row", field="y.shape", value=y.shape
+    )
   return x, y
 
 
@@ -76,10 +78,10 @@ def closed_form(clients: Sequence[Statistics], *, ridge: float) -> np.ndarray:
   validate.non_negative(ridge=ridge)
   pooled = total(clients)
   if not pooled.count:
-    raise UserError("clients: hold no rows at all")
+    raise UserError("hold no rows at all", field="clients")
   matrix = pooled.xx / pooled.count + ridge * np.eye(len(pooled.xy))
   if np.linalg.matrix_rank(matrix, hermitian=True) < len(matrix):
-    raise UserError(f"ridge={ridge}: x^T x is singular; must be > 0")
+    raise UserError("x^T x is singular; must be > 0", field="ridge", value=ridge)
   return np.linalg.solve(matrix, pooled.xy / pooled.count)
 
 
@@ -110,7 +112,7 @@ def fed_avg(
   validate.non_negative(ridge=ridge)
   held = [client for client in clients if client.count]
   if not held:
-    raise UserError("clients: hold no rows at all")
+    raise UserError("hold no rows at all", field="clients")
   eye, path = np.eye(len(held[0].xy)), [np.zeros_like(held[0].xy)]
 
   def descended(client: Statistics, w: np.ndarray) -> np.ndarray:

@@ -146,12 +146,13 @@ def _check_parties(bottoms: Sequence, params: SplitParams, batch: Example) -> No
   counts = {len(bottoms), len(params.bottoms), len(batch.x)}
   if len(counts) > 1:
     raise UserError(
-      f"batch.x: {len(batch.x)} parties, with {len(bottoms)} models and "
-      f"{len(params.bottoms)} parameter trees"
+      f"{len(batch.x)} parties, with {len(bottoms)} models and "
+      f"{len(params.bottoms)} parameter trees",
+      field="batch.x",
     )
   rows = [len(part) for part in (*batch.x, batch.y)]
   if len(set(rows)) > 1:
-    raise UserError(f"batch: rows must be aligned, the parties and y have {rows}")
+    raise UserError(f"rows must be aligned, the parties and y have {rows}", field="batch")
 
 
 def _num_bytes(tree: Any) -> int:
@@ -252,7 +253,9 @@ def two_party_logistic(
     given = x_a.shape[1], x_b.shape[1] - 1
     wanted = len(state.weights_a), len(state.weights_b) - 1
     if given != wanted:
-      raise UserError(f"batch.x: has {given} features, must have {wanted} as the weights")
+      raise UserError(
+        f"has {given} features, must have {wanted} as the weights", field="batch.x"
+      )
     # The width of what a party may learn in this step; computed here, told to nobody.
     scores = x_a @ state.weights_a + x_b @ state.weights_b
     with np.errstate(over="ignore", invalid="ignore"):
@@ -355,34 +358,40 @@ def _masks(size: int) -> np.ndarray:
 
 def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
   if not (np.isfinite(x_a).all() and np.isfinite(x_b).all()):
-    raise UserError("batch.x: must hold finite numbers only")
+    raise UserError("must hold finite numbers only", field="batch.x")
   largest = max(np.abs(x).max(initial=0.0) for x in (x_a, x_b))
   if largest > MAX_FEATURE:
     raise UserError(
-      f"batch.x: holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the masks "
-      "no longer hide its products from the coordinator: scale the features"
+      f"holds {largest:g}; must be within +-{MAX_FEATURE:g}, beyond which the "
+      "masks no longer hide its products from the coordinator: scale the features",
+      field="batch.x",
     )
 
 
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """(x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
-    raise UserError(f"batch.x: must hold the features of 2 parties, got {len(batch.x)}")
+    raise UserError(
+      f"must hold the features of 2 parties, got {len(batch.x)}", field="batch.x"
+    )
   kinds = [np.asarray(part).dtype for part in (*batch.x, batch.y)]
   for kind in [kind for kind in kinds if kind.kind not in "biuf"]:
-    raise UserError(f"batch: must hold real numbers, not {kind}")
+    raise UserError(f"must hold real numbers, not {kind}", field="batch")
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   y = np.asarray(batch.y)
   if (x_a.ndim, x_b.ndim, y.ndim) != (2, 2, 1):
     shapes = [x_a.shape, x_b.shape, y.shape]
-    raise UserError(f"batch: x must be two arrays [B, features] and y [B], not {shapes}")
+    raise UserError(
+      f"x must be two arrays [B, features] and y [B], not {shapes}", field="batch"
+    )
   if not len(x_a) == len(x_b) == len(y):
     raise UserError(
-      f"batch: rows must be aligned, the parties and y have {[len(x_a), len(x_b), len(y)]}"
+      f"rows must be aligned, the parties and y have {[len(x_a), len(x_b), len(y)]}",
+      field="batch",
     )
   if not np.isin(y, (0, 1)).all():
-    raise UserError("batch.y: labels must be 0 or 1")
+    raise UserError("labels must be 0 or 1", field="batch.y")
   if not 0 < len(y) <= slots:
-    raise UserError(f"batch: {len(y)} rows; must be at least 1 and at most {slots}")
+    raise UserError(f"{len(y)} rows; must be at least 1 and at most {slots}", field="batch")
   _check_sizes(x_a, x_b)
   return x_a, np.column_stack([x_b, np.ones(len(y))]), y

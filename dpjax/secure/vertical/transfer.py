@@ -169,7 +169,8 @@ def transfer_learning(
     pairs = (len(batch.source_shared), len(batch.target_shared_x))
     if pairs[0] != pairs[1]:
       raise UserError(
-        f"batch: shared rows must pair up, the source names {pairs[0]}, the target {pairs[1]}"
+        f"shared rows must pair up, the source names {pairs[0]}, the target {pairs[1]}",
+        field="batch",
       )
     gradients, info = transfer_gradient(
       encoders, state.params, batch, num_classes=num_classes, alignment=alignment
@@ -224,9 +225,9 @@ def freeze(
     paths = [keys(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for name in names:
       if not any(name in path for path in paths):
-        raise UserError(f"names: {name!r} is in no parameter's path")
+        raise UserError(f"{name!r} is in no parameter's path", field="names")
     if all(path & set(names) for path in paths):
-      raise UserError(f"names={list(names)!r}: leaves no parameter to train")
+      raise UserError("leaves no parameter to train", field="names", value=list(names))
     label = lambda path, leaf: "frozen" if keys(path) & set(names) else "trained"
     return jax.tree_util.tree_map_with_path(label, params)
 

@@ -39,9 +39,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   try:
     return call(*args)
   except UserError as error:
-    known = str(error).partition("=")[0].partition(".")[0] in to_dict(room(config))
-    prefix = f"{config.attack.room}." if known else ""
-    raise UserError(f"{prefix}{error}") from error
+    known = error.field.partition(".")[0] in to_dict(room(config))
+    raise (error.within(config.attack.room) if known else error) from error
 
 
 def digest(config: AttackConfig) -> bytes:
@@ -69,7 +68,9 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   check(config)
   for name in ("rows", "beside"):
     if getattr(config, name):
-      raise UserError(f"{name}: must be empty for one attack; it is of a table of several")
+      raise UserError(
+        "must be empty for one attack; it is of a table of several", field=name
+      )
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
   kind = importlib.import_module(f"dpjax.experiments.kinds.attack.{config.attack.module}")
 

@@ -29,15 +29,21 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> c
   """
   train, test = loaded
   if not np.issubdtype(np.asarray(train.x).dtype, np.floating):
-    raise UserError(f"data.name={config.train.data.name!r}: must have inputs of numbers")
+    raise UserError(
+      "must have inputs of numbers", field="data.name", value=config.train.data.name
+    )
   if config.attack.total_variation and np.ndim(train.x) != 4:
     raise UserError(
-      f"attack.total_variation={config.attack.total_variation}: must be 0, inputs are no images"
+      "must be 0, inputs are no images",
+      field="attack.total_variation",
+      value=config.attack.total_variation,
     )
   for name, part in (("training", train), ("test", test)):
     if len(np.unique(part.y)) < train.num_classes:
       raise UserError(
-        f"data.name={config.train.data.name!r}: must hold every class among its {name} records"
+        f"must hold every class among its {name} records",
+        field="data.name",
+        value=config.train.data.name,
       )
   return central.assemble(config.train, loaded, random)
 

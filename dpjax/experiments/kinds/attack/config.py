@@ -59,7 +59,9 @@ class Membership:
 
   def __post_init__(self):
     if not self.methods or len(set(self.methods)) < len(self.methods):
-      raise UserError(f"methods={self.methods!r}: must hold some, none of them twice")
+      raise UserError(
+        "must hold some, none of them twice", field="methods", value=self.methods
+      )
     for name in self.methods:
       validate.one_of(MEMBERSHIP, methods=name)
     validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
@@ -90,7 +92,7 @@ class CopyByAnswers:
     sizes = validate.several(num_queries=self.num_queries)
     if not sizes or list(sizes) != sorted({*sizes}):
       raise UserError(
-        f"num_queries={self.num_queries!r}: must hold some, each more than before"
+        "must hold some, each more than before", field="num_queries", value=self.num_queries
       )
     for size in sizes:
       validate.integer_at_least(1, num_queries=size)
@@ -99,7 +101,9 @@ class CopyByAnswers:
     if self.decimals is not None:
       validate.integer_at_least(0, decimals=self.decimals)
     if self.decimals is not None and self.labels_only:
-      raise UserError(f"decimals={self.decimals}: labels have none; must be None")
+      raise UserError(
+        "labels have none; must be None", field="decimals", value=self.decimals
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,8 +358,10 @@ def check(config: AttackConfig) -> None:
     normalized = fields.name_of(config.train.privacy, "normalization")
     if dealt and normalized != "per_example":
       raise UserError(
-        f"train.privacy.normalization={normalized!r}: must be 'per_example' for "
-        "attack='membership', whose shadow models would share statistics of one half"
+        "must be 'per_example' for attack='membership', whose shadow models would "
+        "share statistics of one half",
+        field="train.privacy.normalization",
+        value=normalized,
       )
   else:
     _check_federate(config.federate, config.attack)
@@ -381,11 +387,15 @@ def unread(config: AttackConfig) -> unused.Unused:
 
 def _check_train(train: TrainConfig) -> None:
   if train.audit.enabled:
-    raise UserError("train.audit.enabled=True: must be false, the attack deals the records")
+    raise UserError(
+      "must be false, the attack deals the records", field="train.audit.enabled", value=True
+    )
   if train.release:
-    raise UserError("train.release=True: must be false, an attack trains many models")
+    raise UserError(
+      "must be false, an attack trains many models", field="train.release", value=True
+    )
   if train.model.name == "transformer":
-    raise UserError("train.model.name='transformer': must classify records")
+    raise UserError("must classify records", field="train.model.name", value="transformer")
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
@@ -397,14 +407,20 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
   name, poisoned = fields.name_of(federate, "algorithm"), attack.task == "poisoning"
   if poisoned and name not in federated.WRAPPING:
     raise UserError(
-      f"federate.algorithm={name!r}: must be 'fed_avg' or 'fed_prox', whose clients can lie"
+      "must be 'fed_avg' or 'fed_prox', whose clients can lie",
+      field="federate.algorithm",
+      value=name,
     )
   if not poisoned and name != "fed_avg":
     raise UserError(
-      f"federate.algorithm={name!r}: must be 'fed_avg', whose clients are inverted"
+      "must be 'fed_avg', whose clients are inverted",
+      field="federate.algorithm",
+      value=name,
     )
   if federate.model.name == "transformer":
-    raise UserError("federate.model.name='transformer': must take images or numbers")
+    raise UserError(
+      "must take images or numbers", field="federate.model.name", value="transformer"
+    )
 
 
 def _unread(config: AttackConfig) -> unused.Unused:

@@ -40,8 +40,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> C
   others = others[[row.tobytes() not in known for row in others]]
   if not len(others):
     raise UserError(
-      f"attack.num_queries={config.attack.num_queries!r}: must leave some of the {len(x)} test "
-      "inputs, on which the copy is compared"
+      f"must leave some of the {len(x)} test inputs, on which the copy is compared",
+      field="attack.num_queries",
+      value=config.attack.num_queries,
     )
   return Copied(run, queries, others, run.promise)
 

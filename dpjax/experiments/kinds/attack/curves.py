@@ -35,7 +35,7 @@ def roc_report(
   UserError: no attacks.
   """
   if not found:
-    raise UserError("found: must hold at least one attack")
+    raise UserError("must hold at least one attack", field="found")
   out_dir = pathlib.Path(out_dir)
   figure = Figure(figsize=(6.6, 3.8), layout="constrained")
   axes = figure.subplots()

@@ -111,8 +111,9 @@ def _cohorts(
   """(the examples of each cohort, what the server gets of it)."""
   if len(truths) % together:
     raise UserError(
-      f"clients_per_round={together}: must divide partition.num_clients={len(truths)}, so that "
-      "each client is in one sum"
+      f"must divide partition.num_clients={len(truths)}, so that each client is in one sum",
+      field="clients_per_round",
+      value=together,
     )
   places = [range(i, i + together) for i in range(0, len(truths), together)]
   joined = lambda *leaves: jnp.concatenate(leaves)
@@ -154,8 +155,10 @@ def _size(federation: Any) -> int:
   sizes = sorted({len(rows) for rows in federation.indices})
   if len(sizes) > 1 or sizes[0] == 0:
     raise UserError(
-      f"partition.num_clients={federation.num_clients}: deals {sizes[0]} to {sizes[-1]} "
-      f"examples to a client; must deal equally many, {len(federation.dataset)} in all"
+      f"deals {sizes[0]} to {sizes[-1]} examples to a client; must deal "
+      f"equally many, {len(federation.dataset)} in all",
+      field="partition.num_clients",
+      value=federation.num_clients,
     )
   return sizes[0]
 
@@ -243,14 +246,16 @@ def _by_division(
   del place
   try:
     one = attacks.first_dense(seen, own.layer)
+  except attacks.NothingSent:
+    one = np.zeros(truth.x[0].size)
   except UserError as error:
-    if "is 0" not in str(error):
-      raise UserError(f"attack.{error}") from error
-    one = np.zeros(truth.x[0].size)  # nothing of the examples was sent
+    raise error.within("attack") from error
   if one.size != truth.x[0].size:
     raise UserError(
-      f"attack.layer={own.layer!r}: takes {one.size} numbers, an example has "
-      f"{truth.x[0].size}; must be the first layer"
+      f"takes {one.size} numbers, an example has {truth.x[0].size}; must be "
+      "the first layer",
+      field="attack.layer",
+      value=own.layer,
     )
   guess = np.broadcast_to(one.reshape(truth.x.shape[1:]), truth.x.shape)
   return guess, labels(seen, truth)

@@ -70,8 +70,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   records, members = (train, None) if own.target is None else _joined(train, test)
   if own.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(
-      f"attack.queries={own.queries}: needs images [H, W, C] to flip and shift, data have shape "
-      f"{np.shape(records.x)[1:]}; must be 1"
+      "needs images [H, W, C] to flip and shift, data have shape "
+      f"{np.shape(records.x)[1:]}; must be 1",
+      field="attack.queries",
+      value=own.queries,
     )
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
@@ -103,7 +105,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
   if not len(test):
-    raise UserError("data.name: has no test data, so there are no non-members")
+    raise UserError("has no test data, so there are no non-members", field="data.name")
   x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
   both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
   return both, np.arange(len(y)) < len(train)
@@ -114,15 +116,19 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
   least = 2 * config.attack.num_shadows
   if n < least:
     raise UserError(
-      f"data.limit={config.train.data.limit}: leaves {n} records, of which too few would be "
-      f"members or non-members; must leave at least {least}"
+      f"leaves {n} records, of which too few would be members or non-members; "
+      f"must leave at least {least}",
+      field="data.limit",
+      value=config.train.data.limit,
     )
   drawn_by = privacy.sampler(config.train, n)  # of a half, checked again where it is known
   sized = drawn_by.only_size is not None
   if sized and n % 2:
     raise UserError(
-      f"data.limit={config.train.data.limit}: leaves {n} records, which must be even: "
-      f"{type(drawn_by).__name__} is made for halves of one size"
+      f"leaves {n} records, which must be even: {type(drawn_by).__name__} is "
+      "made for halves of one size",
+      field="data.limit",
+      value=config.train.data.limit,
     )
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
@@ -155,8 +161,9 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   )
   if streams_lib.canonical(wanted) != streams_lib.canonical(known):
     raise UserError(
-      f"attack.target={path!r}: was trained elsewhere: its run had data={known}, train.data "
-      f"is {wanted}"
+      f"was trained elsewhere: its run had data={known}, train.data is {wanted}",
+      field="attack.target",
+      value=path,
     )
   names = (*_PROMISED, "failed_assumptions", "method", "num_steps")
   return none | {name: result[name] for name in names if name in result}
@@ -200,8 +207,9 @@ def _questions(attacked: Targets, queries: int) -> Any:
     found = odds(params, records)
     if not np.isfinite(found).all():
       raise UserError(
-        f"train: the training of model {index} diverged; a smaller "
-        "optimizer.learning_rate may help"
+        f"the training of model {index} diverged; a smaller "
+        "optimizer.learning_rate may help",
+        field="train",
       )
     parts = range(0, len(records), 500)
     top = [signals.top_confidences(logits(params, records.x[i : i + 500])) for i in parts]

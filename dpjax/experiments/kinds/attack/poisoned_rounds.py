@@ -51,14 +51,17 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   attackers = attacks.choose_attackers(count, own.fraction, seed=config.seed)
   if not len(attackers):
     raise UserError(
-      f"attack.fraction={own.fraction}: rounds to no attacker of {count} clients"
+      f"rounds to no attacker of {count} clients",
+      field="attack.fraction",
+      value=own.fraction,
     )
   attack = own.method()
   try:  # before anything is trained
     attacks.poisoned(run.federation, attack, attackers)
     _measured(run, attack, run.params)
   except UserError as error:
-    raise UserError(f"attack.{error}".replace("attack.trigger.", "attack.")) from error
+    field = error.field.removeprefix("trigger.")
+    raise error.of(field=field).within("attack") from error
   return Poisoned(
     run=run,
     attack=attack,

@@ -28,13 +28,16 @@ def check(config: AuditConfig) -> None:
     return
   if (config.kind == "gradient") != (score(config) == "sums"):
     raise UserError(
-      f"audit.score={config.score!r}: must be 'sums' with audit.kind='gradient', whose canaries "
-      f"have a parameter of their own, and with no other kind; audit.kind={config.kind!r}"
+      "must be 'sums' with audit.kind='gradient', whose canaries have a "
+      f"parameter of their own, and with no other kind; audit.kind={config.kind!r}",
+      field="audit.score",
+      value=config.score,
     )
   if config.method == "one_run_gaussian" and score(config) != "sums":
     raise UserError(
-      f"audit.method='one_run_gaussian': is valid for audit.score='sums' only, not "
-      f"{score(config)!r}"
+      f"is valid for audit.score='sums' only, not {score(config)!r}",
+      field="audit.method",
+      value="one_run_gaussian",
     )
 
 

@@ -139,7 +139,9 @@ def check(config: TrainConfig) -> None:
   privacy.check_names(config.privacy)
   validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   if config.augmult > 1 and config.augmentation == "none":
-    raise UserError(f"augmult={config.augmult}: must be 1 unless augmentation is set")
+    raise UserError(
+      "must be 1 unless augmentation is set", field="augmult", value=config.augmult
+    )
   audit.check(config.audit)
   embeddings.check(config)
   privacy.check(config)
@@ -229,8 +231,9 @@ def init_params(
       shapes = jax.eval_shape(model.init, key, first)
     if "batch_stats" in shapes:
       raise UserError(
-        f"model.name={config.name!r}: its BatchNorm mixes examples; use GroupNorm, which sees "
-        "one example"
+        "its BatchNorm mixes examples; use GroupNorm, which sees one example",
+        field="model.name",
+        value=config.name,
       )
     size = trees.size(shapes)
     if 4 * size > _memory():
@@ -245,8 +248,10 @@ def init_params(
   except Exception as error:
     reason = first_line(error)
     raise UserError(
-      f"model.options={config.options!r}: model.name={config.name!r} cannot be built with "
-      f"them on examples of shape {jnp.shape(first)[1:]} ({type(error).__name__}: {reason})"
+      f"model.name={config.name!r} cannot be built with them on examples of shape "
+      f"{jnp.shape(first)[1:]} ({type(error).__name__}: {reason})",
+      field="model.options",
+      value=config.options,
     ) from error
 
 
@@ -302,7 +307,7 @@ def start(
       logits = jax.eval_shape(model.apply, params, first)
       if getattr(logits, "shape", None) != wanted:
         told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
-        raise UserError(f"model.name={name!r}: must return logits {told}")
+        raise UserError(f"must return logits {told}", field="model.name", value=name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()

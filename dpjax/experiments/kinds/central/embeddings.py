@@ -48,7 +48,7 @@ def check(config: TrainConfig) -> None:
 def refuse(config: TrainConfig, room: str) -> None:
   """Raises UserError: who asks wants a loss of one example."""
   if config.loss == NAME:
-    raise UserError(f"{room}.{_TOLD}: must be another: it {_WHY}")
+    raise UserError(f"must be another: it {_WHY}", field=f"{room}.{_TOLD}")
 
 
 def loss(apply: losses.Apply) -> LossFn:

@@ -56,7 +56,9 @@ def featured(
   check_images(dataset, f"model.name={config.name!r}")
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
     depth = dataset.x.shape[-1]
-    raise UserError(f"model.colours='opponent': needs images of 3 colours, not of {depth}")
+    raise UserError(
+      f"needs images of 3 colours, not of {depth}", field="model.colours", value="opponent"
+    )
   options: Any = {"num_classes": dataset.num_classes, **config.options}
   groups = models.build(config.name, **options).num_groups if standardized else None
   shape = models.features_shape(dataset.x.shape)
@@ -66,8 +68,10 @@ def featured(
   if kept is None:
     if in_files and not (resident is None and dataset.in_memory):
       raise UserError(
-        f"resident=False: the features of model.name={config.name!r} are computed once and "
-        f"kept on disk: set {cache.VARIABLE} to a folder for them, as private as the data"
+        f"the features of model.name={config.name!r} are computed once and kept on "
+        f"disk: set {cache.VARIABLE} to a folder for them, as private as the data",
+        field="resident",
+        value=False,
       )
     return data.computed(dataset, _joined(make(), shape))
   settings = (shape, groups, standardized, *seen.values())

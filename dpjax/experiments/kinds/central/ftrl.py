@@ -28,8 +28,9 @@ def check_levels(privacy: PrivacyConfig) -> None:
     shapes.check_levels(levels, privacy.accountant, name="privacy.noise_levels")
   if levels and privacy.method == "sgd":
     raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: not with privacy.method='sgd', which "
-      "adds no noise"
+      "not with privacy.method='sgd', which adds no noise",
+      field="privacy.noise_levels",
+      value=privacy.noise_levels,
     )
 
 
@@ -41,9 +42,11 @@ def check(privacy: PrivacyConfig) -> None:
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
   if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not cyclic(privacy):
     raise UserError(
-      f"privacy.ftrl.separation={ftrl.separation}: must be <= {1 / privacy.sampling_prob:.6g}, "
-      f"the steps of a pass, for privacy.ftrl.sampler={ftrl.sampler!r}, whose rows take part "
-      "every that many steps"
+      f"must be <= {1 / privacy.sampling_prob:.6g}, the steps of a pass, for "
+      f"privacy.ftrl.sampler={ftrl.sampler!r}, whose rows take part every that "
+      "many steps",
+      field="privacy.ftrl.separation",
+      value=ftrl.separation,
     )
 
 
@@ -87,8 +90,10 @@ def sampler(
     )
   if privacy.ftrl.sampler == "cyclic" and apart > num_examples:
     raise UserError(
-      f"privacy.ftrl.sampler='cyclic': its pass of {apart} steps must be of at most "
-      f"{num_examples}, one for each {unit}; a larger batch makes it shorter"
+      f"its pass of {apart} steps must be of at most {num_examples}, one for "
+      f"each {unit}; a larger batch makes it shorter",
+      field="privacy.ftrl.sampler",
+      value="cyclic",
     )
   if privacy.ftrl.sampler == "cyclic":
     return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)
@@ -121,9 +126,11 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   amplified = privacy.ftrl.sampler == "cyclic_poisson" and _prob_in_turn(privacy) < 1
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
-      f"privacy.ftrl.strategy={fields.name_of(privacy.ftrl, 'strategy')!r}: must have at most "
-      f"{apart} bands, the steps between two of an example, for privacy.ftrl.sampler="
-      f"'cyclic_poisson', which amplifies no other noise; it has {made.bands or 'no end of them'}"
+      f"must have at most {apart} bands, the steps between two of an example, "
+      "for privacy.ftrl.sampler='cyclic_poisson', which amplifies no other "
+      f"noise; it has {made.bands or 'no end of them'}",
+      field="privacy.ftrl.strategy",
+      value=fields.name_of(privacy.ftrl, "strategy"),
     )
   return made
 
@@ -149,7 +156,8 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
   """
   if len(levels) > num_steps:
     raise UserError(
-      f"privacy.noise_levels={levels!r}: must be at most num_steps={num_steps} of them, "
-      f"not {len(levels)}"
+      f"must be at most num_steps={num_steps} of them, not {len(levels)}",
+      field="privacy.noise_levels",
+      value=levels,
     )
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

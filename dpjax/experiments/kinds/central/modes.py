@@ -76,8 +76,9 @@ def draws(model: Any, params: Params, first: Any, field: str) -> bool:
     training = lambda p, x: model.module.apply(p, x, **flags)
     return bool(flags) and _needs_key(lambda: jax.eval_shape(training, params, first))
   raise UserError(
-    f"{field}: draws random numbers in evaluation too; give its __call__ an argument "
-    "train=False, and nn.Dropout deterministic=not train"
+    "draws random numbers in evaluation too; give its __call__ an argument "
+    "train=False, and nn.Dropout deterministic=not train",
+    field=field,
   )
 
 

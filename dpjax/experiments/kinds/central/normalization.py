@@ -16,6 +16,7 @@ import numpy as np
 
 from dpjax import accounting, auditing, data, mechanisms, sampling
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.central.config import (
   NORMALIZATIONS,
   ByStatistics,
@@ -54,15 +55,17 @@ def check(config: TrainConfig) -> None:
     # Never dropped with the rest of a promise: the model would get other inputs.
     chosen = name_of(config.privacy, "normalization")
     raise UserError(
-      f"privacy.normalization={chosen!r}: must be 'per_example' with privacy.method='sgd', which "
-      "releases no statistics"
+      "must be 'per_example' with privacy.method='sgd', which releases no statistics",
+      field="privacy.normalization",
+      value=chosen,
     )
   mechanism(config, 1)  # checks its numbers
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):
-    raise UserError(
-      f"model.options.num_groups={groups!r}: would be ignored, it needs "
-      "privacy.normalization='per_example'; leave it out"
+    raise WouldBeIgnored(
+      "would be ignored, it needs privacy.normalization='per_example'; leave it out",
+      field="model.options.num_groups",
+      value=groups,
     )
 
 
@@ -80,7 +83,7 @@ def mechanism(
   try:
     return _MECHANISMS[type(chosen)](**given, **dataclasses.asdict(chosen))
   except UserError as error:
-    raise UserError(f"privacy.normalization.{error}") from error
+    raise error.within("privacy.normalization") from error
 
 
 def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
@@ -94,14 +97,17 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
     name: _MECHANISMS[one] for name, one in NORMALIZATIONS.items() if one in _MECHANISMS
   }
   chosen = next(name for name, one in known.items() if isinstance(plan.statistics, one))
-  argument = f"privacy.normalization={chosen!r}"
   if train.x.dtype == np.int32:
-    raise UserError(f"{argument}: needs inputs of numbers, data.name holds tokens")
+    raise UserError(
+      "needs inputs of numbers, data.name holds tokens",
+      field="privacy.normalization",
+      value=chosen,
+    )
   there = train if train.present is None else train.subset(train.present)
   try:
     found = plan.statistics(random.noise, there.x)
   except UserError as error:
-    raise UserError(f"{argument}: {error}") from error
+    raise UserError(str(error), field="privacy.normalization", value=chosen) from error
   return jax.tree.map(np.asarray, found)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from dpjax import accounting, data, gradients, names, sampling, transforms, validate
 from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 PRIVATE_METHODS = {
   "dp_sgd": "clipped gradients, fresh noise in every step; privacy is amplified by the sampler",
@@ -45,11 +46,15 @@ def check(config: TrainConfig) -> None:
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
-      f"release=True: needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
-      "without noise nothing may be released"
+      f"needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
+      "without noise nothing may be released",
+      field="release",
+      value=True,
     )
   if config.release and privacy.noise_multiplier == 0:
-    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
+    raise UserError(
+      "without noise nothing may be released", field="privacy.noise_multiplier", value=0
+    )
   if privacy.sampler == "random_allocation":
     ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
   _check_clipping(config)
@@ -66,23 +71,30 @@ def _check_clipping(config: TrainConfig) -> None:
   changing = privacy.clipping.adapts or privacy.clip_schedule != "constant"
   if privacy.method == "sgd" and (changing or privacy.clipping != gradients.Flat()):
     raise UserError(
-      f"privacy.clipping={fields.get(privacy, 'clipping')!r}, privacy.clip_schedule="
-      f"{privacy.clip_schedule!r}: not with privacy.method='sgd', which does not clip"
+      "not with privacy.method='sgd', which does not clip",
+      field="privacy.clipping",
+      value=Verbatim(
+        f"{fields.get(privacy, 'clipping')!r}, privacy.clip_schedule={privacy.clip_schedule!r}"
+      ),
     )
   asked = {"noise_levels": privacy.noise_levels, "clip_schedule": privacy.clip_schedule}
   for field, value in asked.items():
     if privacy.clipping.adapts and value not in ([], "constant"):
       raise UserError(
-        f"privacy.{field}={value!r}: not with privacy.clipping='adaptive', whose clip norm, "
-        "and so its noise, follows the data"
+        "not with privacy.clipping='adaptive', whose clip norm, and so its noise, "
+        "follows the data",
+        field=f"privacy.{field}",
+        value=value,
       )
   strategy = fields.name_of(privacy.ftrl, "strategy")
   correlated = privacy.method == "dp_ftrl" and strategy != "identity"
   if name in NOISE_AWARE and (changing or privacy.noise_levels or correlated):
     raise UserError(
-      f"optimizer.rule={name!r}: needs noise of one standard deviation at every step, so "
-      "neither privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
-      f"privacy.noise_levels nor privacy.ftrl.strategy={strategy!r} of dp_ftrl"
+      "needs noise of one standard deviation at every step, so neither "
+      "privacy.clipping='adaptive' nor a privacy.clip_schedule nor "
+      f"privacy.noise_levels nor privacy.ftrl.strategy={strategy!r} of dp_ftrl",
+      field="optimizer.rule",
+      value=name,
     )
 
 
@@ -91,33 +103,42 @@ def _check_noise_aware(config: TrainConfig) -> None:
   noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
   if name == "dp_adam" and noiseless:
     raise UserError(
-      "optimizer.rule='dp_adam': corrects for the noise of the private gradient, and there "
-      "is none; use 'adam'"
+      "corrects for the noise of the private gradient, and there is none; use 'adam'",
+      field="optimizer.rule",
+      value="dp_adam",
     )
   if name != "dp_sgld":
     return
   if noiseless:
     raise UserError(
-      "optimizer.rule='dp_sgld': its noise is that of the private gradient; without clipping "
-      "and noise (privacy.method='dp_sgd') nothing is proved, at any temperature"
+      "its noise is that of the private gradient; without clipping and noise "
+      "(privacy.method='dp_sgd') nothing is proved, at any temperature",
+      field="optimizer.rule",
+      value="dp_sgld",
     )
   rule = privacy.clipping
   if isinstance(rule, transforms.PerLayer) and rule.noise != "shared":
     raise UserError(
-      f"privacy.clipping.noise={rule.noise!r}: must be 'shared' for "
-      "optimizer.rule='dp_sgld', or the parameters have different temperatures"
+      "must be 'shared' for optimizer.rule='dp_sgld', or the parameters have "
+      "different temperatures",
+      field="privacy.clipping.noise",
+      value=rule.noise,
     )
 
 
 def _check_promise(privacy: PrivacyConfig) -> None:
   if privacy.epsilon is None and privacy.noise_multiplier is None:
     raise UserError(
-      "privacy.epsilon=None: give privacy.epsilon or privacy.noise_multiplier"
+      "give privacy.epsilon or privacy.noise_multiplier",
+      field="privacy.epsilon",
+      value=None,
     )
   if privacy.epsilon is not None and privacy.noise_multiplier is not None:
     raise UserError(
-      f"privacy.noise_multiplier={privacy.noise_multiplier!r}: give it or privacy.epsilon="
-      f"{privacy.epsilon!r}, not both (--config.privacy.epsilon=none)"
+      f"give it or privacy.epsilon={privacy.epsilon!r}, not both "
+      "(--config.privacy.epsilon=none)",
+      field="privacy.noise_multiplier",
+      value=privacy.noise_multiplier,
     )
 
 
@@ -151,15 +172,19 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   privacy, capacity = config.privacy, num_examples + 1
   if (privacy.capacity or 0) > capacity:
     raise UserError(
-      f"privacy.capacity={privacy.capacity}: must be at most {capacity}, the examples and one more"
+      f"must be at most {capacity}, the examples and one more",
+      field="privacy.capacity",
+      value=privacy.capacity,
     )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
   made = _sampler(privacy, num_examples, capacity)
   if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
     raise UserError(
-      f"privacy.noise_levels={privacy.noise_levels!r}: must be empty for privacy.sampler="
-      f"{privacy.sampler!r}, which pays several steps at the first of them"
+      f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
+      "steps at the first of them",
+      field="privacy.noise_levels",
+      value=privacy.noise_levels,
     )
   return made
 
@@ -247,7 +272,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   plan = _with_capacity(plan, privacy, num_examples)
   if plan.slices > plan.sampler.slots:
     raise UserError(
-      f"slices={plan.slices}: must be <= {plan.sampler.slots} slots of a batch"
+      f"must be <= {plan.sampler.slots} slots of a batch", field="slices", value=plan.slices
     )
   return plan
 
@@ -268,7 +293,9 @@ def _check_no_capacity(privacy: PrivacyConfig) -> None:
   """Of a user's sampler it is known only when it is made; of ours, `unused` knows."""
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
-    raise UserError(
-      f"privacy.capacity={privacy.capacity}: would be ignored, it needs a sampler that can "
-      f"overflow, which {name!r} is not; leave it at None"
+    raise WouldBeIgnored(
+      f"would be ignored, it needs a sampler that can overflow, which {name!r} is "
+      "not; leave it at None",
+      field="privacy.capacity",
+      value=privacy.capacity,
     )

@@ -56,13 +56,17 @@ def check(config: TrainConfig) -> None:
   if audited and not isinstance(own, AllWeights):
     name = fields.name_of(config, "trainable")
     raise UserError(
-      f"audit.kind='gradient': must be another where trainable={name!r}, which trains some "
-      "weights alone: the canaries' own would be left out"
+      f"must be another where trainable={name!r}, which trains some weights "
+      "alone: the canaries' own would be left out",
+      field="audit.kind",
+      value="gradient",
     )
   if config.mesh is not None and not isinstance(own, AllWeights):
     raise UserError(
-      f"mesh={config.mesh!r}: must be none where trainable={fields.name_of(config, 'trainable')!r}"
-      ", whose frozen weights nobody has laid out over devices"
+      f"must be none where trainable={fields.name_of(config, 'trainable')!r}, "
+      "whose frozen weights nobody has laid out over devices",
+      field="mesh",
+      value=config.mesh,
     )
 
 
@@ -70,8 +74,10 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
   validate.integer_at_least(1, **{"trainable.steps": own.steps})
   if own.steps >= config.num_steps:
     raise UserError(
-      f"trainable.steps={own.steps}: must be < num_steps={config.num_steps}; with "
-      "trainable='head' the last layer alone is trained in all of them"
+      f"must be < num_steps={config.num_steps}; with trainable='head' the last "
+      "layer alone is trained in all of them",
+      field="trainable.steps",
+      value=own.steps,
     )
 
 
@@ -80,7 +86,9 @@ def _check_layout(config: TrainConfig) -> None:
   # os.path: pathlib raises where a name is too long to be a file's.
   if config.pretrained is not None and not os.path.isfile(config.pretrained):
     raise UserError(
-      f"pretrained={config.pretrained!r}: there is no such file (looked in {os.getcwd()})"
+      f"there is no such file (looked in {os.getcwd()})",
+      field="pretrained",
+      value=config.pretrained,
     )
   of_gpt2 = config.pretrained if _is_safetensors(config.pretrained) else None
   asked = {"pretrained": of_gpt2, "safetensors": config.safetensors}
@@ -109,7 +117,7 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   try:
     return models.load_gpt2(config.pretrained, model)
   except UserError as error:
-    raise UserError(str(error).replace("path=", "pretrained=", 1)) from error
+    raise error.of(field="pretrained", value=config.pretrained) from error
 
 
 def trained(
@@ -127,10 +135,9 @@ def trained(
   try:
     adapted = training.lora(params, own.pattern, rank=own.rank, alpha=own.alpha, key=key)
   except UserError as error:
-    at = (
-      "" if str(error).startswith(("pattern=", "rank=")) else f"pattern={own.pattern!r}: "
-    )
-    raise UserError(f"trainable.{at}{error}") from error
+    if error.field in ("pattern", "rank"):
+      raise error.within("trainable") from error
+    raise UserError(str(error), field="trainable.pattern", value=own.pattern) from error
   loss = lambda _: adapted.apply(task.loss(model.apply))
   apply = lambda adapters, x: model.apply(adapted.merge(adapters), x)
   return Trained(adapted.trainable, loss, apply, adapted.merge)
@@ -151,8 +158,10 @@ def _check_head(config: TrainConfig, params: Params) -> None:
   name = fields.name_of(config, "trainable")
   if saved.HEAD not in layers:
     raise UserError(
-      f"trainable={name!r}: needs a model whose last layer is {saved.HEAD!r}; those of model.name="
-      f"{config.model.name!r} are {', '.join(map(repr, layers))}"
+      f"needs a model whose last layer is {saved.HEAD!r}; those of "
+      f"model.name={config.model.name!r} are {', '.join(map(repr, layers))}",
+      field="trainable",
+      value=name,
     )
 
 

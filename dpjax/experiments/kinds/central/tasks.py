@@ -52,8 +52,10 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
-      f"model.name='transformer': needs text of a declared vocabulary, which data.name="
-      f"{config.data.name!r} does not hold"
+      f"needs text of a declared vocabulary, which data.name={config.data.name!r} "
+      "does not hold",
+      field="model.name",
+      value="transformer",
     )
   if task is _LANGUAGE and of_people(dataset):
     task = task._replace(loss=_OF_PEOPLE)
@@ -77,6 +79,8 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
   if people != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if people else ("not be", "not all")
     raise UserError(
-      f"privacy.sampler={config.privacy.sampler!r}: must {must} 'users' for data.name="
-      f"{config.data.name!r}, an example of which is {what} that one person wrote"
+      f"must {must} 'users' for data.name={config.data.name!r}, an example of "
+      f"which is {what} that one person wrote",
+      field="privacy.sampler",
+      value=config.privacy.sampler,
     )

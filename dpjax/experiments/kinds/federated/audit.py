@@ -46,14 +46,18 @@ def _check_claim(config: FedConfig) -> None:
   privacy = config.privacy
   if privacy.method not in _METHODS:
     raise UserError(
-      f"audit.enabled=True: needs privacy.method={' or '.join(map(repr, _METHODS))}, not "
-      f"{privacy.method!r}: canary clients test what the server's noise promises, not what "
-      "clients add themselves"
+      f"needs privacy.method={' or '.join(map(repr, _METHODS))}, not "
+      f"{privacy.method!r}: canary clients test what the server's noise promises, "
+      "not what clients add themselves",
+      field="audit.enabled",
+      value=True,
     )
   if privacy.simulated_cohort is not None:
     raise UserError(
-      f"audit.enabled=True: needs no privacy.simulated_cohort={privacy.simulated_cohort}, "
-      "whose epsilon is not of the clients of this run"
+      f"needs no privacy.simulated_cohort={privacy.simulated_cohort}, whose "
+      "epsilon is not of the clients of this run",
+      field="audit.enabled",
+      value=True,
     )
 
 
@@ -61,24 +65,30 @@ def _check_kind(config: FedConfig) -> None:
   kind, score, method = config.audit.kind, config.audit.score, config.audit.method
   if method == "one_run_gaussian":
     raise UserError(
-      f"audit.method={method!r}: is not valid for canary clients, whose scores share the "
-      "noise of a round; use 'one_run_two_sided'"
+      "is not valid for canary clients, whose scores share the noise of a round; "
+      "use 'one_run_two_sided'",
+      field="audit.method",
+      value=method,
     )
   sends = kind == canary_clients.DIRECTION
   if sends and config.privacy.method == "none":
     others = " or ".join(repr(k) for k in auditing.CLIENT_KINDS if k != kind)
     raise UserError(
-      f"audit.kind={kind!r}: needs a privacy.method with a clip norm, not 'none'; use {others}"
+      f"needs a privacy.method with a clip norm, not 'none'; use {others}",
+      field="audit.kind",
+      value=kind,
     )
   if score == "rounds" and not sends:
     raise UserError(
-      f"audit.score={score!r}: needs audit.kind={canary_clients.DIRECTION!r}, not {kind!r}; "
-      "use 'final'"
+      f"needs audit.kind={canary_clients.DIRECTION!r}, not {kind!r}; use 'final'",
+      field="audit.score",
+      value=score,
     )
   if score == "rounds" and name_of(config, "algorithm") == "mime_lite":
     raise UserError(
-      f"audit.score={score!r}: needs an algorithm whose server has an optimizer, not "
-      "'mime_lite'; use 'final'"
+      "needs an algorithm whose server has an optimizer, not 'mime_lite'; use 'final'",
+      field="audit.score",
+      value=score,
     )
 
 

@@ -99,7 +99,9 @@ def _check_natural(config: FedConfig) -> None:
     room, _, name = path.partition(".")
     if getattr(rooms[room], name) != value:
       raise UserError(
-        f"{path}={getattr(rooms[room], name)!r}: must be {value!r} for {partition=}"
+        f"must be {value!r} for partition={partition!r}",
+        field=path,
+        value=getattr(rooms[room], name),
       )
 
 
@@ -111,8 +113,10 @@ def _check_stop(config: FedConfig) -> None:
   validate.probability(stop_at_accuracy=target)
   if config.privacy.method != "none":
     raise UserError(
-      f"stop_at_accuracy={target}: needs privacy.method='none'; a private run pays for its "
-      "num_rounds, which must not depend on what it sees"
+      "needs privacy.method='none'; a private run pays for its num_rounds, which "
+      "must not depend on what it sees",
+      field="stop_at_accuracy",
+      value=target,
     )
 
 
@@ -120,13 +124,16 @@ def _check_combination(config: FedConfig) -> None:
   algorithm, aggregator = name_of(config, "algorithm"), name_of(config, "aggregator")
   if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
     raise UserError(
-      f"aggregator={aggregator!r}: must be 'mean' with privacy.method="
-      f"{config.privacy.method!r}: no epsilon is proved for it"
+      f"must be 'mean' with privacy.method={config.privacy.method!r}: no epsilon "
+      "is proved for it",
+      field="aggregator",
+      value=aggregator,
     )
   if config.privacy.method != "none" and name_of(config, "weighting") == "examples":
     raise UserError(
-      "weighting='examples': a client's weight has no bound; use 'uniform' or "
-      "'capped' with privacy"
+      "a client's weight has no bound; use 'uniform' or 'capped' with privacy",
+      field="weighting",
+      value="examples",
     )
   _check_client_optimizer(config)
   _check_secure_sum(config)
@@ -134,8 +141,9 @@ def _check_combination(config: FedConfig) -> None:
   wraps = compressed or config.privacy.method in ("local", "both")
   if wraps and algorithm not in WRAPPING:
     raise UserError(
-      f"algorithm={algorithm!r}: must be 'fed_avg' or 'fed_prox' with compression "
-      "or noise on the client"
+      "must be 'fed_avg' or 'fed_prox' with compression or noise on the client",
+      field="algorithm",
+      value=algorithm,
     )
 
 
@@ -160,13 +168,16 @@ def _check_client_optimizer(config: FedConfig) -> None:
   chosen = name_of(config.client_optimizer, "rule")
   if name in _OF_SGD and chosen != "sgd":
     raise UserError(
-      f"client_optimizer.rule={chosen!r}: must be 'sgd' for algorithm={name!r}, "
-      "whose derivation counts plain gradient steps"
+      f"must be 'sgd' for algorithm={name!r}, whose derivation counts plain gradient steps",
+      field="client_optimizer.rule",
+      value=chosen,
     )
   if name == "scaffold" and rule.momentum != 0:
     raise UserError(
-      f"client_optimizer.rule.momentum={rule.momentum!r}: must be 0 for algorithm="
-      "'scaffold', whose control variates are means of plain gradients"
+      "must be 0 for algorithm='scaffold', whose control variates are means of "
+      "plain gradients",
+      field="client_optimizer.rule.momentum",
+      value=rule.momentum,
     )
 
 

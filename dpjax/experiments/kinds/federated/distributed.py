@@ -58,25 +58,33 @@ def check(config: FedConfig) -> None:
     return
   if isinstance(config.secure_sum, NoSecureSum):
     raise UserError(
-      "privacy.method='distributed': needs a secure_sum, such as --config.secure_sum=secagg: a "
-      "share of the noise alone does not hide a message"
+      "needs a secure_sum, such as --config.secure_sum=secagg: a share of the "
+      "noise alone does not hide a message",
+      field="privacy.method",
+      value="distributed",
     )
   if name_of(config, "secure_sum") == "bfv":
     raise UserError(
-      "secure_sum='bfv': must be another one for privacy.method='distributed': a client decrypts "
-      "the sum before it is reduced modulo 2^32, and so learns more than the noise hides"
+      "must be another one for privacy.method='distributed': a client decrypts "
+      "the sum before it is reduced modulo 2^32, and so learns more than the "
+      "noise hides",
+      field="secure_sum",
+      value="bfv",
     )
   size = config.clients_per_round
   if config.privacy.sampler != "fixed_size" or size != int(size):
     raise UserError(
-      f"privacy.sampler={config.privacy.sampler!r}: must be 'fixed_size', with an integer "
-      f"clients_per_round={size!r}, for privacy.method='distributed', whose noise is sized for "
-      "the number of clients"
+      f"must be 'fixed_size', with an integer clients_per_round={size!r}, for "
+      "privacy.method='distributed', whose noise is sized for the number of "
+      "clients",
+      field="privacy.sampler",
+      value=config.privacy.sampler,
     )
   if name_of(config, "algorithm") not in _ALGORITHMS:
     raise UserError(
-      f"algorithm={name_of(config, 'algorithm')!r}: must be "
-      f"{' or '.join(map(repr, _ALGORITHMS))} for privacy.method='distributed'"
+      f"must be {' or '.join(map(repr, _ALGORITHMS))} for privacy.method='distributed'",
+      field="algorithm",
+      value=name_of(config, "algorithm"),
     )
 
 
@@ -98,12 +106,11 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
     return of(privacy.noise_multiplier)
   try:
     return of(_calibrated(config, of))
-  except UserError as error:
-    if "even noise_multiplier" not in str(error):
-      raise
+  except accounting.Unreachable as error:
     raise UserError(
-      f"secure_sum.bits={config.secure_sum.bits}: so coarse a grid cannot reach privacy."
-      f"epsilon={privacy.epsilon!r}: {error}"
+      f"so coarse a grid cannot reach privacy.epsilon={privacy.epsilon!r}: {error}",
+      field="secure_sum.bits",
+      value=config.secure_sum.bits,
     ) from error
 
 

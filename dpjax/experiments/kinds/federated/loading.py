@@ -46,7 +46,9 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known, asked = train.nominal_users, config.data.num_users
   if None not in (known, asked) and known != asked:
-    raise UserError(f"data.num_users={asked}: {config.data.name!r} declares {known}")
+    raise UserError(
+      f"{config.data.name!r} declares {known}", field="data.num_users", value=asked
+    )
   users = asked if known is None else known
   return dataclasses.replace(train, dataset=sets[0], nominal_users=users), sets[1]
 

@@ -73,8 +73,9 @@ def check_cohort(config: FedConfig, num_clients: int) -> None:
   """Raises UserError for cohorts that are larger than the federation."""
   if config.clients_per_round > num_clients:
     raise UserError(
-      f"clients_per_round={config.clients_per_round}: must be <= partition.num_clients="
-      f"{num_clients}"
+      f"must be <= partition.num_clients={num_clients}",
+      field="clients_per_round",
+      value=config.clients_per_round,
     )
 
 
@@ -85,12 +86,17 @@ def _check_release(config: FedConfig) -> None:
   covered = ("central", "dp_ftrl", distributed.METHOD)
   if privacy.method not in covered or privacy.simulated_cohort is not None:
     raise UserError(
-      "release=True: needs privacy.method='central', 'dp_ftrl' or 'distributed' and no "
-      f"privacy.simulated_cohort, not {privacy.method!r} and {privacy.simulated_cohort!r}; "
-      "only what the noise of the sum covers may be released"
+      "needs privacy.method='central', 'dp_ftrl' or 'distributed' and no "
+      f"privacy.simulated_cohort, not {privacy.method!r} and "
+      f"{privacy.simulated_cohort!r}; only what the noise of the sum covers may "
+      "be released",
+      field="release",
+      value=True,
     )
   if privacy.noise_multiplier == 0:
-    raise UserError("privacy.noise_multiplier=0: without noise nothing may be released")
+    raise UserError(
+      "without noise nothing may be released", field="privacy.noise_multiplier", value=0
+    )
 
 
 def check(config: FedConfig) -> None:
@@ -108,13 +114,17 @@ def _check_promise(config: FedConfig) -> None:
     return
   if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
     raise UserError(
-      f"privacy.epsilon={privacy.epsilon!r}: give it or privacy.noise_multiplier="
-      f"{privacy.noise_multiplier!r}, exactly one of them"
+      f"give it or privacy.noise_multiplier={privacy.noise_multiplier!r}, exactly "
+      "one of them",
+      field="privacy.epsilon",
+      value=privacy.epsilon,
     )
   if (privacy.simulated_cohort is None) != (privacy.simulated_clients is None):
     raise UserError(
-      f"privacy.simulated_cohort={privacy.simulated_cohort}: needs privacy.simulated_clients="
-      f"{privacy.simulated_clients}, and the other way round"
+      f"needs privacy.simulated_clients={privacy.simulated_clients}, and the "
+      "other way round",
+      field="privacy.simulated_cohort",
+      value=privacy.simulated_cohort,
     )
   if privacy.simulated_cohort is not None:
     _check_simulated(config)
@@ -124,8 +134,10 @@ def _check_clipping(config: FedConfig) -> None:
   privacy = config.privacy
   if privacy.method != "central" or privacy.simulated_cohort is not None:
     raise UserError(
-      f"privacy.clipping={fields.get(privacy, 'clipping')!r}: needs privacy.method='central', not "
-      f"{privacy.method!r}, and no privacy.simulated_cohort"
+      f"needs privacy.method='central', not {privacy.method!r}, and no "
+      "privacy.simulated_cohort",
+      field="privacy.clipping",
+      value=fields.get(privacy, "clipping"),
     )
 
 
@@ -134,18 +146,21 @@ def _check_simulated(config: FedConfig) -> None:
   validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
   if privacy.method != "central" or cohort < config.clients_per_round:
     raise UserError(
-      f"privacy.simulated_cohort={cohort}: needs privacy.method='central' and must be >= "
-      f"clients_per_round={config.clients_per_round}"
+      f"needs privacy.method='central' and must be >= clients_per_round={config.clients_per_round}",
+      field="privacy.simulated_cohort",
+      value=cohort,
     )
   if privacy.sampler != "poisson":
     raise UserError(
-      f"privacy.sampler={privacy.sampler!r}: must be 'poisson' with "
-      "privacy.simulated_cohort, which is drawn so"
+      "must be 'poisson' with privacy.simulated_cohort, which is drawn so",
+      field="privacy.sampler",
+      value=privacy.sampler,
     )
   if cohort > (privacy.simulated_clients or 0):
     raise UserError(
-      f"privacy.simulated_clients={privacy.simulated_clients}: must be >= "
-      f"privacy.simulated_cohort={cohort}"
+      f"must be >= privacy.simulated_cohort={cohort}",
+      field="privacy.simulated_clients",
+      value=privacy.simulated_clients,
     )
 
 
@@ -153,7 +168,9 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
   if config.privacy.sampler == "fixed_size":
     size = config.clients_per_round
     if size != int(size):
-      raise UserError(f"clients_per_round={size}: must be an integer for fixed_size")
+      raise UserError(
+        "must be an integer for fixed_size", field="clients_per_round", value=size
+      )
     return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
   prob = config.clients_per_round / num_clients
   if names.is_path(config.privacy.sampler):
@@ -198,9 +215,11 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
   prob = privacy.sampling_prob
   if ftrl.cyclic(privacy) and not sampling.whole_passes(prob):
     raise UserError(
-      f"clients_per_round={config.clients_per_round!r}: must be num_clients={num_clients} / a "
-      f"whole number, the rounds of a pass, for privacy.ftrl.sampler="
-      f"{privacy.ftrl.sampler!r}; {num_clients / sampling.steps_per_pass(prob)!r} is near"
+      f"must be num_clients={num_clients} / a whole number, the rounds of a "
+      f"pass, for privacy.ftrl.sampler={privacy.ftrl.sampler!r}; "
+      f"{num_clients / sampling.steps_per_pass(prob)!r} is near",
+      field="clients_per_round",
+      value=config.clients_per_round,
     )
   ftrl.check(privacy)
   numbers: dict[str, Any] = dict(

@@ -121,9 +121,10 @@ class SparseMasks(PairwiseMasks):
     bad, gone = (largest_part(f, most) for f in (self.corrupt, self.dropout_share))
     if bad + gone > most - 2:
       raise UserError(
-        f"secure_sum.corrupt={self.corrupt!r}: with secure_sum.dropout_share="
-        f"{self.dropout_share!r} fewer than two of clients_per_round={clients_per_round!r} "
-        "are honest and there"
+        f"with secure_sum.dropout_share={self.dropout_share!r} fewer than two of "
+        f"clients_per_round={clients_per_round!r} are honest and there",
+        field="secure_sum.corrupt",
+        value=self.corrupt,
       )
 
 
@@ -180,17 +181,22 @@ def check(
     return
   if clients < 2:
     raise UserError(
-      f"clients_per_round={clients!r}: must be >= 2 with a secure_sum: the sum over one client "
-      "is its message"
+      "must be >= 2 with a secure_sum: the sum over one client is its message",
+      field="clients_per_round",
+      value=clients,
     )
   if not chosen.simulated and jax.process_count() > 1:
     raise UserError(
-      f"secure_sum.simulated=False: must be run by one process, not {jax.process_count()}: "
-      "each would draw masks of its own"
+      f"must be run by one process, not {jax.process_count()}: each would draw "
+      "masks of its own",
+      field="secure_sum.simulated",
+      value=False,
     )
   chosen.check_cohort(clients)
   for field, (value, allowed) in given.items():
     if value not in allowed:
       raise UserError(
-        f"{field}={value!r}: must be {' or '.join(map(repr, allowed))} with a secure_sum"
+        f"must be {' or '.join(map(repr, allowed))} with a secure_sum",
+        field=field,
+        value=value,
       )

@@ -64,7 +64,9 @@ def build(
   if curve is None:
     check(config)
     if len(config.epsilons) != 1:
-      raise UserError(f"epsilons={config.epsilons!r}: must be one for a single run")
+      raise UserError(
+        "must be one for a single run", field="epsilons", value=config.epsilons
+      )
     whole = dict.fromkeys(
       _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
     )
@@ -221,7 +223,7 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
       num_examples=config.data.num_examples,
     )
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
-      raise UserError(f"data.name={config.data.name!r}: must be images in [0, 1]")
+      raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
   return loaded[key]
 

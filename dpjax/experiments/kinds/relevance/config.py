@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from dpjax import models, relevance, validate
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.relevance.settings import MODES
@@ -75,18 +76,22 @@ def check(config: RelevanceConfig) -> None:
   validate.positive(learning_rate=config.learning_rate)
   validate.non_negative(weight_decay=config.weight_decay)
   if not config.epsilons:
-    raise UserError("epsilons=[]: must hold at least one epsilon")
+    raise UserError("must hold at least one epsilon", field="epsilons", value=[])
   for index, epsilon in enumerate(config.epsilons):
     validate.positive(**{f"epsilons[{index}]": epsilon})
   if config.public_data is not None and config.public_data == config.data.name:
     raise UserError(
-      f"public_data={config.public_data!r}: must not be data.name, whose records are private"
+      "must not be data.name, whose records are private",
+      field="public_data",
+      value=config.public_data,
     )
   if config.relevance_records is not None:
     validate.integer_at_least(1, relevance_records=config.relevance_records)
   if config.data.center:
     raise UserError(
-      "data.center=True: must be false, the noise is made for pixels in [0, 1]"
+      "must be false, the noise is made for pixels in [0, 1]",
+      field="data.center",
+      value=True,
     )
   _check_models(config)
   _check_audit(config.audit)
@@ -98,12 +103,16 @@ def _check_models(config: RelevanceConfig) -> None:
       continue
     bounds.model(model, room)
     if models.needs_features(model.name):
-      raise UserError(f"{room}.name={model.name!r}: must take images as they are")
+      raise UserError(
+        "must take images as they are", field=f"{room}.name", value=model.name
+      )
   reduced = config.rigorous_model or ModelConfig()
   for name in ("mirrored", "colours"):
     if (value := getattr(reduced, name)) != getattr(ModelConfig(), name):
-      raise UserError(
-        f"rigorous_model.{name}={value!r}: would be ignored, it is of scattering features"
+      raise WouldBeIgnored(
+        "would be ignored, it is of scattering features",
+        field=f"rigorous_model.{name}",
+        value=value,
       )
 
 

@@ -65,7 +65,9 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   """
   check(config)
   if config.rows:
-    raise UserError("rows: must be empty for one computation; it is of a table of several")
+    raise UserError(
+      "must be empty for one computation; it is of a table of several", field="rows"
+    )
   kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
   read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
 

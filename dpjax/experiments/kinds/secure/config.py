@@ -213,8 +213,9 @@ def _check_sum(config: SecureConfig) -> None:
   bits = getattr(config.protocol, "bits", 64)
   if config.task.entry_bits > bits:
     raise UserError(
-      f"task.entry_bits={config.task.entry_bits}: must be at most {bits}, as "
-      f"protocol.bits={bits}"
+      f"must be at most {bits}, as protocol.bits={bits}",
+      field="task.entry_bits",
+      value=config.task.entry_bits,
     )
 
 
@@ -222,9 +223,11 @@ def _check_train(train: TrainConfig) -> None:
   with bounds.within("train"):
     central.check(train)
   if train.audit.enabled:
-    raise UserError("train.audit.enabled=True: must be false; audit a run of launch.train")
+    raise UserError(
+      "must be false; audit a run of launch.train", field="train.audit.enabled", value=True
+    )
   if train.release:
-    raise UserError("train.release=True: must be false; this is a rehearsal")
+    raise UserError("must be false; this is a rehearsal", field="train.release", value=True)
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
@@ -232,13 +235,16 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError(f"{told}: must be 'all', whose weights are encrypted")
   options = train.model.options
   if train.model.name != "mlp":
-    raise UserError(f"train.model.name={train.model.name!r}: must be 'mlp'")
+    raise UserError("must be 'mlp'", field="train.model.name", value=train.model.name)
   if options.get("activation") != "square":
     raise UserError(
-      f"train.model.options.activation={options.get('activation')!r}: must be 'square', all "
-      "that a ciphertext can be put through"
+      "must be 'square', all that a ciphertext can be put through",
+      field="train.model.options.activation",
+      value=options.get("activation"),
     )
   if len(options.get("features", (128,))) != 1:
     raise UserError(
-      f"train.model.options.features={options['features']!r}: must be one hidden layer"
+      "must be one hidden layer",
+      field="train.model.options.features",
+      value=options["features"],
     )

@@ -47,8 +47,10 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _
     run, count = central.assemble(config.train, loaded, random), config.task.num_images
   if count > len(run.test):
     raise UserError(
-      f"task.num_images={count}: must be at most {len(run.test)}, the test images of "
-      f"train.data.name={config.train.data.name!r}"
+      f"must be at most {len(run.test)}, the test images of "
+      f"train.data.name={config.train.data.name!r}",
+      field="task.num_images",
+      value=count,
     )
   x = np.asarray(run.test.x[:count], np.float64).reshape(count, -1)
   return _Ready(run, x, np.asarray(run.test.y[:count]))

@@ -38,8 +38,9 @@ def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
   wanted = config.task.num_features
   if wanted is not None and wanted > x.shape[1]:
     raise UserError(
-      f"task.num_features={wanted}: must be at most {x.shape[1]}, those of "
-      f"task.table={config.task.table!r}"
+      f"must be at most {x.shape[1]}, those of task.table={config.task.table!r}",
+      field="task.num_features",
+      value=wanted,
     )
   return np.asarray(x[:, :wanted], np.float64), np.asarray(y, np.float64)
 
@@ -56,7 +57,9 @@ def prepare(
   del random  # keys and noise of a ciphertext are the operating system's
   (x, y), task = loaded, config.task
   if task.num_predicted > len(x):
-    raise UserError(f"task.num_predicted={task.num_predicted}: must be at most {len(x)}")
+    raise UserError(
+      f"must be at most {len(x)}", field="task.num_predicted", value=task.num_predicted
+    )
   try:
     plan = RegressionPlan(
       *x.shape,
@@ -65,8 +68,7 @@ def prepare(
       most_refreshes=task.most_refreshes,
     )
   except UserError as error:
-    own = hasattr(task, str(error).partition("=")[0])
-    raise UserError(f"task.{error}" if own else str(error)) from error
+    raise (error.within("task") if hasattr(task, error.field) else error) from error
   return _Ready(x, y, plan)
 
 

@@ -20,7 +20,7 @@ from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.streams import Streams
 from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 _CHUNK = 20  # gradient steps between two looks at the clock
 _MOST = 2.0**15  # of a parameter: the ring's fixed point holds products of such
@@ -72,8 +72,10 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   task, n = config.task, len(loaded.x)
   if task.batch_size > n or task.num_predicted > len(loaded.test_x):
     raise UserError(
-      f"task.batch_size={task.batch_size}, task.num_predicted={task.num_predicted}: must be at "
-      f"most {n} and {len(loaded.test_x)}, the rows of task.dataset={task.dataset!r}"
+      f"must be at most {n} and {len(loaded.test_x)}, the rows of "
+      f"task.dataset={task.dataset!r}",
+      field="task.batch_size",
+      value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
     )
   rng = np.random.default_rng(random.order)
   each = n // task.batch_size * task.batch_size
@@ -88,7 +90,9 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
     plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
-      f"task.learning_rate={task.learning_rate}: diverges in float64, too; must be smaller"
+      "diverges in float64, too; must be smaller",
+      field="task.learning_rate",
+      value=task.learning_rate,
     )
   return _Ready(loaded, start, batches, recipe, plain)
 

@@ -1,0 +1,47 @@
+"""The mistake of a field that is set and that nothing would read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from dpjax.validate import NO_VALUE, UserError
+
+
+class WouldBeIgnored(UserError):
+  """A field is set that nothing would read, or several are: one line for all.
+
+  Attributes:
+    faults: one mistake for each field.
+  """
+
+  faults: tuple[UserError, ...] = ()
+
+  @classmethod
+  def joined(cls, faults: Sequence[UserError]) -> Self:
+    """Returns one mistake of several fields.
+
+    >>> faults = [UserError("would be ignored", field=name) for name in ("mu", "tau")]
+    >>> print(WouldBeIgnored.joined(faults).within("algorithm"))
+    algorithm.mu: would be ignored; algorithm.tau: would be ignored
+    """
+    error = cls("; ".join(map(str, faults)))
+    error.faults = tuple(faults)
+    return error
+
+  def fields(self) -> list[str]:
+    """Returns the dotted names of all fields that would be ignored."""
+    return [fault.field for fault in self.faults or (self,)]
+
+  def within(self, section: str) -> Self:
+    if not self.faults:
+      return super().within(section)
+    return self.joined([fault.within(section) for fault in self.faults])
+
+  def of(self, *, field: str, value: Any = NO_VALUE) -> Self:
+    if not self.faults:
+      return super().of(field=field, value=value)
+    return self  # each fault names its own field
+
+  def __reduce__(self) -> tuple[Any, ...]:
+    return (type(self).joined, (self.faults,)) if self.faults else super().__reduce__()

@@ -1,0 +1,131 @@
+"""Errors carry data: their text is written once and read by nobody."""
+
+import ast
+import pathlib
+import pickle
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpjax.experiments.config.ignored import WouldBeIgnored
+from dpjax.validate import NO_VALUE, UserError, Verbatim
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_FOLDERS = ("dpjax", "launch", "benchmarks")
+# Files that read the text of an error of another library, which carries no data, and why.
+_OF_OTHERS = {
+  "dpjax/gradients/loss_checks.py": "JAX says in words alone why a loss cannot be traced",
+  "dpjax/models/registry.py": "the first line of what a model's constructor raised",
+  "dpjax/experiments/run/writers.py": "a full disk is told by libraries in words",
+  "dpjax/data/npz.py": "zipfile says in words why a file is no archive",
+  "dpjax/secure/mpc/spu_program.py": "SPU's C++ errors end in a stack trace",
+  "dpjax/secure/homomorphic/ckks.py": "SEAL says in words what does not fit",
+  "launch/app.py": "JAX says in words that a backend or memory is missing",
+}
+_READS = {"partition", "rpartition", "split", "startswith", "endswith", "removeprefix"}
+_READS |= {"find", "index", "match", "search", "findall", "fullmatch", "replace"}
+
+
+def _is_text_of_an_error(node):
+  """Whether an expression is `str(error)`, or `error.args[0]`."""
+  if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "str" and node.args:
+    return getattr(node.args[0], "id", "") in ("error", "exc", "e", "failure")
+  inner = node.value if isinstance(node, ast.Subscript) else None
+  return isinstance(inner, ast.Attribute) and inner.attr == "args"
+
+
+def _reads(tree):
+  """Line numbers where the text of an error decides something."""
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+      read = [node.func.value, *node.args]
+      whitespace = node.func.attr == "split" and not node.args
+      if (
+        not whitespace and node.func.attr in _READS and any(map(_is_text_of_an_error, read))
+      ):
+        yield node.lineno
+    if isinstance(node, ast.Compare) and any(
+      map(_is_text_of_an_error, (node.left, *node.comparators))
+    ):
+      yield node.lineno
+
+
+def _files():
+  for folder in _FOLDERS:
+    for path in sorted((_ROOT / folder).rglob("*.py")):
+      yield path.relative_to(_ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def test_no_text_of_an_error_is_read():
+  found = {name: lines for name, tree in _files() if (lines := [*_reads(tree)])}
+  assert {name: lines for name, lines in found.items() if name not in _OF_OTHERS} == {}
+
+
+def test_the_check_can_fail():
+  for line in (
+    "str(error).partition('=')",
+    "'x' in str(error)",
+    "re.match('a', str(error))",
+  ):
+    assert [*_reads(ast.parse(line))] == [1], line
+
+
+def test_errors_give_their_field_as_data_and_not_inside_the_message():
+  """`UserError("n=3: must ...")` would be a mistake of no field."""
+  wrong = []
+  for name, tree in _files():
+    for node in ast.walk(tree):
+      called = getattr(getattr(node, "func", None), "id", "")
+      if called != "UserError" or not node.args or node.keywords:
+        continue
+      first = node.args[0]
+      start = first.values[0] if isinstance(first, ast.JoinedStr) else first
+      text = start.value if isinstance(start, ast.Constant) else ""
+      if re.match(r"[\w.]+(=|: must)", str(text)):
+        wrong.append(f"{name}:{node.lineno}")
+  assert wrong == []
+
+
+_NAMES = st.from_regex(r"[a-z_]{1,12}(\.[a-z_]{1,12}){0,3}", fullmatch=True)
+_VALUES = st.one_of(
+  st.none(), st.integers(), st.floats(), st.text(max_size=500), st.lists(st.integers())
+)
+
+
+@given(_NAMES, _VALUES, st.text(max_size=40))
+def test_an_error_is_one_line_and_keeps_its_data(field, value, must):
+  error = UserError(must, field=field, value=value)
+  assert len(str(error).splitlines()) <= 1
+  assert error.field == field and error.is_about(field, value)
+  moved = error.within("privacy")
+  assert moved.field == f"privacy.{field}" and moved.value is value
+  again = pickle.loads(pickle.dumps(error))
+  assert type(again) is UserError and str(again) == str(error) and again.field == field
+
+
+def test_a_message_without_a_field_is_shown_as_it_is():
+  error = UserError("no sound run")
+  assert (str(error), error.field, error.value) == ("no sound run", "", NO_VALUE)
+  assert str(error.within("train")) == "train: no sound run"
+  assert str(pickle.loads(pickle.dumps(error))) == "no sound run"
+
+
+def test_text_is_quoted_unless_verbatim_and_a_hint_ends_the_line():
+  assert str(UserError("must be int", field="n", value="3")) == "n='3': must be int"
+  assert str(UserError("no", field="n", value=Verbatim("3"))) == "n=3: no"
+  assert str(UserError("no", field="n", hint="try 4")) == "n: no; try 4"
+
+
+def test_several_ignored_fields_are_one_line_that_knows_them():
+  faults = [UserError("would be ignored", field=name, value=1) for name in ("mu", "tau")]
+  error = WouldBeIgnored.joined(faults).within("algorithm")
+  assert str(error) == "algorithm.mu=1: would be ignored; algorithm.tau=1: would be ignored"
+  assert error.fields() == ["algorithm.mu", "algorithm.tau"]
+  again = pickle.loads(pickle.dumps(error))
+  assert str(again) == str(error) and again.fields() == error.fields()
+  single = WouldBeIgnored("would be ignored", field="mu", value=0.5)
+  assert single.within("algorithm").fields() == ["algorithm.mu"]
+  with pytest.raises(UserError):
+    raise single
