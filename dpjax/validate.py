@@ -57,9 +57,10 @@ class UserError(ValueError):
     self.field = field
     self.value = value
     self.hint = hint
-    line = self._line(shown=_shown(value))
+    shown = _shown(value)
+    line = self._line(shown=shown)
     if len(line) > _LONGEST:
-      line = self._line(shown=_cut(_shown(value)))
+      line = self._line(shown=_cut(shown, _LONGEST - (len(line) - len(shown))))
     super().__init__(_WORD.sub(lambda word: _cut(word[0]), line))
 
   def _line(self, shown: str) -> str:
@@ -95,6 +96,14 @@ class UserError(ValueError):
       return type(self)(f"{section}: {self.must}", hint=self.hint)
     return self.of(field=f"{section}.{self.field}")
 
+  def at(self, place: str) -> Self:
+    """Returns the same mistake with the place in front where it was made, such as a run's name.
+
+    >>> print(UserError("must be > 0", field="n", value=0).at("run 3"))
+    run 3: n=0: must be > 0
+    """
+    return type(self)(str(self), field=place)
+
   def __reduce__(self) -> tuple[Any, ...]:
     # Exceptions are pickled by their positional arguments: a worker's error keeps its field.
     shown = NO_VALUE if self.value is NO_VALUE else Verbatim(_shown(self.value))
@@ -115,9 +124,10 @@ def _shown(value: Any) -> str:
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
-def _cut(text: str) -> str:
-  """Returns the text without its middle; a short one as it is."""
-  head, tail = 40, 12
+def _cut(text: str, most: int = 0) -> str:
+  """Returns the text without its middle, at most `most` characters or 55; a short one as it is."""
+  tail = 12
+  head = max(most - tail - 3, 40)
   return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
 
 

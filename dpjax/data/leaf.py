@@ -136,10 +136,12 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
     if told != [len(data[user]["y"]) for user in users]:
       raise UserError('"num_samples" are not the numbers of samples in "user_data"')
   except UserError as error:
-    raise UserError(f"{path}: {error}") from error
+    raise error.at(f"{path.parent.name}/{path.name}") from error
   except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-    why = f"{type(error).__name__}: {first_line(error)}"
-    raise UserError(f"{path}: is no file of LEAF ({why}); {PREPARE}") from error
+    why = f"{type(error).__name__}: {first_line(error):.80}"
+    raise UserError(
+      f"is no file of LEAF ({why}); {PREPARE}", field=f"{path.parent.name}/{path.name}"
+    ) from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_a_frozen_group_gets_exactly_zero_and_does_not_disturb_the_others(method
     ),
     ({"rule": "by_score", "scores": 0.0, "scores_are": "public"}, "at least one"),
     ({"rule": "by_score", "scores": -1.0, "scores_are": "public"}, "scores=-1.0"),
-    ({"rule": "by_score", "scores": jnp.ones(()), "scores_are": "public"}, "scores=Array"),
+    ({"rule": "by_score", "scores": jnp.ones(()), "scores_are": "public"}, r"scores=1\.0"),
     ({"rule": "uniform", "scores": 1.0}, "rule='uniform'"),
     ({"rule": "sizes"}, "did you mean 'by_size'"),
     ({"l2_clip_norm": float("inf")}, "l2_clip_norm=inf"),

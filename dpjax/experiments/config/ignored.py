@@ -25,8 +25,12 @@ class WouldBeIgnored(UserError):
     >>> print(WouldBeIgnored.joined(faults).within("algorithm"))
     algorithm.mu: would be ignored; algorithm.tau: would be ignored
     """
-    error = cls("; ".join(map(str, faults)))
-    error.faults = tuple(faults)
+    return cls._of("; ".join(map(str, faults)), "", tuple(faults))
+
+  @classmethod
+  def _of(cls, must: str, field: str, faults: tuple[UserError, ...]) -> Self:
+    error = cls(must, field=field)
+    error.faults = faults
     return error
 
   def fields(self) -> list[str]:
@@ -43,5 +47,10 @@ class WouldBeIgnored(UserError):
       return super().of(field=field, value=value)
     return self  # each fault names its own field
 
+  def at(self, place: str) -> Self:
+    return self._of(str(self), place, self.faults or (self,))
+
   def __reduce__(self) -> tuple[Any, ...]:
-    return (type(self).joined, (self.faults,)) if self.faults else super().__reduce__()
+    if not self.faults:
+      return super().__reduce__()
+    return self._of, (self.must, self.field, self.faults)

@@ -164,7 +164,7 @@ def _checked(point: Point, check: Callable[[Any], None]) -> Point:
   try:
     check(point.config)
   except UserError as error:
-    raise UserError(f"{point.name}: {error}") from error
+    raise error.at(point.name) from error
   return point
 
 

@@ -66,8 +66,7 @@ def points(
     try:
       check(run)
     except UserError as error:
-      where = f"rows[{label!r}]: " if config.rows else ""
-      raise UserError(f"{where}{error}") from error
+      raise (error.at(f"rows[{label!r}]") if config.rows else error) from error
     found.append(Point(_folder(label), run, told(label, run), tuple(dropped)))
   if len({point.name for point in found}) < len(found):
     raise UserError("two labels give runs of the same name", field="rows")

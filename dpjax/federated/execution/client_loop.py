@@ -171,7 +171,7 @@ def _naming(who: Any) -> Iterator[None]:
   try:
     yield
   except UserError as error:
-    raise UserError(f"client {int(who)}: {error}") from error
+    raise error.at(f"client {int(who)}") from error
   except Exception as error:
     error.add_note(f"in the local work of client {int(who)}")
     raise
