@@ -9,7 +9,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
   {"validate"},
   {"sealed"},  # which types hold
-  {"types", "passes", "_moved"},
+  {"types", "passes", "_moved", "_lazy"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files"},
   {"parallel"},  # machines, not privacy

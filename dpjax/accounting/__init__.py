@@ -3,65 +3,74 @@
 NumPy and dp_accounting only; nothing here needs JAX.
 """
 
-from dpjax.accounting import discrete as discrete
-from dpjax.accounting import gdp as gdp
-from dpjax.accounting import overflow as overflow
-from dpjax.accounting import shuffle as shuffle
-from dpjax.accounting import tuning as tuning
-from dpjax.accounting.bins import balls_in_bins_event as balls_in_bins_event
-from dpjax.accounting.bins import balls_in_bins_proved as balls_in_bins_proved
-from dpjax.accounting.calibration import Unreachable as Unreachable
-from dpjax.accounting.calibration import (
-  calibrate_noise_multiplier as calibrate_noise_multiplier,
-)
-from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
-from dpjax.accounting.calibration import calibrate_sampling_prob as calibrate_sampling_prob
-from dpjax.accounting.discrete import SkellamDpEvent as SkellamDpEvent
-from dpjax.accounting.epsilon import check_accountant as check_accountant
-from dpjax.accounting.epsilon import delta as delta
-from dpjax.accounting.epsilon import delta_curve as delta_curve
-from dpjax.accounting.epsilon import epsilon as epsilon
-from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
-from dpjax.accounting.events import DpEvent as DpEvent
-from dpjax.accounting.events import composed as composed
-from dpjax.accounting.events import event_from_json as event_from_json
-from dpjax.accounting.events import event_to_json as event_to_json
-from dpjax.accounting.events import fixed_size_event as fixed_size_event
-from dpjax.accounting.events import gaussian_event as gaussian_event
-from dpjax.accounting.events import laplace_event as laplace_event
-from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
-from dpjax.accounting.events import pure_dp_event as pure_dp_event
-from dpjax.accounting.events import random_allocation_event as random_allocation_event
-from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
-from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
-from dpjax.accounting.ledger import Budget as Budget
-from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
-from dpjax.accounting.ledger import Charge as Charge
-from dpjax.accounting.ledger import Ledger as Ledger
-from dpjax.accounting.matrix import amplified_costs as amplified_costs
-from dpjax.accounting.matrix import correlated_events as correlated_events
-from dpjax.accounting.matrix import joined as joined
-from dpjax.accounting.matrix import participation_costs as participation_costs
-from dpjax.accounting.matrix import sensitivity as sensitivity
-from dpjax.accounting.monte_carlo import MOST_APART as MOST_APART
-from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
-from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
-from dpjax.accounting.monte_carlo import min_sep_epsilon as min_sep_epsilon
-from dpjax.accounting.proved import ACCOUNTANTS as ACCOUNTANTS
-from dpjax.accounting.proved import PROVED as PROVED
-from dpjax.accounting.proved import RELATIONS as RELATIONS
-from dpjax.accounting.proved import Proved as Proved
-from dpjax.accounting.proved import accountants_for as accountants_for
-from dpjax.accounting.proved import check_event as check_event
-from dpjax.accounting.proved import checked_relation as checked_relation
-from dpjax.accounting.proved import proved_for as proved_for
-from dpjax.accounting.statement import NOTHING as NOTHING
-from dpjax.accounting.statement import delta_warning as delta_warning
-from dpjax.accounting.statement import privacy_statement as privacy_statement
-from dpjax.accounting.text import by_name as by_name
-from dpjax.accounting.text import lower as lower
-from dpjax.accounting.text import upper as upper
-from dpjax.accounting.trade_off import TradeOff as TradeOff
-from dpjax.accounting.trade_off import all_pairs as all_pairs
-from dpjax.accounting.trade_off import trade_off as trade_off
-from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.accounting import discrete as discrete
+  from dpjax.accounting import gdp as gdp
+  from dpjax.accounting import overflow as overflow
+  from dpjax.accounting import shuffle as shuffle
+  from dpjax.accounting import tuning as tuning
+  from dpjax.accounting.bins import balls_in_bins_event as balls_in_bins_event
+  from dpjax.accounting.bins import balls_in_bins_proved as balls_in_bins_proved
+  from dpjax.accounting.calibration import Unreachable as Unreachable
+  from dpjax.accounting.calibration import (
+    calibrate_noise_multiplier as calibrate_noise_multiplier,
+  )
+  from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
+  from dpjax.accounting.calibration import (
+    calibrate_sampling_prob as calibrate_sampling_prob,
+  )
+  from dpjax.accounting.discrete import SkellamDpEvent as SkellamDpEvent
+  from dpjax.accounting.epsilon import check_accountant as check_accountant
+  from dpjax.accounting.epsilon import delta as delta
+  from dpjax.accounting.epsilon import delta_curve as delta_curve
+  from dpjax.accounting.epsilon import epsilon as epsilon
+  from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
+  from dpjax.accounting.events import DpEvent as DpEvent
+  from dpjax.accounting.events import composed as composed
+  from dpjax.accounting.events import event_from_json as event_from_json
+  from dpjax.accounting.events import event_to_json as event_to_json
+  from dpjax.accounting.events import fixed_size_event as fixed_size_event
+  from dpjax.accounting.events import gaussian_event as gaussian_event
+  from dpjax.accounting.events import laplace_event as laplace_event
+  from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
+  from dpjax.accounting.events import pure_dp_event as pure_dp_event
+  from dpjax.accounting.events import random_allocation_event as random_allocation_event
+  from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
+  from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
+  from dpjax.accounting.ledger import Budget as Budget
+  from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
+  from dpjax.accounting.ledger import Charge as Charge
+  from dpjax.accounting.ledger import Ledger as Ledger
+  from dpjax.accounting.matrix import amplified_costs as amplified_costs
+  from dpjax.accounting.matrix import correlated_events as correlated_events
+  from dpjax.accounting.matrix import joined as joined
+  from dpjax.accounting.matrix import participation_costs as participation_costs
+  from dpjax.accounting.matrix import sensitivity as sensitivity
+  from dpjax.accounting.monte_carlo import MOST_APART as MOST_APART
+  from dpjax.accounting.monte_carlo import MonteCarloEpsilon as MonteCarloEpsilon
+  from dpjax.accounting.monte_carlo import balls_in_bins_epsilon as balls_in_bins_epsilon
+  from dpjax.accounting.monte_carlo import min_sep_epsilon as min_sep_epsilon
+  from dpjax.accounting.proved import ACCOUNTANTS as ACCOUNTANTS
+  from dpjax.accounting.proved import PROVED as PROVED
+  from dpjax.accounting.proved import RELATIONS as RELATIONS
+  from dpjax.accounting.proved import Proved as Proved
+  from dpjax.accounting.proved import accountants_for as accountants_for
+  from dpjax.accounting.proved import check_event as check_event
+  from dpjax.accounting.proved import checked_relation as checked_relation
+  from dpjax.accounting.proved import proved_for as proved_for
+  from dpjax.accounting.statement import NOTHING as NOTHING
+  from dpjax.accounting.statement import delta_warning as delta_warning
+  from dpjax.accounting.statement import privacy_statement as privacy_statement
+  from dpjax.accounting.text import by_name as by_name
+  from dpjax.accounting.text import lower as lower
+  from dpjax.accounting.text import upper as upper
+  from dpjax.accounting.trade_off import TradeOff as TradeOff
+  from dpjax.accounting.trade_off import all_pairs as all_pairs
+  from dpjax.accounting.trade_off import trade_off as trade_off
+  from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -8,25 +8,32 @@ looks at the values to choose a transformation: see `preprocess` for why, and fo
 offered instead.
 """
 
-from dpjax.data import cache as cache
-from dpjax.data import partition as partition
-from dpjax.data import preprocess as preprocess
-from dpjax.data.ahead import ahead as ahead
-from dpjax.data.dataset import Dataset as Dataset
-from dpjax.data.dataset import from_arrays as from_arrays
-from dpjax.data.dataset import in_files as in_files
-from dpjax.data.federation import Federation as Federation
-from dpjax.data.identity import computed as computed
-from dpjax.data.identity import digest as digest
-from dpjax.data.leaf import leaf_federation as leaf_federation
-from dpjax.data.natural import by_client as by_client
-from dpjax.data.natural import natural_federation as natural_federation
-from dpjax.data.random_process import load_random_process as load_random_process
-from dpjax.data.registry import EMBEDDED as EMBEDDED
-from dpjax.data.registry import load as load
-from dpjax.data.resident import resident as resident
-from dpjax.data.rows import Rows as Rows
-from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
-from dpjax.data.text import PADDING_ID as PADDING_ID
-from dpjax.data.text import encode_text as encode_text
-from dpjax.data.tff import tff_federation as tff_federation
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.data import cache as cache
+  from dpjax.data import partition as partition
+  from dpjax.data import preprocess as preprocess
+  from dpjax.data.ahead import ahead as ahead
+  from dpjax.data.dataset import Dataset as Dataset
+  from dpjax.data.dataset import from_arrays as from_arrays
+  from dpjax.data.dataset import in_files as in_files
+  from dpjax.data.federation import Federation as Federation
+  from dpjax.data.identity import computed as computed
+  from dpjax.data.identity import digest as digest
+  from dpjax.data.leaf import leaf_federation as leaf_federation
+  from dpjax.data.natural import by_client as by_client
+  from dpjax.data.natural import natural_federation as natural_federation
+  from dpjax.data.random_process import load_random_process as load_random_process
+  from dpjax.data.registry import EMBEDDED as EMBEDDED
+  from dpjax.data.registry import load as load
+  from dpjax.data.resident import resident as resident
+  from dpjax.data.rows import Rows as Rows
+  from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
+  from dpjax.data.text import PADDING_ID as PADDING_ID
+  from dpjax.data.text import encode_text as encode_text
+  from dpjax.data.tff import tff_federation as tff_federation
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -1,12 +1,19 @@
 """Several processes as one run: how they meet, what they tell each other, how one is missed."""
 
-from dpjax.parallel.exchanges import PeerLost as PeerLost
-from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first
-from dpjax.parallel.exchanges import exchange as exchange
-from dpjax.parallel.exchanges import is_first as is_first
-from dpjax.parallel.exchanges import largest as largest
-from dpjax.parallel.exchanges import on_first as on_first
-from dpjax.parallel.exchanges import same as same
-from dpjax.parallel.spanning import own_copy as own_copy
-from dpjax.parallel.spanning import placed as placed
-from dpjax.parallel.spanning import placed_like as placed_like
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.parallel.exchanges import PeerLost as PeerLost
+  from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first
+  from dpjax.parallel.exchanges import exchange as exchange
+  from dpjax.parallel.exchanges import is_first as is_first
+  from dpjax.parallel.exchanges import largest as largest
+  from dpjax.parallel.exchanges import on_first as on_first
+  from dpjax.parallel.exchanges import same as same
+  from dpjax.parallel.spanning import own_copy as own_copy
+  from dpjax.parallel.spanning import placed as placed
+  from dpjax.parallel.spanning import placed_like as placed_like
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

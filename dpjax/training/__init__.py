@@ -1,19 +1,28 @@
 """Central training: algorithms as (init, step) pairs."""
 
-from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
-from dpjax.training.augment import augmented as augmented
-from dpjax.training.contrastive import alignment as alignment
-from dpjax.training.contrastive import alignment_and_uniformity as alignment_and_uniformity
-from dpjax.training.contrastive import contrastive as contrastive
-from dpjax.training.contrastive import contrastive_loss as contrastive_loss
-from dpjax.training.contrastive import on_sphere as on_sphere
-from dpjax.training.contrastive import uniformity as uniformity
-from dpjax.training.dp_sgd import StepInfo as StepInfo
-from dpjax.training.dp_sgd import TrainState as TrainState
-from dpjax.training.dp_sgd import clip_scale as clip_scale
-from dpjax.training.dp_sgd import dp_sgd as dp_sgd
-from dpjax.training.dp_sgd import eval_params as eval_params
-from dpjax.training.dp_sgd import noise_state as noise_state
-from dpjax.training.lora import Lora as Lora
-from dpjax.training.lora import lora as lora
-from dpjax.training.part import of_part as of_part
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
+  from dpjax.training.augment import augmented as augmented
+  from dpjax.training.contrastive import alignment as alignment
+  from dpjax.training.contrastive import (
+    alignment_and_uniformity as alignment_and_uniformity,
+  )
+  from dpjax.training.contrastive import contrastive as contrastive
+  from dpjax.training.contrastive import contrastive_loss as contrastive_loss
+  from dpjax.training.contrastive import on_sphere as on_sphere
+  from dpjax.training.contrastive import uniformity as uniformity
+  from dpjax.training.dp_sgd import StepInfo as StepInfo
+  from dpjax.training.dp_sgd import TrainState as TrainState
+  from dpjax.training.dp_sgd import clip_scale as clip_scale
+  from dpjax.training.dp_sgd import dp_sgd as dp_sgd
+  from dpjax.training.dp_sgd import eval_params as eval_params
+  from dpjax.training.dp_sgd import noise_state as noise_state
+  from dpjax.training.lora import Lora as Lora
+  from dpjax.training.lora import lora as lora
+  from dpjax.training.part import of_part as of_part
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

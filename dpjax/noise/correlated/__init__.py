@@ -13,18 +13,25 @@ part in add up (`dpjax.accounting.participation_costs`).
 | BufferedToeplitz | sums of decaying exponentials     | buffers                          |
 """
 
-from dpjax.noise.correlated.by_name import STRATEGIES as STRATEGIES
-from dpjax.noise.correlated.by_name import Banded as Banded
-from dpjax.noise.correlated.by_name import Buffered as Buffered
-from dpjax.noise.correlated.by_name import Strategy as Strategy
-from dpjax.noise.correlated.by_name import Trees as Trees
-from dpjax.noise.correlated.by_name import White as White
-from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
-from dpjax.noise.correlated.draw import add_correlated as add_correlated
-from dpjax.noise.correlated.draw import init as init
-from dpjax.noise.correlated.strategies import Correlation as Correlation
-from dpjax.noise.correlated.strategies import Independent as Independent
-from dpjax.noise.correlated.strategies import Tree as Tree
-from dpjax.noise.correlated.strategies import matrix as matrix
-from dpjax.noise.correlated.toeplitz import BandedToeplitz as BandedToeplitz
-from dpjax.noise.correlated.toeplitz import BufferedToeplitz as BufferedToeplitz
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.noise.correlated.by_name import STRATEGIES as STRATEGIES
+  from dpjax.noise.correlated.by_name import Banded as Banded
+  from dpjax.noise.correlated.by_name import Buffered as Buffered
+  from dpjax.noise.correlated.by_name import Strategy as Strategy
+  from dpjax.noise.correlated.by_name import Trees as Trees
+  from dpjax.noise.correlated.by_name import White as White
+  from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
+  from dpjax.noise.correlated.draw import add_correlated as add_correlated
+  from dpjax.noise.correlated.draw import init as init
+  from dpjax.noise.correlated.strategies import Correlation as Correlation
+  from dpjax.noise.correlated.strategies import Independent as Independent
+  from dpjax.noise.correlated.strategies import Tree as Tree
+  from dpjax.noise.correlated.strategies import matrix as matrix
+  from dpjax.noise.correlated.toeplitz import BandedToeplitz as BandedToeplitz
+  from dpjax.noise.correlated.toeplitz import BufferedToeplitz as BufferedToeplitz
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

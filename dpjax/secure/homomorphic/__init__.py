@@ -4,8 +4,15 @@ No Paillier: phe is GPL-3 and without a release since 2022, lightphe draws its p
 blinding numbers with Python's `random`, which is no cryptographic generator.
 """
 
-from dpjax.secure.homomorphic.ckks import Chain as Chain
-from dpjax.secure.homomorphic.ckks import SecretKeys as SecretKeys
-from dpjax.secure.homomorphic.ckks import SlotEvaluator as SlotEvaluator
-from dpjax.secure.homomorphic.regression import regress as regress
-from dpjax.secure.homomorphic.regression_plan import RegressionPlan as RegressionPlan
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.secure.homomorphic.ckks import Chain as Chain
+  from dpjax.secure.homomorphic.ckks import SecretKeys as SecretKeys
+  from dpjax.secure.homomorphic.ckks import SlotEvaluator as SlotEvaluator
+  from dpjax.secure.homomorphic.regression import regress as regress
+  from dpjax.secure.homomorphic.regression_plan import RegressionPlan as RegressionPlan
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
