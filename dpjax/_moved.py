@@ -30,6 +30,8 @@ MOVED = {  # as of 0.2
   "dpjax.checks": "dpjax.experiments.checks",
   "dpjax.processes": "dpjax.parallel",
   "dpjax.allocator": "dpjax.parallel.allocator",
+  "dpjax.federated.client_states": "dpjax.parallel.client_states",
+  "dpjax.federated.row_journal": "dpjax.parallel.row_journal",
   "dpjax.federated.vertical": "dpjax.secure.vertical",
   "dpjax.federated.alignment": "dpjax.secure.vertical.alignment",
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",

@@ -29,12 +29,12 @@ from absl import flags
 
 from dpjax.attacks import registry
 from dpjax.experiments.kinds.attack import build, finished, table
-from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import attack_table
+from dpjax.experiments.sweeps.attack_table import ATTACK
 from launch import app, config_flag
 
-config_flag.define(kind=AttackConfig, default="configs/attack/quickstart.py")
+config_flag.define(kind=ATTACK, default="configs/attack/quickstart.py")
 flags.DEFINE_string(
   "workdir", None, "Directory of this table (default: runs/attack_<config>)."
 )

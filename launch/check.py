@@ -22,11 +22,11 @@ from absl import flags
 
 from dpjax import validate
 from dpjax.experiments.checks import table as check
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import writers
 from launch import app, config_flag
 
-config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
+config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory to write check.json to (default: nowhere).")
 
 

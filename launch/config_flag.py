@@ -18,20 +18,20 @@ from absl import flags
 
 from dpjax import names, run_code, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import writers
-from dpjax.experiments.sweeps import switched
+from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
 
 flags.disclaim_key_flags()  # so that --help lists the flag with its launcher
 
-_KINDS: dict[str, type] = {}  # flag name -> the dataclass that its file must return
+_KINDS: dict[str, Kind] = {}  # flag name -> the kind of config that its file must return
 
 
 def define(
   name: str = "config",
   *,
-  kind: type,
+  kind: Kind,
   default: str | None = None,
   help: str = "config file: a Python file whose get_config() returns the config.",
 ) -> None:
@@ -51,7 +51,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """The config that the parsed flags ask for: the file's, checked, with the overrides.
 
   What an override leaves without a reader goes back to its default, and a line on stderr says
-  so; see `dpjax.experiments.sweeps.switched`.
+  so; see `dpjax.experiments.run.switched`.
 
   Args:
     more: fields that flags of their own set, as "audit.enabled".
@@ -61,7 +61,7 @@ def get(name: str = "config", **more: Any) -> Any:
       an ill-typed value; one line that names the flag.
   """
   given = str(flags.FLAGS[name].value)
-  file = config = load(given, _KINDS[name], name=f"--{name}")
+  file = config = load(given, _KINDS[name].config, name=f"--{name}")
   run_code.begin_at(str(_found(given, f"--{name}={given}")))
   steps = []
   for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
@@ -71,7 +71,7 @@ def get(name: str = "config", **more: Any) -> Any:
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))
-  config, line = switched.settled(file, steps)
+  config, line = switched.settled(file, steps, _KINDS[name])
   if line:
     writers.note(line)
   return config

@@ -37,11 +37,11 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.kinds.federated import build, secure_sums
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import promise, writers
 from launch import app, config_flag, peers
 
-config_flag.define(kind=FedConfig, default="configs/fed/quickstart.py")
+config_flag.define(kind=FEDERATED, default="configs/fed/quickstart.py")
 flags.DEFINE_string(
   "workdir", None, "Directory of this run (default: runs/fed_<config name>)."
 )
@@ -70,6 +70,7 @@ def line(result: dict) -> str:
 def main() -> None:
   config, workdir = config_flag.asked("fed_")
   peers.carry_out(
+    FEDERATED,
     config,
     workdir,
     # checkpoints differ by where states lie, though the digest, of what is computed, does not

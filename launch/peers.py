@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from dpjax import parallel as processes
-from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import checkpoint, dry_run, loop
+from dpjax.experiments.run.kind import Kind
 from dpjax.parallel import PeerLost, meeting
 from dpjax.validate import UserError
 from launch import app, native_words
@@ -188,7 +187,8 @@ class _Ending:
 
 
 def carry_out(
-  config: TrainConfig | FedConfig,
+  kind: Kind,
+  config: Any,
   workdir: str,
   same: Mapping[str, str],
   line: Callable[[dict], str],
@@ -207,7 +207,7 @@ def carry_out(
   if flags.FLAGS.dry_run:
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    return print(dry_run.told(config, workdir))
+    return print(dry_run.told(kind, config, workdir))
 
   def work() -> None:
     with app.stoppable(workdir):

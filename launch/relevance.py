@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from absl import flags
 
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.sweeps import claims, engine, experiment, noise_histograms, rehearsal
+from dpjax.experiments.sweeps.experiment import RELEVANCE
 from launch import app, config_flag
 
-config_flag.define(kind=RelevanceConfig, default="configs/radp/quickstart.py")
+config_flag.define(kind=RELEVANCE, default="configs/radp/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Attack each run; short for --config.audit.enabled.")
 flags.DEFINE_string(

@@ -19,11 +19,11 @@ import pathlib
 
 from absl import flags
 
-from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.sweeps import secure_table
+from dpjax.experiments.sweeps.secure_table import SECURE
 from launch import app, config_flag
 
-config_flag.define(kind=SecureConfig, default="configs/secure/quickstart.py")
+config_flag.define(kind=SECURE, default="configs/secure/quickstart.py")
 flags.DEFINE_string(
   "workdir", None, "Directory of this table (default: runs/secure_<config>)."
 )

@@ -28,9 +28,10 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop
 from dpjax.experiments.sweeps import grid, rehearsal, tuning
+from dpjax.experiments.sweeps.grid import SWEEP
 from launch import app, config_flag
 
-config_flag.define(kind=grid.SweepConfig)
+config_flag.define(kind=SWEEP)
 flags.DEFINE_string("workdir", None, "Directory of this sweep.", required=True)
 flags.DEFINE_integer(
   "processes",

@@ -34,11 +34,11 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.kinds.central import build
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.run import promise, writers
 from launch import app, config_flag, peers
 
-config_flag.define(kind=TrainConfig, default="configs/quickstart.py")
+config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
 app.define_dry_run()
@@ -56,7 +56,7 @@ def line(result: dict) -> str:
 def main() -> None:
   config, workdir = config_flag.asked()
   same = {"config": build.digest(config).hex(), "mesh": str(config.mesh)}
-  peers.carry_out(config, workdir, same, line, "step")
+  peers.carry_out(CENTRAL, config, workdir, same, line, "step")
 
 
 if __name__ == "__main__":

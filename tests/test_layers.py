@@ -29,7 +29,7 @@ _LAYERS = (
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},
   {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
-  {"experiments.sweeps", "experiments.checks"},  # of runs
+  {"experiments.sweeps", "experiments.checks", "experiments.all_kinds"},  # of runs
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 

@@ -18,10 +18,10 @@ import random
 import sys
 import time
 
-from dpjax.experiments.kinds.attack.config import AttackConfig
-
+from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import config as attack
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
@@ -29,8 +29,8 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import config as secure
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import report
-from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table, switched
+from dpjax.experiments.run import report, switched
+from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.validate import UserError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -94,7 +94,7 @@ def tried(config, check, path, text):
   began = time.monotonic()
   try:
     changed = fields.override(config, path, text, name="--config")
-    settled, _ = switched.settled(config, [(path, changed)])
+    settled, _ = switched.settled(config, [(path, changed)], all_kinds.of(config))
     check(settled)
     verdict = "accepted"
   except UserError as error:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
   from dpjax.federated.client import clipped_grad as clipped_grad
   from dpjax.federated.client import local_training as local_training
   from dpjax.federated.client import uniform as uniform
-  from dpjax.federated.client_states import ClientStates as ClientStates
-  from dpjax.federated.client_states import OnDisk as OnDisk
   from dpjax.federated.cohort import Cohort as Cohort
   from dpjax.federated.cohort import LocalBatches as LocalBatches
   from dpjax.federated.cohort import LocalWork as LocalWork
@@ -62,7 +60,9 @@ if TYPE_CHECKING:
   from dpjax.federated.robust import krum as krum
   from dpjax.federated.robust import median as median
   from dpjax.federated.robust import trimmed_mean as trimmed_mean
-  from dpjax.federated.row_journal import Journal as Journal
   from dpjax.federated.server_optimizers import fed_opt as fed_opt
+  from dpjax.parallel.client_states import ClientStates as ClientStates
+  from dpjax.parallel.client_states import OnDisk as OnDisk
+  from dpjax.parallel.row_journal import Journal as Journal
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

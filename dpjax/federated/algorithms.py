@@ -37,9 +37,9 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
-from dpjax.federated.client_states import ClientStates
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 

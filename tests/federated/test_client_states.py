@@ -11,9 +11,9 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from dpjax.federated import client_states, row_journal
-from dpjax.federated.client_states import ClientStates, Keeper, OnDisk
-from dpjax.federated.row_journal import Journal
+from dpjax.parallel import client_states, row_journal
+from dpjax.parallel.client_states import ClientStates, Keeper, OnDisk
+from dpjax.parallel.row_journal import Journal
 from dpjax.validate import UserError
 
 _N = 5

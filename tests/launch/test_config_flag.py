@@ -23,7 +23,7 @@ from launch import app, config_flag
 
 def launch(arguments, default):  # what a launcher does, in a child of its own
   sys.argv = ["main", *arguments.split()]
-  config_flag.define(kind=TrainConfig, default=default)
+  config_flag.define(kind=CENTRAL, default=default)
   app.run(lambda: print(json.dumps(to_dict(config_flag.get()))))
 
 def child(name, arguments, default):

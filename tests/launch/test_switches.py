@@ -12,41 +12,30 @@ import re
 from unittest import mock
 
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from configs import mnist_cnn
 from configs.attack import quickstart as attacks
 from configs.radp import proved_mnist
 from configs.sweeps import quickstart as sweep
+from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DataConfig, PrivacyConfig, TrainConfig
-from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import switches, writers
+from dpjax.experiments.run import switched, switches, writers
 from dpjax.experiments.sweeps import (
   attack_table,
   engine,
   experiment,
   grid,
   secure_table,
-  switched,
 )
 from dpjax.validate import UserError
 from tests.runs import descriptions, leaf_walk
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2] / "configs"
-_CHECKS = {
-  TrainConfig: build.check,
-  FedConfig: federate_build.check,
-  RelevanceConfig: experiment.points,
-  grid.SweepConfig: grid.points,
-  AttackConfig: attack_table.points,
-  SecureConfig: secure_table.points,
-}
 _DESCRIBED = {
   TrainConfig: descriptions.training_run,
   FedConfig: descriptions.federated_run,
@@ -71,7 +60,7 @@ def _command(config, **flags):
     path = path.replace("__", ".")
     now = fields.override(now, path, text)
     steps.append((path, now))
-  return switched.settled(config, steps)
+  return switched.settled(config, steps, all_kinds.of(config))
 
 
 def _again(config):
@@ -84,7 +73,7 @@ def _again(config):
 def _words(name, path):
   """What the refusal of a nonsense word offers."""
   config = _CONFIGS[name]
-  return leaf_walk.choices(config, path, _CHECKS[type(config)])
+  return leaf_walk.choices(config, path, all_kinds.of(config).check)
 
 
 def _walk(name):
@@ -103,7 +92,7 @@ def _faults(error):
 
 def _switch(name, path, word):
   """The switch alone; what it drops changes nothing that runs."""
-  config, check = _CONFIGS[name], _CHECKS[type(_CONFIGS[name])]
+  config, check = _CONFIGS[name], all_kinds.of(_CONFIGS[name]).check
   try:
     found, line = _command(config, **{path: word})
     check(found)
@@ -116,7 +105,7 @@ def _switch(name, path, word):
   if type(config) in _DESCRIBED:
     again = _again(found)
     assert fields.to_dict(again) == fields.to_dict(found)
-    assert switched.settled(again, [(path, again)]) == (again, "")
+    assert switched.settled(again, [(path, again)], all_kinds.of(again)) == (again, "")
     if line:
       _same(fields.override(config, path, word), found)
 
@@ -171,7 +160,7 @@ def test_a_switch_of_any_published_config_runs_or_names_what_lacks(name):
 def _refused(config, **flags):
   with pytest.raises(UserError) as caught:
     found, _ = _command(config, **flags)
-    _CHECKS[type(found)](found)
+    all_kinds.of(found).check(found)
   assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
   return str(caught.value)
 

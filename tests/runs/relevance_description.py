@@ -7,7 +7,7 @@ import numpy as np
 
 from dpjax import relevance, trees
 from dpjax.data import digits
-from dpjax.experiments.kinds import unused
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.sweeps import experiment
@@ -34,7 +34,7 @@ def run(config):
 def _point(point):
   config = point.config
   train, test = loaded(config)
-  unused.refuse(config, relevance_unused.of_dataset(train))
+  unread_lib.refuse(config, relevance_unused.of_dataset(train))
   whole = relevance_build.streams(config, bytes(32))
   job = relevance_build.make_job(config, train, test, {}, whole)
   public = None if config.public_data is None else loaded(_named(config))[0]

@@ -18,6 +18,7 @@ from dpjax import names, run_code
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack
 from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.relevance import build as relevance
 from dpjax.experiments.kinds.secure import build as secure
@@ -275,7 +276,7 @@ def test_what_a_step_loads_for_the_first_time_ends_the_run_before_it_is_written(
 
 
 def _planned(config, workdir):
-  dry_run.told(config, str(workdir))
+  dry_run.told(CENTRAL, config, str(workdir))
 
 
 @pytest.mark.parametrize("name", ["dpjax", "jax"])

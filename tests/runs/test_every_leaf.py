@@ -14,13 +14,15 @@ from unittest import mock
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
@@ -179,7 +181,7 @@ def _first_of_its_kind(configs, used):
 
 def _unused(config):
   if isinstance(config, FedConfig):
-    return unused.of_federation(config)
+    return fed_unused.of_federation(config)
   return unused.of_training(config)
 
 
@@ -419,7 +421,7 @@ def _alone(curve, used):
   defaults = {leaf.path: leaf.value for leaf in fields.leaves(RelevanceConfig())}
   curve = fields.replace_all(curve, small)
   for path in fields.set_fields(curve):
-    if unused.reason(path, used) is not None:
+    if unread_lib.reason(path, used) is not None:
       curve = _reset(curve, path, defaults)
   return curve
 

@@ -17,6 +17,7 @@ from dpjax.experiments.checks import long_games
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -136,7 +137,13 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, says):
 
 
 @pytest.mark.parametrize(
-  "start", [loop.train, dry_run.told, sweep.run_sweep, tuning.run_selection]
+  "start",
+  [
+    loop.train,
+    functools.partial(dry_run.told, CENTRAL),
+    sweep.run_sweep,
+    tuning.run_selection,
+  ],
 )
 def test_a_folder_that_cannot_be_is_refused_before_the_data_are_read(tmp_path, start):
   (tmp_path / "file").write_text("")

@@ -8,10 +8,10 @@ from configs.fed import quickstart as federated
 from configs.radp import common, proved_mnist, test4_gaussian
 from configs.sweeps import mnist_algorithms
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import unused
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig, FedOptimizerConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -52,7 +52,7 @@ def test_a_central_run_names_all_that_it_would_ignore(changes, match):
 
 def test_a_folder_of_leaf_may_hold_text():
   found = [
-    unused.of_federation(_with(FedConfig(), partition=name, data__name="text/"))
+    fed_unused.of_federation(_with(FedConfig(), partition=name, data__name="text/"))
     for name in ("leaf", "iid")
   ]
   assert ["data.max_length" in one for one in found] == [False, True]

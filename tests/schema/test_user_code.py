@@ -16,9 +16,10 @@ from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
 from dpjax import federated, sampling, training
 from dpjax.experiments.checks import batches, charges, influence, table
-from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federated_build
+from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.run import checkpoint, loop
 from dpjax.plan import Plan
 from dpjax.types import Batch
@@ -219,7 +220,7 @@ def _without_privacy(config):
 
 
 def test_an_own_aggregator_is_not_private_whatever_it_says():
-  made = user_code.aggregator(f"{__name__}:private_median")
+  made = own_parts.aggregator(f"{__name__}:private_median")
   assert not made.private and made.plan is None
   config = _federated(aggregator=f"{__name__}:private_median")
   with pytest.raises(UserError, match="aggregator=.*no epsilon is proved"):

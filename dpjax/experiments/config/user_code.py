@@ -40,14 +40,12 @@ import numpy as np
 import optax
 from dp_accounting import DpEvent
 
-from dpjax import accounting, federated, names, sampling
-from dpjax.federated import client
-from dpjax.federated.algorithms import optimizing_server
-from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
+from dpjax import accounting, names, sampling
+from dpjax.types import Array, ArrayTree, LossFn, Params
 from dpjax.validate import UserError
 
 
-def _wrong(field: str, path: str, wanted: str, made: object) -> UserError:
+def wrong(field: str, path: str, wanted: str, made: object) -> UserError:
   return UserError(f"must return {wanted}, not {made!r:.60}", field=field, value=path)
 
 
@@ -62,7 +60,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
   def made(apply: Callable[..., Array]) -> LossFn:
     loss_fn = names.call(path, "loss", apply)
     if not callable(loss_fn):
-      raise _wrong("loss", path, wanted, loss_fn)
+      raise wrong("loss", path, wanted, loss_fn)
     try:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
@@ -73,7 +71,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
     def scalar(params: Params, example: Any) -> Array:
       value: Any = loss_fn(params, example)
       if not _is_array(value) or jnp.shape(value) != ():
-        raise _wrong("loss", path, f"{wanted} that returns one number", value)
+        raise wrong("loss", path, f"{wanted} that returns one number", value)
       return value
 
     return names.guarded(path, "loss", scalar)
@@ -95,21 +93,19 @@ def optimizer(
   field = f"{room}.rule"
   tx: Any = names.call(path, field, rate)
   if not {"init", "update"} <= set(dir(tx)):
-    raise _wrong(field, path, "an Optax transformation", tx)
+    raise wrong(field, path, "an Optax transformation", tx)
 
   def init(params: Params) -> ArrayTree:
     state = tx.init(params)
     odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
     if odd:
-      raise _wrong(field, path, "a transformation with a state of arrays", odd[0])
+      raise wrong(field, path, "a transformation with a state of arrays", odd[0])
     return state
 
   def update(updates: Params, state: ArrayTree, params: Params = None) -> Any:
     made, state = tx.update(updates, state, params)
-    if _shapes(made) != _shapes(updates):
-      raise _wrong(
-        field, path, f"updates of shapes {_shapes(updates)!r:.60}", _shapes(made)
-      )
+    if shapes(made) != shapes(updates):
+      raise wrong(field, path, f"updates of shapes {shapes(updates)!r:.60}", shapes(made))
     return made, state
 
   guarded = (names.guarded(path, field, part) for part in (init, update))
@@ -120,7 +116,7 @@ def _is_array(leaf: object) -> bool:
   return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float))
 
 
-def _shapes(tree: ArrayTree) -> Any:
+def shapes(tree: ArrayTree) -> Any:
   return jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree)
 
 
@@ -140,7 +136,7 @@ def sampler(
   """
   made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
   if not isinstance(made, sampling.Sampler):
-    raise _wrong(field, path, "a dpjax.sampling.Sampler", made)
+    raise wrong(field, path, "a dpjax.sampling.Sampler", made)
 
   def check() -> None:
     if made.unit not in (unit, "example"):
@@ -156,110 +152,3 @@ def sampler(
 
   names.guarded(path, field, check)()
   return made
-
-
-def aggregator(path: str) -> federated.Aggregator:
-  """`make()`; taken for no private one, whatever it says."""
-  field = "aggregator"
-  made = names.call(path, field)
-  if not isinstance(made, federated.Aggregator):
-    raise _wrong(field, path, "a federated.Aggregator", made)
-  expected: list[Any] = []  # the shapes of one message, told when a run begins
-
-  def init(message: ArrayTree) -> ArrayTree:
-    expected[:] = [jax.tree.map(lambda leaf: tuple(leaf.shape), message)]
-    return made.init(message)
-
-  def like_a_message(part: Callable[..., Any]) -> Callable[..., Any]:
-    def checked(*args: Any, **named: Any) -> Any:
-      mean, state = part(*args, **named)
-      if expected and _shapes(mean) != expected[0]:
-        raise _wrong(field, path, "an update of the shapes of a message", _shapes(mean))
-      return mean, state
-
-    return checked
-
-  parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
-  parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
-  guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
-  return made._replace(private=False, plan=None, **guarded)
-
-
-def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgorithm:
-  """One client's work, whose `step` can be repeated and whose `finish` returns what a round
-  reads."""
-
-  def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
-    after = made.step(received, local, *batch)
-    if _shapes(after) != _shapes(local):
-      raise _wrong("algorithm", path, "of a step a state like the last", after)
-    return after
-
-  def finish(received: client.Received, local: ArrayTree) -> Any:
-    sent, memory, info = made.finish(received, local)
-    message = sent.message if isinstance(sent, client.Sent) else None
-    delta = message.get("delta") if isinstance(message, dict) else None
-    if delta is None or _shapes(delta) != _shapes(received.params):
-      wanted = 'Sent({"delta": as the parameters}, weight)'
-      raise _wrong("algorithm", path, wanted, sent)
-    if not isinstance(info, client.ClientInfo):
-      raise _wrong("algorithm", path, "a ClientInfo", info)
-    return sent, memory, info
-
-  parts = made._replace(step=step, finish=finish)
-  return made._make(names.guarded(path, "algorithm", part) for part in parts)
-
-
-def _whole(made: federated.FederatedAlgorithm, path: str) -> federated.FederatedAlgorithm:
-  """A whole algorithm, whose states hold parameters and whose rounds say what they did."""
-
-  def init(params: Params, num_clients: int = 0) -> ArrayTree:
-    state = made.init(params, num_clients)
-    if _shapes(federated.params_of(state)) != _shapes(params):
-      raise _wrong("algorithm", path, "states with the parameters it was given", state)
-    return state
-
-  def one_round(state: ArrayTree, cohort: federated.Cohort) -> Any:
-    after, info = made.round(state, cohort)
-    if not isinstance(info, federated.RoundInfo):
-      raise _wrong("algorithm", path, "(state, RoundInfo) of a round", info)
-    return after, info
-
-  parts = made._replace(init=init, round=one_round)
-  return made._make(names.guarded(path, "algorithm", part) for part in parts)
-
-
-def algorithm(
-  path: str,
-  loss_fn: LossFn,
-  client_tx: ClientTx,
-  server_tx: optax.GradientTransformation,
-  *,
-  weighting: client.Weighting,
-  private: bool,
-  **common: Any,
-) -> federated.FederatedAlgorithm:
-  """`make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=, key=)`.
-
-  A function that returns a `ClientAlgorithm` says what ONE client does; message, clip, noise
-  and server are dpjax's, so privacy is too. One that returns a whole `FederatedAlgorithm`
-  could release what no noise covers.
-
-  Raises:
-    UserError: neither is returned, or a whole algorithm in a private run.
-  """
-  offered = {"server_tx": server_tx, "weighting": weighting, **common}
-  made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
-  if isinstance(made, federated.ClientAlgorithm):
-    return federated.federated(_client(made, path), optimizing_server(server_tx), **common)
-  if not isinstance(made, federated.FederatedAlgorithm):
-    raise _wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
-  if private:
-    raise UserError(
-      "returns a FederatedAlgorithm, of which nobody knows that its rounds "
-      "release noisy messages alone; return a ClientAlgorithm, or set "
-      "privacy.method='none'",
-      field="algorithm",
-      value=path,
-    )
-  return _whole(made, path)

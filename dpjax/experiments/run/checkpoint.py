@@ -32,8 +32,8 @@ import orbax.checkpoint as ocp
 from dpjax import files, trees
 from dpjax import parallel as processes
 from dpjax.experiments.run import writers
-from dpjax.federated import row_journal
-from dpjax.federated.client_states import ClientStates, Keeper
+from dpjax.parallel import row_journal
+from dpjax.parallel.client_states import ClientStates, Keeper
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 

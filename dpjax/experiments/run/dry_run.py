@@ -23,10 +23,6 @@ import numpy as np
 from dpjax import models, trees
 from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
-from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
-from dpjax.experiments.kinds.federated import build as federated
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import (
   checkpoint,
   loop,
@@ -37,6 +33,7 @@ from dpjax.experiments.run import (
   writers,
 )
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.run.loop import Work
 from dpjax.validate import UserError
 
@@ -44,7 +41,6 @@ TIMED_STEPS = 5  # after the first, which compiles
 TIMED_SECONDS = 10.0  # of them together
 FINISHED = "holds this run, finished; it would not run again"
 _TIMED_FEATURES = 256  # examples
-_ROOMS: dict[type, Any] = {TrainConfig: central, FedConfig: federated}
 
 
 class Timing(NamedTuple):
@@ -88,7 +84,7 @@ class _Enough(Exception):
   """A work has been timed: the run ends here."""
 
 
-def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
+def told(kind: Kind, config: Any, workdir: pathlib.Path | str) -> str:
   """The plan of a run, as lines.
 
   Raises:
@@ -100,12 +96,14 @@ def told(config: TrainConfig | FedConfig, workdir: pathlib.Path | str) -> str:
       f"must be of one process, not {jax.process_count()}: what it times is one's",
       field="dry_run",
     )
-  room, folder = _ROOMS[type(config)], pathlib.Path(workdir)
-  room.check(config)
+  assert kind.load_data is not None
+  assert kind.build is not None
+  folder = pathlib.Path(workdir)
+  kind.check(config)
   owner.known(folder, config)  # before the data are read, as in a run
-  loaded = room.load_data(config, features=False)
-  state = state_of(room.build(config, loaded), folder)
-  found = rehearsed(config, loaded)
+  loaded = kind.load_data(config, features=False)
+  state = state_of(kind.build(config, loaded), folder)
+  found = rehearsed(kind, config, loaded)
   work = found.work
   if work.promise is not None:
     work.promise.warn()
@@ -142,17 +140,19 @@ def aligned(lines: dict[str, str]) -> str:
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
-def rehearsed(config: TrainConfig | FedConfig, loaded: tuple[Any, Any]) -> Rehearsal:
+def rehearsed(kind: Kind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   """The run on zeros of the shape of `loaded`, what `load_data(config, features=False)` gave.
 
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
-  room, began = _ROOMS[type(config)], time.monotonic()
-  if isinstance(config, TrainConfig):  # zeros would not be known again
-    saved.pretrained_on(config.pretrained, config.data.name, loaded[0])
-  zeros, features = _blank(config.model, loaded)
-  job = room.build(config, zeros)
+  assert kind.build is not None
+  began = time.monotonic()
+  pretrained = getattr(config, "pretrained", None)
+  if pretrained is not None:  # zeros would not be known again
+    saved.pretrained_on(pretrained, config.data.name, loaded[0])
+  zeros, features = _blank(kind, config.model, loaded)
+  job = kind.build(config, zeros)
   play = job.start(streams.derived(job.seed, job.digest, job.data()))
   before, found = time.monotonic() - began + features, []
 
@@ -179,16 +179,19 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
   return "new" if step is None else f"would go on from step {step}"
 
 
-def _blank(model: ModelConfig, loaded: tuple[Any, Any]) -> tuple[tuple[Any, Any], float]:
+def _blank(
+  kind: Kind, model: Any, loaded: tuple[Any, Any]
+) -> tuple[tuple[Any, Any], float]:
   """Zeros for the data, as inputs of the model; estimated seconds for their features."""
   train, test = loaded
   held = train.dataset if isinstance(train, Federation) else train
   seconds, shape = 0.0, held.x.shape[1:]
   if models.needs_features(model.name):
+    assert kind.featured is not None
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     for _ in range(2):  # the first compiles
       began = time.monotonic()
-      shape = central.featured(model, rows).x.shape[1:]
+      shape = kind.featured(model, rows).x.shape[1:]
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
   zeros: Any = blank(held, shape)
   if isinstance(train, Federation):

@@ -20,7 +20,7 @@ from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
-from dpjax.federated.client_states import ClientStates
+from dpjax.parallel.client_states import ClientStates
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.unused import Unused, reason
+from dpjax.experiments.config.unread import Unused, reason
 
 _OPTIONS = "model.options"  # a dict, whose keys are fields of their own
 

@@ -9,12 +9,15 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
-from dpjax.experiments.kinds import bounds, unused
+from dpjax.experiments.config.unread import Unused
+from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack import build, table
 from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room, unread
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.run.loop import Job
 from dpjax.experiments.sweeps import cost, engine, labelled
 from dpjax.experiments.sweeps.engine import Point, Row
@@ -55,7 +58,7 @@ def points(config: AttackConfig) -> list[Point]:
     )
   attacked = {point.config.attack.room for point in found}
   others = {"train", "federate"} - attacked
-  unused.refuse(config, dict.fromkeys(others, "a row that attacks it"))
+  unread_lib.refuse(config, dict.fromkeys(others, "a row that attacks it"))
   return found
 
 
@@ -101,3 +104,21 @@ def is_above(row: Row) -> bool:
   """Whether an attack of a finished run exceeds what its promise allows."""
   found = row.get("attacks", {}).values()
   return any(one["against_line"] == "above" for one in found)
+
+
+def _unread_of_table(config: AttackConfig) -> Unused:
+  """The fields that no row reads; `beside` is read where it names rows."""
+  alone = alone_as(config)
+  rows = labelled.unread_of_rows(config, alone, unread)
+  labels = config.rows or {alone: {}}
+  strange = any(label not in labels for label in config.beside)
+  return rows | ({"beside": "a row of that name"} if strange else {})
+
+
+ATTACK = Kind(
+  config=AttackConfig,
+  launcher="launch.attack",
+  check=points,
+  unread=_unread_of_table,
+  columns=("rows",),
+)

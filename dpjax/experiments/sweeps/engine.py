@@ -21,8 +21,8 @@ import jax
 from dpjax import validate
 from dpjax.accounting import by_name
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.unread import Unused, reason
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.unused import Unused, reason
 from dpjax.experiments.run import checkpoint, promise, provenance, switches, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost, curve, side_by_side

@@ -18,6 +18,7 @@ from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import loop, streams, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import claims, engine, panels, unused
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
@@ -137,3 +138,12 @@ def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   result = writers.read_json(source / writers.RESULT)
   result |= {"epsilon_target": point.config.epsilons[0], "copied_from": source.name}
   return owner.write_result(folder, point.config, result)
+
+
+RELEVANCE = Kind(
+  config=RelevanceConfig,
+  launcher="launch.relevance",
+  check=points,
+  unread=unused.of_curves,
+  columns=("curves",),
+)

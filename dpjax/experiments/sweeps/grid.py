@@ -23,13 +23,16 @@ from typing import Any
 
 from dpjax import validate
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.unused import Unused, of_federation, of_training, reason
-from dpjax.experiments.run import writers
+from dpjax.experiments.kinds.federated.unused import of_federation
+from dpjax.experiments.kinds.unused import of_training
+from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import curve, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
@@ -359,3 +362,24 @@ def _config_axes(config: SweepConfig) -> list[str]:
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)
   ]
+
+
+def _unread_of_sweep(config: SweepConfig) -> Unused:
+  """What its runs do not read, or set themselves."""
+  axes = {**config.grid, "seed": config.seeds}
+  variants = config.variants or {"": {}}
+  runs = engine.spread(
+    config.base, variants, lambda base: axes, name="grid", where="variants"
+  )
+  unread = unread_of(config.base)
+  tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
+  return unused.of_sweep(config) | within("base", switched.of_all(config.base, tables))
+
+
+SWEEP = Kind(
+  config=SweepConfig,
+  launcher="launch.sweep",
+  check=points,
+  unread=_unread_of_sweep,
+  columns=("variants", "grid"),
+)

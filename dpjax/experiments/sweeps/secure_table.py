@@ -5,9 +5,11 @@ from __future__ import annotations
 import pathlib
 
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure import build, table
 from dpjax.experiments.kinds.secure.config import SecureConfig, check, unread
+from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import labelled
 from dpjax.experiments.sweeps.engine import Point, Row
 
@@ -60,3 +62,16 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
     tell=table.told,
     unreleased=UNRELEASED,
   )
+
+
+def _unread_of_table(config: SecureConfig) -> Unused:
+  return labelled.unread_of_rows(config, alone_as(config), unread)
+
+
+SECURE = Kind(
+  config=SecureConfig,
+  launcher="launch.secure",
+  check=points,
+  unread=_unread_of_table,
+  columns=("rows",),
+)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.ignored import WouldBeIgnored
-from dpjax.experiments.kinds import unused
+from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.unused import Unused, needs
 from dpjax.experiments.run import switches
 
 _DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
@@ -24,8 +24,8 @@ _OF_EXPERIMENT = ("curves", "title")  # a curve has neither
 def refuse(config: Any, points: list[Any]) -> None:
   """Raises UserError for a field of the SweepConfig that nothing reads; what a point does not
   read is refused where it is checked."""
-  unused.refuse(config, of_sweep(config))
-  unused.refuse(config.base, _replaced(config, points), "base.")
+  unread_lib.refuse(config, of_sweep(config))
+  unread_lib.refuse(config.base, _replaced(config, points), "base.")
 
 
 def of_sweep(config: Any) -> Unused:
@@ -44,7 +44,7 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
   name is picked over it (`fields.replace`)."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
-  kept = lambda path, names: unused.reason(path, dict.fromkeys(names, "")) is None
+  kept = lambda path, names: unread_lib.reason(path, dict.fromkeys(names, "")) is None
   given = fields.set_fields(config.base)
 
   def continued(path: str) -> bool:
@@ -62,7 +62,7 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
 def refuse_curves(config: RelevanceConfig) -> None:
   """Raises UserError for a setting of an experiment that no curve reads, or not the one that
   sets it."""
-  unused.refuse(config, of_curves(config))
+  unread_lib.refuse(config, of_curves(config))
 
 
 def of_curves(config: RelevanceConfig) -> Unused:
@@ -81,12 +81,14 @@ def of_curves(config: RelevanceConfig) -> Unused:
         )
     curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
     unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
-    set_here = (path for path in fields.set_fields(curve) if unused.reason(path, own) == "")
-    found = {path: why for path in set_here if (why := unused.reason(path, unread))}
-    unused.refuse(curve, found, where)
+    set_here = (
+      path for path in fields.set_fields(curve) if unread_lib.reason(path, own) == ""
+    )
+    found = {path: why for path in set_here if (why := unread_lib.reason(path, unread))}
+    unread_lib.refuse(curve, found, where)
     taken = unread | dict.fromkeys(changes, "a curve that does not set its own")
     for path, given in reasons.items():
-      given.append(unused.reason(path, taken))
+      given.append(unread_lib.reason(path, taken))
   return {
     path: str(given[0])
     for path, given in reasons.items()

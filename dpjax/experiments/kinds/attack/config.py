@@ -14,12 +14,14 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import attacks, validate
 from dpjax.experiments.config import fields
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.validate import UserError
 
@@ -365,10 +367,10 @@ def check(config: AttackConfig) -> None:
       )
   else:
     _check_federate(config.federate, config.attack)
-  unused.refuse(config, {other(config): "an attack on it"} | _unread(config))
+  unread_lib.refuse(config, {other(config): "an attack on it"} | _unread(config))
 
 
-def unread(config: AttackConfig) -> unused.Unused:
+def unread(config: AttackConfig) -> unread_lib.Unused:
   """The fields that one attack does not read: those of its own, and those that the attacked run
   does not read.
 
@@ -379,10 +381,10 @@ def unread(config: AttackConfig) -> unused.Unused:
   of_run = (
     unused.of_training(config.train)
     if section == "train"
-    else unused.of_federation(config.federate)
+    else fed_unused.of_federation(config.federate)
   )
   own = {other(config): "an attack on it"} | _unread(config)
-  return own | unused.within(section, of_run)
+  return own | unread_lib.within(section, of_run)
 
 
 def _check_train(train: TrainConfig) -> None:
@@ -423,13 +425,13 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
     )
 
 
-def _unread(config: AttackConfig) -> unused.Unused:
+def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Fields of the attacked room that decide nothing of what an attacker sees."""
   if config.attack.room == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     if getattr(config.attack, "target", None) is not None:  # whose run has paid already
       names += ("privacy.epsilon_budget",)
-    needs = unused.needs(False, "a run of launch.train itself", *names)
+    needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
     names += ("diagnostics", "release", "seed", "audit", "client_state")
@@ -437,5 +439,5 @@ def _unread(config: AttackConfig) -> unused.Unused:
       names += ("memory_budget_gb", "weighting")
       names += ("secure_sum.simulated", "secure_sum.dropout_prob")
       names += ("server_optimizer", "execution", "num_devices", "num_threads", "aggregator")
-    needs = unused.needs(False, "a run of launch.federate itself", *names)
-  return unused.within(config.attack.room, needs)
+    needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
+  return unread_lib.within(config.attack.room, needs)

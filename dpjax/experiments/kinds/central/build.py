@@ -30,6 +30,7 @@ from dpjax import (
   parallel as processes,
 )
 from dpjax.data.dataset import first_line
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.config.optimizers import Noise
@@ -147,7 +148,7 @@ def check(config: TrainConfig) -> None:
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
-  unused.refuse(config, unused.of_training(config))
+  unread_lib.refuse(config, unused.of_training(config))
 
 
 @bounds.names_fields
@@ -165,7 +166,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     num_examples=config.data.num_examples,
     resident=config.resident,
   )
-  unused.refuse(config, unused.of_dataset(train))
+  unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)
   return with_features(config, loaded) if features else loaded
 

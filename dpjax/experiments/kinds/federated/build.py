@@ -13,9 +13,10 @@ import optax
 from dpjax import auditing, federated, names, secure, trees, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of, to_dict
-from dpjax.experiments.kinds import audits, bounds, unused
+from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.config import OptimizerConfig
@@ -27,6 +28,9 @@ from dpjax.experiments.kinds.federated import (
   privacy,
   secure_sums,
 )
+from dpjax.experiments.kinds.federated import bounds as fed_bounds
+from dpjax.experiments.kinds.federated import unused as fed_unused
+from dpjax.experiments.kinds.federated import user_code as own_parts
 from dpjax.experiments.kinds.federated.config import ALGORITHMS, NATURAL, FedConfig
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
@@ -71,7 +75,7 @@ class FedRun(NamedTuple):
 def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
-  bounds.federation(config)
+  fed_bounds.federation(config)
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
@@ -84,7 +88,7 @@ def check(config: FedConfig) -> None:
   _check_combination(config)
   privacy.check(config)
   audit.check(config)
-  unused.refuse(config, unused.of_federation(config))
+  unread_lib.refuse(config, fed_unused.of_federation(config))
 
 
 def _check_natural(config: FedConfig) -> None:
@@ -250,7 +254,7 @@ def _aggregator(
   if config.privacy.method in privacy.CENTRAL:
     return federated.central(plan, key)
   if isinstance(config.aggregator, str):
-    return user_code.aggregator(config.aggregator).drawn_by(plan)
+    return own_parts.aggregator(config.aggregator).drawn_by(plan)
   return config.aggregator.make().drawn_by(plan)
 
 
@@ -338,7 +342,7 @@ def _algorithm(
   if name != "scaffold":
     common["weighting"] = config.weighting.make()
   if isinstance(config.algorithm, str):
-    return user_code.algorithm(
+    return own_parts.algorithm(
       config.algorithm,
       loss_fn,
       client_tx,

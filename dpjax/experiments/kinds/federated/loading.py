@@ -6,10 +6,12 @@ import dataclasses
 from typing import Any
 
 from dpjax.data import Federation
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated.config import NATURAL, FedConfig
 from dpjax.validate import UserError
 
@@ -41,8 +43,8 @@ def with_features(
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
   """Clients of the test are scored together; they need not be among those that train."""
   train, test = config.partition.make(config.data)
-  bounds.local_batch(config, len(train))
-  unused.refuse(config, unused.of_dataset(train.dataset))
+  fed_bounds.local_batch(config, len(train))
+  unread_lib.refuse(config, unused.of_dataset(train.dataset))
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known, asked = train.nominal_users, config.data.num_users
   if None not in (known, asked) and known != asked:
@@ -63,6 +65,6 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   """A simulated federation: who holds what is part of the question, decided before any
   mechanism runs, so its law may read the labels. The number of users is the config's."""
   train, test = build_central.load_data(central(config), features=False)
-  bounds.local_batch(config, train.nominal_size or len(train))
+  fed_bounds.local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
   return Federation(train, config.partition.make(train.y), nominal_users=users), test

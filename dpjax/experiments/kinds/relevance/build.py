@@ -26,9 +26,9 @@ import numpy as np
 from dpjax import data as data_lib
 from dpjax import metrics, models, relevance
 from dpjax.accounting import Ledger
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds import unused as unused_lib
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, pictures, unused
@@ -70,11 +70,11 @@ def build(
     whole = dict.fromkeys(
       _OF_EXPERIMENT, "an experiment (dpjax.experiments.sweeps.experiment)"
     )
-    unused_lib.refuse(config, unused.of(config) | whole)
+    unread_lib.refuse(config, unused.of(config) | whole)
 
   def start(random: Streams) -> loop.Play:
     loaded = load_data(config, shared)
-    unused_lib.refuse(config, unused.of_dataset(loaded[0]))
+    unread_lib.refuse(config, unused.of_dataset(loaded[0]))
     return functools.partial(_play, config, curve or config.method, shared, random)
 
   return loop.Job(

@@ -9,9 +9,10 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data import EMBEDDED
+from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.kinds.unused import Unused, needs, of_model, of_options, within
+from dpjax.experiments.kinds.unused import of_model, of_options
 from dpjax.relevance.lrp import Lrp
 from dpjax.relevance.settings import Paper, Rigorous
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
 from dpjax.experiments.config import fields
+from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.central import build as central
@@ -176,26 +177,26 @@ def check(config: SecureConfig) -> None:
   """Raises UserError for what can be told of one computation without data."""
   bounds.typed(config)
   validate.integer_at_least(0, seed=config.seed)
-  unused.refuse(config, _unread(config))
+  unread_lib.refuse(config, _unread(config))
   if config.task.reads == "protocol":
     _check_sum(config)
   if config.task.reads == "train":
     _check_train(config.train)
 
 
-def _unread(config: SecureConfig) -> unused.Unused:
+def _unread(config: SecureConfig) -> unread_lib.Unused:
   """Fields of the config itself that this computation does not read."""
   task = config.task
   other = {room: what for room, what in _ROOMS.items() if room != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
   return (
     other
-    | unused.needs(layers, "hidden layers (task.hidden)", "task.activation")
-    | unused.needs(False, "launch.train itself", *_UNREAD)
+    | unread_lib.needs(layers, "hidden layers (task.hidden)", "task.activation")
+    | unread_lib.needs(False, "launch.train itself", *_UNREAD)
   )
 
 
-def unread(config: SecureConfig) -> unused.Unused:
+def unread(config: SecureConfig) -> unread_lib.Unused:
   """The fields that one computation does not read, those of its model's training included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
@@ -203,7 +204,7 @@ def unread(config: SecureConfig) -> unused.Unused:
   """
   if config.task.reads != "train":
     return _unread(config)
-  return _unread(config) | unused.within("train", unused.of_training(config.train))
+  return _unread(config) | unread_lib.within("train", unused.of_training(config.train))
 
 
 _UNREAD = ("train.seed", *(f"train.{name}" for name in TrainConfig.where))

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from dpjax import trees, validate
-from dpjax.federated import row_journal
-from dpjax.federated.row_journal import Journal
+from dpjax.parallel import row_journal
+from dpjax.parallel.row_journal import Journal
 from dpjax.types import ArrayLike, ArrayTree
 from dpjax.validate import UserError
 

@@ -1,0 +1,23 @@
+"""Every kind of run in one table; a launcher imports its own kind alone."""
+
+from dpjax.experiments.kinds.central.kind import CENTRAL
+from dpjax.experiments.kinds.federated.kind import FEDERATED
+from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.sweeps.attack_table import ATTACK
+from dpjax.experiments.sweeps.experiment import RELEVANCE
+from dpjax.experiments.sweeps.grid import SWEEP
+from dpjax.experiments.sweeps.secure_table import SECURE
+
+KINDS: dict[type, Kind] = {
+  kind.config: kind for kind in (CENTRAL, FEDERATED, RELEVANCE, ATTACK, SECURE, SWEEP)
+}
+
+
+def of(config: object) -> Kind:
+  """Returns the kind of a config.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> of(TrainConfig()).launcher
+  'launch.train'
+  """
+  return KINDS[type(config)]

@@ -1,0 +1,68 @@
+"""Settings that nothing would read: tables of them, and the one line that refuses them.
+
+A table says of a dotted field, or of a whole section, what it would need to be read. A field at
+its default, or an optional one at None, is not set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
+from dpjax.validate import UserError
+
+Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
+
+
+def needs(condition: bool, what: str, *fields: str) -> Unused:
+  """The fields, where the condition that they need does not hold.
+
+  >>> needs(False, "text", "data.max_length")
+  {'data.max_length': 'text'}
+  """
+  return {} if condition else dict.fromkeys(fields, what)
+
+
+def reason(path: str, unused: Unused) -> str | None:
+  """What a field would need; None where it is used.
+
+  >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
+  ('audit', None)
+  """
+  names = path.split(".")
+  prefixes = (".".join(names[:count]) for count in range(len(names), 0, -1))
+  return next((unused[prefix] for prefix in prefixes if prefix in unused), None)
+
+
+def within(section: str, unused: Unused) -> Unused:
+  """The same fields where their config is a section of another.
+
+  >>> within("train", {"seed": "a run of its own"})
+  {'train.seed': 'a run of its own'}
+  """
+  return {f"{section}.{path}": what for path, what in unused.items()}
+
+
+def refuse(config: Any, unused: Unused, name: str = "") -> None:
+  """Raises UserError, one line for all, where a field is set that would be ignored.
+
+  >>> import dataclasses
+  >>> config = dataclasses.make_dataclass("Config", [("num_steps", int, 200)])(3)
+  >>> refuse(config, {"num_steps": "more"})
+  Traceback (most recent call last):
+  ...
+  dpjax...WouldBeIgnored: num_steps=3: would be ignored, it needs more; leave it at 200
+  """
+  faults = [
+    UserError(
+      f"would be ignored, it needs {what}",
+      field=f"{name}{path}",
+      value=value,
+      hint=f"leave it at {default!r}",
+    )
+    for path, (value, default) in fields.set_fields(config).items()
+    if (what := reason(path, unused)) is not None
+  ]
+  if faults:
+    raise WouldBeIgnored.joined(faults)

@@ -1,0 +1,99 @@
+"""Settings of a run over clients that nothing would read."""
+
+from __future__ import annotations
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds.federated import privacy as federated_privacy
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.unused import of_audit, of_data, of_ftrl, of_model
+from dpjax.names import is_path
+
+
+def of_federation(config: FedConfig) -> Unused:
+  """The fields that this run does not read, and what each would need.
+
+  >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
+  "privacy.method='both'"
+  """
+  fields_of_clients = ("partition.client_id", "partition.max_examples")
+  return (
+    of_data(config.data, of_leaf=fields.name_of(config, "partition") == "leaf")
+    | of_model(config.model)
+    | needs(False, "a promise to one example, not to one user", "data.num_examples")
+    | needs(
+      not hasattr(config.partition, "num_clients"),
+      "users that the data name",
+      "data.num_users",
+    )
+    | needs(not is_path(config.data.name), "clients that dpjax reads", *fields_of_clients)
+    | _algorithm(config)
+    | _federated_optimizers(config)
+    | _federated_privacy(config)
+    | needs(not config.release, "release=False", "diagnostics")
+    | of_audit(config.audit)
+  )
+
+
+def _algorithm(config: FedConfig) -> Unused:
+  name, aggregator = fields.name_of(config, "algorithm"), config.aggregator
+  weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
+  return (
+    needs(
+      name != "scaffold" and weighs,
+      "aggregator='mean' and another algorithm than 'scaffold'",
+      "weighting",
+    )
+    | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
+    | needs(
+      _keeps(config, name),
+      "clients that keep something (algorithm='scaffold', compression='top_k')",
+      "client_state",
+    )
+  )
+
+
+def _keeps(config: FedConfig, algorithm: str) -> bool:
+  """Whether clients keep something between rounds; one's own algorithm may."""
+  own = isinstance(config.algorithm, str)
+  return own or algorithm == "scaffold" or fields.name_of(config, "compression") == "top_k"
+
+
+def _federated_optimizers(config: FedConfig) -> Unused:
+  name = fields.name_of(config, "algorithm")
+  unused = {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
+  if name == "fed_sgd":
+    unused["client_optimizer"] = "an algorithm with local steps, not 'fed_sgd'"
+  if name == "mime_lite":
+    unused["server_optimizer"] = "an algorithm whose server has one, not 'mime_lite'"
+  return unused
+
+
+def _federated_privacy(config: FedConfig) -> Unused:
+  privacy, room = config.privacy, "privacy"
+  method = privacy.method
+  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  reported = method != "none" or config.audit.enabled
+  simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
+  return (
+    needs(
+      method != "none", "privacy (privacy.method)", *(f"{room}.{name}" for name in promise)
+    )
+    | needs(method != "none", "privacy (privacy.method)", f"{room}.clipping")
+    | needs(reported, "privacy (privacy.method) or audit.enabled", f"{room}.delta")
+    | needs(
+      method in federated_privacy.CENTRAL,
+      "noise of the server (privacy.method)",
+      f"{room}.accountant",
+      f"{room}.neighboring_relation",
+    )
+    | needs(method == "both", f"{room}.method='both'", f"{room}.local_noise_multiplier")
+    | needs(method == "central", f"{room}.method='central'", *simulated)
+    | needs(method != "dp_ftrl", "another privacy.method than 'dp_ftrl'", f"{room}.sampler")
+    | needs(
+      method != "distributed",
+      "another privacy.method than 'distributed', which clips to privacy.l2_clip_norm",
+      "secure_sum.largest_value",
+    )
+    | of_ftrl(privacy.ftrl, method)
+  )

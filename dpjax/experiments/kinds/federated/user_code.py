@@ -1,0 +1,123 @@
+"""A user's own parts of a run over clients, by import path: see `config.user_code`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import optax
+
+from dpjax import federated, names
+from dpjax.experiments.config.user_code import shapes, wrong
+from dpjax.federated import client
+from dpjax.federated.algorithms import optimizing_server
+from dpjax.types import ArrayTree, ClientTx, LossFn, Params
+from dpjax.validate import UserError
+
+
+def aggregator(path: str) -> federated.Aggregator:
+  """`make()`; taken for no private one, whatever it says."""
+  field = "aggregator"
+  made = names.call(path, field)
+  if not isinstance(made, federated.Aggregator):
+    raise wrong(field, path, "a federated.Aggregator", made)
+  expected: list[Any] = []  # the shapes of one message, told when a run begins
+
+  def init(message: ArrayTree) -> ArrayTree:
+    expected[:] = [jax.tree.map(lambda leaf: tuple(leaf.shape), message)]
+    return made.init(message)
+
+  def like_a_message(part: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **named: Any) -> Any:
+      mean, state = part(*args, **named)
+      if expected and shapes(mean) != expected[0]:
+        raise wrong(field, path, "an update of the shapes of a message", shapes(mean))
+      return mean, state
+
+    return checked
+
+  parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
+  parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
+  guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
+  return made._replace(private=False, plan=None, **guarded)
+
+
+def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgorithm:
+  """One client's work, whose `step` can be repeated and whose `finish` returns what a round
+  reads."""
+
+  def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
+    after = made.step(received, local, *batch)
+    if shapes(after) != shapes(local):
+      raise wrong("algorithm", path, "of a step a state like the last", after)
+    return after
+
+  def finish(received: client.Received, local: ArrayTree) -> Any:
+    sent, memory, info = made.finish(received, local)
+    message = sent.message if isinstance(sent, client.Sent) else None
+    delta = message.get("delta") if isinstance(message, dict) else None
+    if delta is None or shapes(delta) != shapes(received.params):
+      wanted = 'Sent({"delta": as the parameters}, weight)'
+      raise wrong("algorithm", path, wanted, sent)
+    if not isinstance(info, client.ClientInfo):
+      raise wrong("algorithm", path, "a ClientInfo", info)
+    return sent, memory, info
+
+  parts = made._replace(step=step, finish=finish)
+  return made._make(names.guarded(path, "algorithm", part) for part in parts)
+
+
+def _whole(made: federated.FederatedAlgorithm, path: str) -> federated.FederatedAlgorithm:
+  """A whole algorithm, whose states hold parameters and whose rounds say what they did."""
+
+  def init(params: Params, num_clients: int = 0) -> ArrayTree:
+    state = made.init(params, num_clients)
+    if shapes(federated.params_of(state)) != shapes(params):
+      raise wrong("algorithm", path, "states with the parameters it was given", state)
+    return state
+
+  def one_round(state: ArrayTree, cohort: federated.Cohort) -> Any:
+    after, info = made.round(state, cohort)
+    if not isinstance(info, federated.RoundInfo):
+      raise wrong("algorithm", path, "(state, RoundInfo) of a round", info)
+    return after, info
+
+  parts = made._replace(init=init, round=one_round)
+  return made._make(names.guarded(path, "algorithm", part) for part in parts)
+
+
+def algorithm(
+  path: str,
+  loss_fn: LossFn,
+  client_tx: ClientTx,
+  server_tx: optax.GradientTransformation,
+  *,
+  weighting: client.Weighting,
+  private: bool,
+  **common: Any,
+) -> federated.FederatedAlgorithm:
+  """`make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=, key=)`.
+
+  A function that returns a `ClientAlgorithm` says what ONE client does; message, clip, noise
+  and server are dpjax's, so privacy is too. One that returns a whole `FederatedAlgorithm`
+  could release what no noise covers.
+
+  Raises:
+    UserError: neither is returned, or a whole algorithm in a private run.
+  """
+  offered = {"server_tx": server_tx, "weighting": weighting, **common}
+  made = names.call(path, "algorithm", loss_fn, client_tx, **offered)
+  if isinstance(made, federated.ClientAlgorithm):
+    return federated.federated(_client(made, path), optimizing_server(server_tx), **common)
+  if not isinstance(made, federated.FederatedAlgorithm):
+    raise wrong("algorithm", path, "a ClientAlgorithm or FederatedAlgorithm", made)
+  if private:
+    raise UserError(
+      "returns a FederatedAlgorithm, of which nobody knows that its rounds "
+      "release noisy messages alone; return a ClientAlgorithm, or set "
+      "privacy.method='none'",
+      field="algorithm",
+      value=path,
+    )
+  return _whole(made, path)
