@@ -4,14 +4,20 @@ A package lists its names once, as imports under `if TYPE_CHECKING:`, which type
 editors read. `attach` reads the same lines, so a run imports only what it uses.
 """
 
+from __future__ import annotations
+
 import ast
 import importlib
 import pathlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 from dpjax import _moved
+
+# package -> public name -> (module, name there)
+_LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
 def _listed(file: str) -> dict[str, tuple[str, str]]:
@@ -27,40 +33,62 @@ def _listed(file: str) -> dict[str, tuple[str, str]]:
   return names
 
 
+class _Package(types.ModuleType):
+  """A package in which a listed name stands before a module of the same name.
+
+  `accounting.epsilon` is a function of the module `accounting/epsilon.py`.
+  """
+
+  def __setattr__(self, name: str, value: object) -> None:
+    module, name_there = _LISTED[self.__name__].get(name, ("", ""))
+    # Python sets a module as an attribute of its package when it has imported it.
+    is_own_module = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
+    if module and is_own_module and isinstance(value, types.ModuleType):
+      if module == self.__name__:
+        pass  # the module is what is listed
+      elif module == value.__name__:
+        value = getattr(value, name_there)
+      else:
+        return
+    super().__setattr__(name, value)
+
+
+def _found(package: str, name: str) -> Any:
+  """Returns what a public name stands for."""
+  module, name_there = _LISTED[package][name]
+  if module == package:
+    return importlib.import_module(f"{package}.{name_there}")
+  source = importlib.import_module(module)
+  if hasattr(source, name_there):
+    return getattr(source, name_there)
+  return importlib.import_module(f"{module}.{name_there}")
+
+
 def attach(
   package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
   """Returns `__getattr__`, `__dir__` and `__all__` of a package.
 
-  A name that is also a module of the package is imported at once: Python would otherwise put
-  the module in its place.
+  Its modules are attributes, too, though they are not listed.
 
   Args:
     package: `__name__` of the package. file: its `__file__`.
   """
-  names = _listed(file)
-  space = sys.modules[package].__dict__
-
-  def found(name: str) -> Any:
-    module, name_there = names[name]
-    if module == package:
-      return importlib.import_module(f"{package}.{name_there}")
-    source = importlib.import_module(module)
-    value = getattr(source, name_there, None)
-    return importlib.import_module(f"{module}.{name_there}") if value is None else value
+  _LISTED[package] = _listed(file)
+  module = sys.modules[package]
+  module.__class__ = _Package
 
   def get(name: str) -> Any:
-    if name not in names:
-      return _moved.attribute(package, name)
-    space[name] = found(name)
-    return space[name]
+    if name in _LISTED[package]:
+      value = _found(package, name)
+      setattr(module, name, value)
+      return value
+    folder = pathlib.Path(file).parent
+    if (folder / f"{name}.py").exists() or (folder / name / "__init__.py").exists():
+      return importlib.import_module(f"{package}.{name}")
+    return _moved.attribute(package, name)
 
   def listed() -> list[str]:
-    return sorted({*space, *names})
+    return sorted({*vars(module), *_LISTED[package]})
 
-  folder = pathlib.Path(file).parent
-  for name, (module, name_there) in names.items():
-    is_that_module = module == package and name_there == name
-    if (folder / f"{name}.py").exists() and not is_that_module:
-      space[name] = found(name)
-  return get, listed, sorted(names)
+  return get, listed, sorted(_LISTED[package])

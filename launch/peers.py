@@ -19,7 +19,8 @@ from absl import flags
 from dpjax import parallel as processes
 from dpjax.experiments.run import checkpoint, dry_run, loop
 from dpjax.experiments.run.kind import Kind
-from dpjax.parallel import PeerLost, meeting
+from dpjax.parallel import PeerLost
+from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
 from launch import app, native_words
 
@@ -46,7 +47,7 @@ def define() -> None:
   flags.DEFINE_string(
     "coordinator", None, "HOST:PORT of process 0, reachable by all: run on many processes."
   )
-  most = meeting.MOST_PROCESSES
+  most = MOST_PROCESSES
   flags.DEFINE_integer(
     "num_processes",
     None,
@@ -139,30 +140,32 @@ class _Ending:
     self._saved = saved
     self._once = threading.Lock()  # taken for good by whoever is first to know
 
-  def lost(self, meeting: meeting.Meeting, who: int, why: str) -> None:
+  def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
     """A peer is gone or hangs, or the others have given this process up."""
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
-  def broken(self, meeting: meeting.Meeting, error: Exception) -> None:
+  def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
     """What processes exchange has failed; who it was is most likely just being said."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
-  def _end(self, meeting: meeting.Meeting, text: str, who: int | None, why: str) -> None:
+  def _end(
+    self, meeting: processes.meeting.Meeting, text: str, who: int | None, why: str
+  ) -> None:
     self._once.acquire()
     if who == self._number:
       text = f"given up by the other processes: {why}"
     self._say(f"{text}; {self._saved()}; {_THEN}")
     self._exit(meeting, 1, who, why)
 
-  def error(self, meeting: meeting.Meeting, error: Exception, code: int) -> None:
+  def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
     """This process found a mistake; the others have most likely found the same."""
     self._once.acquire()
     self._say(str(error))
     time.sleep(_MOMENT)
     self._exit(meeting, code)
 
-  def bug(self, meeting: meeting.Meeting) -> None:
+  def bug(self, meeting: processes.meeting.Meeting) -> None:
     """This process has failed; its traceback is for us."""
     self._once.acquire()
     traceback.print_exc()
@@ -175,7 +178,7 @@ class _Ending:
 
   def _exit(
     self,
-    meeting: meeting.Meeting,
+    meeting: processes.meeting.Meeting,
     code: int,
     who: int | None = None,
     why: str = "has ended",
@@ -255,10 +258,10 @@ def run(
   devices = where.pop("local_devices")
   ending = _Ending(options, saved)
   note = lambda line: print(f"note: {line}", file=sys.stderr, flush=True)
-  met = meeting.meet(same=same, report=note, **where)
+  met = processes.meeting.meet(same=same, report=note, **where)
   met.watch(ending.lost)
   try:
-    meeting.start(**where, local_devices=devices)
+    processes.meeting.start(**where, local_devices=devices)
     work()
   except PeerLost as error:
     ending.broken(met, error)

@@ -15,7 +15,10 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.data import cache as cache
   from dpjax.data import partition as partition
+  from dpjax.data import prepared as prepared
   from dpjax.data import preprocess as preprocess
+  from dpjax.data import shakespeare as shakespeare
+  from dpjax.data import shakespeare_lines as shakespeare_lines
   from dpjax.data.ahead import ahead as ahead
   from dpjax.data.dataset import Dataset as Dataset
   from dpjax.data.dataset import from_arrays as from_arrays

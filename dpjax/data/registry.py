@@ -7,16 +7,21 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import names, validate
-from dpjax.data import digits, npz, prepared, random_process, shakespeare, shakespeare_lines
+from dpjax import data, names, validate
+from dpjax.data import digits, npz
 from dpjax.data.dataset import Dataset
 from dpjax.data.published import nominal_size
 from dpjax.validate import UserError
 
+
+def _random_process() -> tuple[Dataset, Dataset]:
+  return data.load_random_process()
+
+
 # name -> (train, test): nothing has to lie in a folder
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
   "digits": digits.load_digits,
-  "random_process": random_process.load_random_process,
+  "random_process": _random_process,
 }
 
 
@@ -76,7 +81,9 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  own_texts = name.startswith("shakespeare") and not shakespeare.are_published(data_dir)
+  own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
+    data_dir
+  )
   if known is None and not names.is_path(name) and not own_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
@@ -96,7 +103,7 @@ def _load(
     return npz.load_folder(
       own_path(name, data_dir), num_classes=num_classes, resident=resident
     )
-  whole = (*EMBEDDED, *shakespeare_lines.LOADERS, "shakespeare")
+  whole = (*EMBEDDED, *data.shakespeare_lines.LOADERS, "shakespeare")
   in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
@@ -111,11 +118,11 @@ def _load(
     return _of_user(names.call(name, "data.name"), name)
   if name in EMBEDDED:
     return EMBEDDED[name]()
-  if name in shakespeare_lines.LOADERS:
-    return shakespeare_lines.LOADERS[name](data_dir)
+  if name in data.shakespeare_lines.LOADERS:
+    return data.shakespeare_lines.LOADERS[name](data_dir)
   if name == "shakespeare":
-    return shakespeare.load_shakespeare(data_dir)
-  return prepared.load_prepared(
+    return data.shakespeare.load_shakespeare(data_dir)
+  return data.prepared.load_prepared(
     name,
     prepared_root(name, data_dir),
     max_length=max_length,
@@ -132,14 +139,14 @@ def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path
 
 def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
   """Where a data set lies prepared; UserError with the command where it does not."""
-  root = prepared.data_root(data_dir)
-  if prepared.is_prepared(name, root):
+  root = data.prepared.data_root(data_dir)
+  if data.prepared.is_prepared(name, root):
     return root
-  prepared.check_known(name)
+  data.prepared.check_known(name)
   raise UserError(
     f"not found in {root} (data_dir=, else $TFDS_DATA_DIR, else "
     "~/tensorflow_datasets); prepare it with: "
-    f"{prepared.prepare_command(name, root)}",
+    f"{data.prepared.prepare_command(name, root)}",
     field="name",
     value=name,
   )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.models import gpt2 as gpt2
   from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
   from dpjax.models.activations import activation_fn as activation_fn
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.parallel import meeting as meeting
   from dpjax.parallel.exchanges import PeerLost as PeerLost
   from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first
   from dpjax.parallel.exchanges import exchange as exchange

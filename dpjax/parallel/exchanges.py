@@ -22,6 +22,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
+MOST_PROCESSES = 4096
+
+
 _AXIS = "processes"
 
 

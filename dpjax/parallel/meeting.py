@@ -27,13 +27,13 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax import validate
 from dpjax.parallel import lobby
+from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
 _MOST = 4096  # bytes of one message
 _FAREWELL, _ALIVE = b"bye", b"alive"
 _TICKS = 8  # parts of the time limit; so many silent ones in a row are a hanging peer
 _LATER = 10  # JAX's own heartbeat may not be missed before ours: so many times the limit
-MOST_PROCESSES = 4096
 SHORTEST = 1.0  # seconds; a busy process may be silent for a fraction of one
 
 

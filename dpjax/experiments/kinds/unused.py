@@ -13,10 +13,10 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import data as data_lib
 from dpjax import models
 from dpjax.data import EMBEDDED
 from dpjax.data.published import PUBLISHED
-from dpjax.data.shakespeare_lines import LOADERS as LINES
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -34,9 +34,6 @@ from dpjax.names import is_path
 # what a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
-
-# shakespeare comes in windows, and lines, of its own length
-_NO_TEXT = (*EMBEDDED, "shakespeare", *LINES)
 
 
 def of_training(config: TrainConfig) -> Unused:
@@ -86,7 +83,9 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()
   published = data.name.partition(":")[0] in PUBLISHED  # images, or text of its own length
-  text = data.name not in _NO_TEXT and not published and not is_file and not own
+  # shakespeare comes in windows, and lines, of its own length
+  no_text = (*EMBEDDED, "shakespeare", *data_lib.shakespeare_lines.LOADERS)
+  text = data.name not in no_text and not published and not is_file and not own
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
     text, "a text of tensorflow-datasets", "data.max_length"
   )

@@ -26,7 +26,6 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.central.tasks import Task
 from dpjax.experiments.run import saved
-from dpjax.models import gpt2
 from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
@@ -98,9 +97,9 @@ def _check_layout(config: TrainConfig) -> None:
   if config.model.name != "transformer":
     raise UserError(f"{first}: needs model.name='transformer', not {config.model.name!r}")
   epsilon = config.model.options.get("norm_epsilon")
-  if epsilon != gpt2.NORM_EPSILON:
+  if epsilon != models.gpt2.NORM_EPSILON:
     raise UserError(
-      f"{first}: needs model.options.norm_epsilon={gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"{first}: needs model.options.norm_epsilon={models.gpt2.NORM_EPSILON!r}, as GPT-2 has "
       f"it, not {epsilon!r}"
     )
 

@@ -1,0 +1,67 @@
+"""Packages import their names when they are asked for: the right ones, in any order."""
+
+import importlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_MOST_LINES = 25_000
+_OTHER_KINDS = ("federated", "secure", "relevance", "attacks")
+
+
+def _lazy_packages():
+  for path in sorted((_ROOT / "dpjax").rglob("__init__.py")):
+    if "_lazy.attach(" in path.read_text():
+      yield ".".join(path.parent.relative_to(_ROOT).parts)
+
+
+@pytest.mark.parametrize("name", _lazy_packages())
+def test_every_name_is_there_and_is_listed(name):
+  package = importlib.import_module(name)
+  assert package.__all__
+  for public in package.__all__:
+    assert getattr(package, public) is not None
+    assert public in dir(package)
+  with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+    package.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+  "first",
+  [
+    "import dpjax.accounting.epsilon",
+    "from dpjax.accounting import epsilon",
+    "import dpjax; dpjax.accounting.epsilon",
+    "import dpjax.accounting.calibration",  # imports the module of that name
+  ],
+)
+def test_a_function_stands_before_the_module_of_its_name(first):
+  program = f"{first}\nfrom dpjax import accounting\nassert callable(accounting.epsilon)"
+  subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_modules_that_are_not_listed_are_attributes():
+  program = "import dpjax\nprint(dpjax.accounting.gdp.approximate.__name__)"
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  assert done.stdout == "approximate\n", done.stderr
+
+
+def test_launch_train_imports_its_own_kind_alone_and_few_lines():
+  program = (
+    "import sys, launch.train\n"
+    "for name, module in sys.modules.items():\n"
+    "  if name.split('.')[0] in ('dpjax', 'launch') and getattr(module, '__file__', None):\n"
+    "    print(name, module.__file__)\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, cwd=_ROOT, check=True
+  )
+  rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+  lines = sum(len(pathlib.Path(file).read_text().splitlines()) for _, file in rows)
+  assert lines < _MOST_LINES, lines
+  for kind in _OTHER_KINDS:
+    assert not [name for name, _ in rows if name.startswith(f"dpjax.{kind}")]
+    assert not [name for name, _ in rows if f".kinds.{kind.rstrip('s')}" in name]
