@@ -702,12 +702,14 @@ class Plan:
     """Raises unless the chance of a draw above the capacity fits into delta's share.
 
     Args:
-      declared: number of examples that the data are said to have, a constant. Where the
-        capacity serves it under add_or_remove_one, it serves one example less or more alike,
-        so that nothing flips between neighbours. Other data are checked by themselves.
+      declared: number of examples that the data are said to have, a constant. None: the number
+        that the plan's divisor is made for. Where the capacity serves it under
+        add_or_remove_one, it serves one example less or more alike, so that nothing flips
+        between neighbours. Other data are checked by themselves.
     """
     if not self.sampler.can_overflow:
       return
+    declared = self._size_of_divisor if declared is None else declared
     near = declared is not None and num_examples <= declared + 1
     constant = near and self.neighboring_relation == "add_or_remove_one"
     if declared is not None and constant and not self._slots_needed(declared):
@@ -721,6 +723,13 @@ class Plan:
         field="capacity",
         value=self.sampler.slots,
       )
+
+  @property
+  def _size_of_divisor(self) -> int | None:
+    """Number of examples whose expected batch size is `normalize_by`; None: there is none."""
+    rate = getattr(self.sampler, "rate", None)
+    size = self.normalize_by / rate if rate else math.inf
+    return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _slots_needed(self, num_examples: int) -> int:
     """Slots that draws from so many examples, and one more, need; 0: there are enough."""

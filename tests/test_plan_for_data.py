@@ -274,3 +274,20 @@ def test_an_odd_presence_is_one_line_and_tells_of_no_draw(present):
   )
   with pytest.raises(UserError, match=r"^data.present: must be a bool array \[10\]"):
     list(plan.batches(data, rng=0))
+
+
+def test_a_size_that_the_plan_was_told_serves_one_row_less_and_more_alike():
+  """Plain arrays declare no size; whether a run starts must not tell n from n + 1 either."""
+  flipping = []
+  for size in range(1466, 1470):
+    sampler = sampling.PoissonSampler(prob=100 / size, capacity=size)
+    plan = Plan(sampler, 3.0, 1.0, 100, 50, delta=1e-5)
+    fitted = dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
+    if plan.fitted_sampler(size + 1).capacity > fitted.sampler.capacity:
+      flipping.append((size, fitted))
+  assert flipping
+  for size, plan in flipping:
+    for rows in (size - 1, size, size + 1):
+      next(plan.batches(np.zeros((rows, 1), np.float32), rng=0))
+    with pytest.raises(UserError, match="capacity="):
+      plan.batches(np.zeros((2 * size, 1), np.float32), rng=0)
