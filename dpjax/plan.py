@@ -23,6 +23,7 @@ from jax import core
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.sampling import indexed
 from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
@@ -30,64 +31,6 @@ from dpjax.validate import UserError, Verbatim
 _MOST_STEPS = 2**31 - 1  # that the state of a transform can count
 _MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
-
-
-def _size_of(data: Indexed) -> int:
-  """Number of rows; UserError where there are none, or nobody can tell."""
-  try:
-    size = len(data)
-  except Exception:
-    size = None
-  if size is None:
-    raise UserError(f"{_needs(data)}, which has no len()")
-  if not size:
-    raise UserError(
-      f"must hold at least one row, {type(data).__name__} holds none", field="data"
-    )
-  return size
-
-
-def _needs(data: object) -> str:
-  kind = type(data)
-  return (
-    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
-    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
-  )
-
-
-def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
-  """`data[indices]`, checked. No error tells the indices: who was drawn is a secret."""
-  failure = ""
-  examples = None
-  leaves = []
-  shapes = []
-  try:
-    examples = data[indices]
-    leaves = jax.tree.leaves(examples)
-    # None: it has no shape.
-    held = [getattr(leaf, "shape", None) for leaf in leaves]
-    shapes = [shape if shape is None else tuple(shape) for shape in held]
-  except UserError:
-    raise
-  except Exception as error:  # whatever it is, its text may hold what was looked for
-    failure = type(error).__name__
-  if failure:  # outside of the handler, so that the error keeps nothing of the other one
-    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
-  if not leaves:
-    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
-  for leaf, shape in zip(leaves, shapes):
-    is_text = getattr(getattr(leaf, "dtype", None), "kind", "") in ("O", "S", "U")
-    # What selects by label, such as a pandas Series, has `iloc` to select by place.
-    if shape is None or is_text or hasattr(leaf, "iloc"):
-      kind = f"arrays of {leaf.dtype}" if is_text else type(leaf).__name__
-      raise UserError(
-        f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
-        ".to_numpy() (pandas)"
-      )
-    enough = bool(shape) and getattr(data, "adds_rows", False) and shape[0] > len(indices)
-    if shape[:1] != (len(indices),) and not enough:
-      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
-  return examples
 
 
 class SpentBudget(NamedTuple):
@@ -285,7 +228,7 @@ class Plan:
     relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
     size = num_examples
     if size is None and relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
-      size = _size_of(data)
+      size = indexed.size_of(data)
     if size is None:
       size = getattr(data, "nominal_size", None)
     if size is None:
@@ -745,8 +688,9 @@ class Plan:
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
-        leading axis of len(indices): an array, a `dpjax.data.Dataset`, a torch TensorDataset, a
-        Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its
+        leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
+        TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
+        whose arrays are copied. Rows that its
         `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
         `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
@@ -766,7 +710,7 @@ class Plan:
       validate.integer_in(0, 0, start=start)  # what stopped cannot be drawn again
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
-    num_examples = _size_of(data)
+    num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
       # An index that it lacks would be told by NumPy, and who was drawn is a secret.
@@ -782,8 +726,8 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
-    _rows_of(data, np.zeros(1, np.int64))
+    # What cannot be read is told now, by the first and the last row: they tell of no draw.
+    read = indexed.reader(data, num_examples)
     # A part of a data set has the whole one's declared size: either may be meant.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
@@ -792,7 +736,7 @@ class Plan:
       for step in range(start, self.num_steps):
         drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
-          examples = _rows_of(data, indices)
+          examples = read(indices)
           yield Batch(examples, mask if present is None else mask & present[indices])
 
     return generate()

@@ -291,3 +291,83 @@ def test_a_size_that_the_plan_was_told_serves_one_row_less_and_more_alike():
       next(plan.batches(np.zeros((rows, 1), np.float32), rng=0))
     with pytest.raises(UserError, match="capacity="):
       plan.batches(np.zeros((2 * size, 1), np.float32), rng=0)
+
+
+_X = np.arange(80, dtype=np.float32).reshape(40, 2)
+
+
+class _Own:
+  """Rows of a class of somebody's own."""
+
+  def __init__(self, read):
+    self.read = read
+
+  def __len__(self):
+    return len(_X)
+
+  def __getitem__(self, indices):
+    return self.read(indices)
+
+
+_SORTED = {
+  "sorted": lambda i: _X[np.sort(i)],
+  "sorted, in a tree": lambda i: {"y": np.zeros(len(i)), "x": _X[np.sort(i)]},
+  "grouped": lambda i: _X[np.repeat(*np.unique(i, return_counts=True))],
+  "the last first": lambda i: _X[np.r_[i[:1], np.sort(i[1:])][::-1]],
+  "through h5py, unique": lambda i: _X[np.unique(i)],
+}
+
+
+@pytest.mark.parametrize("how", _SORTED)
+def test_rows_in_another_order_are_refused(how):
+  """The padding, which is row 0, would stand in slots that count: 23 times in one batch."""
+  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^data: needs len") as refused:
+    plan.batches(_Own(_SORTED[how]), rng=0)
+  assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+def _reused():
+  held = np.zeros((64, 2), np.float32)
+
+  def read(indices):
+    held[: len(indices)] = _X[indices]
+    return held[: len(indices)]
+
+  return read
+
+
+def _undone(indices):
+  places, back = np.unique(indices, return_inverse=True)
+  return _X[places][back]
+
+
+@pytest.mark.parametrize("read", [_reused(), _undone], ids=["one memory", "a sort undone"])
+def test_batches_of_an_own_class_are_those_of_an_array(read):
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  held = list(plan.batches(_Own(read), rng=0))  # all of them, so that none is written over
+  for batch, other in zip(held, plan.batches(_X, rng=0), strict=True):
+    np.testing.assert_array_equal(batch.examples, other.examples)
+    np.testing.assert_array_equal(batch.mask, other.mask)
+
+
+def test_data_that_are_drawn_anew_at_each_look_are_served():
+  generator = np.random.default_rng(0)
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  data = _Own(lambda i: _X[i] + generator.normal(size=(len(i), 2)))
+  assert len(list(plan.batches(data, rng=0))) == 4
+
+
+@pytest.mark.parametrize(
+  ("data", "words"),
+  [
+    (np.ma.masked_array(_X, _X > 70), "masked"),
+    (np.zeros(40, [("x", "f4"), ("y", "i4")]), "named fields"),
+    (np.zeros(40, "datetime64[s]"), "arrays of datetime64"),
+  ],
+  ids=["masked", "structured", "times"],
+)
+def test_arrays_that_jax_would_misread_are_refused(data, words):
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  with pytest.raises(UserError, match=f"^data: needs len.*{words}"):
+    plan.batches(data, rng=0)

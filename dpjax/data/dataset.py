@@ -182,6 +182,10 @@ def first_line(error: Exception) -> str:
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
+  if np.ma.is_masked(value):
+    raise UserError(
+      f"{name}: holds masked entries, which have no value; fill them: .filled(0)"
+    )
   try:
     return np.asarray(value)
   except ValueError as error:  # ragged nested lists

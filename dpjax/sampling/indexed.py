@@ -1,0 +1,155 @@
+"""Rows of somebody's data by place, and what is wrong with them in one line.
+
+No error tells the indices: who was drawn is a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import trees
+from dpjax.types import Indexed
+from dpjax.validate import UserError
+
+
+def size_of(data: Indexed) -> int:
+  """Returns the number of rows.
+
+  Raises:
+    UserError: there are none, or nobody can tell.
+
+  >>> size_of(np.zeros((3, 2)))
+  3
+  """
+  try:
+    size = len(data)
+  except Exception:
+    size = None
+  if size is None:
+    raise UserError(f"{_needs(data)}, which has no len()")
+  if not size:
+    raise UserError(f"data: must hold at least one row, {type(data).__name__} holds none")
+  return size
+
+
+def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
+  """Returns the function that reads a batch by its indices, after a look at two rows.
+
+  Raises:
+    UserError: rows cannot be read by place, or come in another order than their indices.
+    The function raises it where they cannot be read later.
+
+  >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
+  array([2., 0.])
+  """
+  rows_of(data, np.zeros(1, np.int64))
+  is_ours = type(data).__module__.partition(".")[0] == "dpjax"
+  if is_ours or type(data) is np.ndarray or isinstance(data, jax.Array):
+    return lambda indices: rows_of(data, indices)
+  _check_order(data, size)
+
+  def read(indices: np.ndarray) -> Any:
+    # Somebody's class may write the next batch into the same memory.
+    return jax.tree.map(_copied, rows_of(data, indices))
+
+  return read
+
+
+def rows_of(data: Indexed, indices: np.ndarray) -> Any:
+  """Returns `data[indices]`.
+
+  Raises:
+    UserError: it is no tree of arrays of numbers, each with an entry for each index.
+
+  >>> rows_of(np.arange(3.0), np.array([1, 1]))
+  array([1., 1.])
+  """
+  failure = ""
+  examples = None
+  leaves = []
+  shapes = []
+  try:
+    examples = data[indices]
+    leaves = jax.tree.leaves(examples)
+    # None: it has no shape.
+    held = [getattr(leaf, "shape", None) for leaf in leaves]
+    shapes = [shape if shape is None else tuple(shape) for shape in held]
+  except UserError:
+    raise
+  except Exception as error:  # whatever it is, its text may hold what was looked for
+    failure = type(error).__name__
+  if failure:  # outside of the handler, so that the error keeps nothing of the other one
+    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
+  if not leaves:
+    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
+  adds_rows = getattr(data, "adds_rows", False)
+  for leaf, shape in zip(leaves, shapes):
+    _check_kind(data, leaf)
+    lengths = shape[:1] if shape else ()
+    enough = adds_rows and lengths > (len(indices),)
+    if lengths != (len(indices),) and not enough:
+      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
+  return examples
+
+
+def _needs(data: object) -> str:
+  kind = type(data)
+  return (
+    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
+    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
+  )
+
+
+def _check_kind(data: Indexed, leaf: Any) -> None:
+  """Raises UserError for what is no array of numbers."""
+  if isinstance(leaf, np.ma.MaskedArray):
+    raise UserError(
+      f"{_needs(data)}, which returns masked arrays, whose mask JAX would drop; fill them: "
+      ".filled(0)"
+    )
+  dtype = getattr(leaf, "dtype", None)
+  if getattr(dtype, "names", None):
+    raise UserError(
+      f"{_needs(data)}, which returns arrays with named fields; give a dict of arrays, one for "
+      "each field"
+    )
+  is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
+  # What selects by label, such as a pandas Series, has `iloc` to select by place.
+  if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
+    kind = f"arrays of {dtype}" if is_text else type(leaf).__name__
+    raise UserError(
+      f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
+      ".to_numpy() (pandas)"
+    )
+
+
+def _check_order(data: Indexed, size: int) -> None:
+  """Raises UserError for data that return rows in another order than that of the indices.
+
+  A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
+  would put the padding into slots that count, so that one record counts many times.
+  """
+  first = _contents(rows_of(data, np.array([0])))
+  last = _contents(rows_of(data, np.array([size - 1])))
+  both = _contents(rows_of(data, np.array([size - 1, 0, 0])))
+  for one, other, rows in zip(first, last, both):
+    # Data that are drawn anew at each look match no order at all.
+    if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
+      raise UserError(
+        f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
+        "the padding of a batch would count"
+      )
+
+
+def _contents(examples: Any) -> list[list[bytes]]:
+  """Of each leaf the bytes of its rows."""
+  leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
+  return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]
+
+
+def _copied(leaf: Any) -> Any:
+  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
