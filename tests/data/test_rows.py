@@ -89,6 +89,23 @@ def test_a_poisson_batch_reads_that_batch_and_nothing_more():
     assert source.reads[step] in (size, size + 1)  # padding is row 0, read once
 
 
+def test_a_source_that_reads_into_one_memory_leaves_the_rows_before_as_they_were():
+  class Reused:
+    held = np.zeros((9, 2), np.float32)
+
+    def __len__(self):
+      return 9
+
+    def read(self, places):
+      self.held[: len(places)] = np.stack([places, places], axis=1)
+      return self.held[: len(places)]
+
+  dataset = data.in_files(Reused(), np.zeros(9, int), num_classes=2)
+  before = dataset[np.array([1, 2])]
+  dataset[np.array([7, 8])]
+  np.testing.assert_array_equal(before.x, [[1, 1], [2, 2]])
+
+
 def test_the_digest_is_that_of_the_same_data_in_memory(monkeypatch):
   y = np.arange(50) % 2
   lazy = data.in_files(Numbers(50), y, num_classes=2)
