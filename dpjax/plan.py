@@ -29,8 +29,30 @@ from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 _MOST_STEPS = 2**31 - 1  # that the state of a transform can count
+_MANY_STEPS = 2 * 10**6  # whose noise takes more than about 15 s to find
 _MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
+
+
+def _steps_of(epochs: float, size: int, batch_size: int) -> int:
+  """Number of steps of `Plan.for_data`.
+
+  Raises:
+    UserError: more than a transform can count.
+    UserWarning: more than a training has, whose noise takes minutes to find.
+  """
+  steps = epochs * size / batch_size
+  told = f"are {steps:.3g} steps of batch_size={batch_size}"
+  if steps > _MOST_STEPS:
+    raise UserError(
+      f"{told}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
+    )
+  if steps > _MANY_STEPS:
+    warnings.warn(
+      f"epochs={epochs!r}: {told}; the noise for so many takes minutes to find, were they meant?",
+      stacklevel=3,
+    )
+  return max(1, round(steps))
 
 
 class SpentBudget(NamedTuple):
@@ -216,7 +238,8 @@ class Plan:
     Raises:
       UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
         another number out of its range.
-      UserWarning: delta is not below 1 / n.
+      UserWarning: delta is not below 1 / n; more than two million steps, whose noise takes
+        minutes to find.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -250,15 +273,7 @@ class Plan:
         "choose them use Plan.calibrated",
         field="for_data",
       )
-    steps = epochs * size / batch_size
-    if steps > _MOST_STEPS:
-      raise UserError(
-        f"are {steps:.3g} steps of batch_size={batch_size}, of which there may "
-        f"be {_MOST_STEPS}",
-        field="epochs",
-        value=epochs,
-      )
-    steps = max(1, round(steps))
+    steps = _steps_of(epochs, size, batch_size)
     plan = cls.calibrated(
       epsilon=epsilon,
       delta=delta,

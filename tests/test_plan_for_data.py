@@ -371,3 +371,48 @@ def test_arrays_that_jax_would_misread_are_refused(data, words):
   plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
   with pytest.raises(UserError, match=f"^data: needs len.*{words}"):
     plan.batches(data, rng=0)
+
+
+class _Tensor:
+  """An array of another library, as of torch: `jax.jit` does not take it."""
+
+  dtype = "torch.float32"
+
+  def __init__(self, rows):
+    self.rows = rows
+    self.shape = rows.shape
+
+  def __array__(self, *args, **kwargs):
+    return self.rows
+
+
+class _OnDevice(_Tensor):
+  def __array__(self, *args, **kwargs):
+    raise TypeError(f"can't convert cuda:0 device type tensor {self.rows} to numpy")
+
+
+def test_arrays_of_another_library_become_numpys():
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  batches = plan.batches(_Own(lambda i: (_Tensor(_X[i]), _X[i, 0])), rng=0)
+  for batch, other in zip(batches, plan.batches(_X, rng=0), strict=True):
+    total = jax.jit(lambda batch: batch.examples[0].sum())(batch)
+    assert float(total) == other.examples.sum()
+  with pytest.raises(
+    UserError, match="^data: needs len.*NumPy cannot read one .TypeError.$"
+  ):
+    plan.batches(_Own(lambda i: _OnDevice(_X[i])), rng=0)
+
+
+def test_a_number_of_steps_whose_noise_takes_minutes_is_told_before(monkeypatch):
+  class Told(Exception):
+    pass
+
+  def calibrated(**numbers):
+    raise Told
+
+  monkeypatch.setattr(Plan, "calibrated", calibrated)
+  with (
+    pytest.warns(UserWarning, match=r"^epochs=1000000.0: are 1e\+07 steps"),
+    pytest.raises(Told),
+  ):
+    _made(np.zeros((1000, 1)), epochs=1e6, num_examples=1000)

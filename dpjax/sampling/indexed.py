@@ -32,7 +32,9 @@ def size_of(data: Indexed) -> int:
   if size is None:
     raise UserError(f"{_needs(data)}, which has no len()")
   if not size:
-    raise UserError(f"data: must hold at least one row, {type(data).__name__} holds none")
+    raise UserError(
+      f"must hold at least one row, {type(data).__name__} holds none", field="data"
+    )
   return size
 
 
@@ -46,16 +48,16 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
   >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
   array([2., 0.])
   """
-  rows_of(data, np.zeros(1, np.int64))
   is_ours = type(data).__module__.partition(".")[0] == "dpjax"
-  if is_ours or type(data) is np.ndarray or isinstance(data, jax.Array):
-    return lambda indices: rows_of(data, indices)
-  _check_order(data, size)
+  is_known = is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
 
   def read(indices: np.ndarray) -> Any:
-    # Somebody's class may write the next batch into the same memory.
-    return jax.tree.map(_copied, rows_of(data, indices))
+    rows = rows_of(data, indices)
+    return rows if is_known else _own_arrays(data, rows)
 
+  read(np.zeros(1, np.int64))
+  if not is_known:
+    _check_order(data, read, size)
   return read
 
 
@@ -127,15 +129,33 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
     )
 
 
-def _check_order(data: Indexed, size: int) -> None:
+def _own_arrays(data: Indexed, rows: Any) -> Any:
+  """Copies, since somebody's class may write the next batch into the same memory, of what
+  `jax.jit` takes: tensors of torch, frames of polars and arrays of xarray become NumPy's."""
+  failure = ""
+  copies = None
+  try:
+    copies = jax.tree.map(
+      lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
+    )
+  except Exception as error:  # its text may hold records
+    failure = type(error).__name__
+  if failure:
+    raise UserError(f"{_needs(data)}, of which NumPy cannot read one ({failure})")
+  for leaf in jax.tree.leaves(copies):
+    _check_kind(data, leaf)
+  return copies
+
+
+def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
   """Raises UserError for data that return rows in another order than that of the indices.
 
   A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
   would put the padding into slots that count, so that one record counts many times.
   """
-  first = _contents(rows_of(data, np.array([0])))
-  last = _contents(rows_of(data, np.array([size - 1])))
-  both = _contents(rows_of(data, np.array([size - 1, 0, 0])))
+  first = _contents(read(np.array([0])))
+  last = _contents(read(np.array([size - 1])))
+  both = _contents(read(np.array([size - 1, 0, 0])))
   for one, other, rows in zip(first, last, both):
     # Data that are drawn anew at each look match no order at all.
     if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
@@ -149,7 +169,3 @@ def _contents(examples: Any) -> list[list[bytes]]:
   """Of each leaf the bytes of its rows."""
   leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
   return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]
-
-
-def _copied(leaf: Any) -> Any:
-  return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
