@@ -327,6 +327,27 @@ def test_rows_in_another_order_are_refused(how):
   assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
 
 
+_MIXED = {
+  "centered by the batch": lambda i: _X[i] - _X[i].mean(0),
+  "scaled by the batch": lambda i: {"x": _X[i] / _X[i].max(), "y": np.zeros(len(i))},
+  "shuffled by a sum": lambda i: np.roll(_X[i], int(i.sum()), axis=1),
+}
+
+
+@pytest.mark.parametrize("how", _MIXED)
+def test_rows_that_hold_something_of_others_are_refused(how):
+  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^data: needs len.*beside them") as refused:
+    plan.batches(_Own(_MIXED[how]), rng=0)
+  assert len(str(refused.value)) < 300
+
+
+def test_rows_that_are_padded_to_the_longest_of_a_batch_are_served():
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  padded = lambda i: np.tile(_X[i, :1], (1, 1 + int(i.max()) // 10)) * 1.0
+  assert len(list(plan.batches(_Own(padded), rng=0))) == 4
+
+
 def _reused():
   held = np.zeros((64, 2), np.float32)
 

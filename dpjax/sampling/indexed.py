@@ -148,20 +148,28 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
 
 
 def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
-  """Raises UserError for data that return rows in another order than that of the indices.
+  """Raises UserError for data whose rows come in another order than that of the indices, or change
+  with those that are read beside them.
 
   A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
-  would put the padding into slots that count, so that one record counts many times.
+  would put the padding into slots that count, so that one record counts many times. A row that
+  holds something of the others, such as their mean, has an influence that no clipping bounds.
   """
-  first = _contents(read(np.array([0])))
-  last = _contents(read(np.array([size - 1])))
-  both = _contents(read(np.array([size - 1, 0, 0])))
-  for one, other, rows in zip(first, last, both):
-    # Data that are drawn anew at each look match no order at all.
+  probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
+  looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
+  for one, other, rows in zip(*looks[0]):
     if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
       raise UserError(
         f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
         "the padding of a batch would count"
+      )
+    # Texts may be padded to the longest one of a batch.
+    is_comparable = {*map(len, rows)} == {*map(len, one)}
+    # Data that are drawn anew at each look have no value of their own.
+    if looks[0] == looks[1] and is_comparable and rows[1:] != [*one, *one]:
+      raise UserError(
+        f"{_needs(data)}, whose rows change with those that are read beside them; each must be "
+        "a function of its own record"
       )
 
 
