@@ -23,71 +23,36 @@ from jax import core
 from dpjax import accounting, gradients, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.mechanisms.noisy_means import NoisyMeans
+from dpjax.sampling import indexed
 from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 _MOST_STEPS = 2**31 - 1  # that the state of a transform can count
+_MANY_STEPS = 2 * 10**6  # whose noise takes more than about 15 s to find
 _MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
 _FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
 
 
-def _size_of(data: Indexed) -> int:
-  """Number of rows; UserError where there are none, or nobody can tell."""
-  try:
-    size = len(data)
-  except Exception:
-    size = None
-  if size is None:
-    raise UserError(f"{_needs(data)}, which has no len()")
-  if not size:
+def _steps_of(epochs: float, size: int, batch_size: int) -> int:
+  """Number of steps of `Plan.for_data`.
+
+  Raises:
+    UserError: more than a transform can count.
+    UserWarning: more than a training has, whose noise takes minutes to find.
+  """
+  steps = epochs * size / batch_size
+  told = f"are {steps:.3g} steps of batch_size={batch_size}"
+  if steps > _MOST_STEPS:
     raise UserError(
-      f"must hold at least one row, {type(data).__name__} holds none", field="data"
+      f"{told}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
     )
-  return size
-
-
-def _needs(data: object) -> str:
-  kind = type(data)
-  return (
-    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
-    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
-  )
-
-
-def _rows_of(data: Indexed, indices: np.ndarray) -> Any:
-  """`data[indices]`, checked. No error tells the indices: who was drawn is a secret."""
-  failure = ""
-  examples = None
-  leaves = []
-  shapes = []
-  try:
-    examples = data[indices]
-    leaves = jax.tree.leaves(examples)
-    # None: it has no shape.
-    held = [getattr(leaf, "shape", None) for leaf in leaves]
-    shapes = [shape if shape is None else tuple(shape) for shape in held]
-  except UserError:
-    raise
-  except Exception as error:  # whatever it is, its text may hold what was looked for
-    failure = type(error).__name__
-  if failure:  # outside of the handler, so that the error keeps nothing of the other one
-    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
-  if not leaves:
-    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
-  for leaf, shape in zip(leaves, shapes):
-    is_text = getattr(getattr(leaf, "dtype", None), "kind", "") in ("O", "S", "U")
-    # What selects by label, such as a pandas Series, has `iloc` to select by place.
-    if shape is None or is_text or hasattr(leaf, "iloc"):
-      kind = f"arrays of {leaf.dtype}" if is_text else type(leaf).__name__
-      raise UserError(
-        f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
-        ".to_numpy() (pandas)"
-      )
-    enough = bool(shape) and getattr(data, "adds_rows", False) and shape[0] > len(indices)
-    if shape[:1] != (len(indices),) and not enough:
-      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
-  return examples
+  if steps > _MANY_STEPS:
+    warnings.warn(
+      f"epochs={epochs!r}: {told}; the noise for so many takes minutes to find, were they meant?",
+      stacklevel=3,
+    )
+  return max(1, round(steps))
 
 
 class SpentBudget(NamedTuple):
@@ -273,7 +238,8 @@ class Plan:
     Raises:
       UserError: no declared size under add-or-remove-one; a batch size above n; epsilon or
         another number out of its range.
-      UserWarning: delta is not below 1 / n.
+      UserWarning: delta is not below 1 / n; more than two million steps, whose noise takes
+        minutes to find.
 
     >>> plan = Plan.for_data(np.zeros((1_000, 2)), batch_size=100, epochs=3, epsilon=2.0,
     ...   delta=1e-5, l2_clip_norm=1.0, num_examples=1_000)
@@ -285,7 +251,7 @@ class Plan:
     relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
     size = num_examples
     if size is None and relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
-      size = _size_of(data)
+      size = indexed.size_of(data)
     if size is None:
       size = getattr(data, "nominal_size", None)
     if size is None:
@@ -307,15 +273,7 @@ class Plan:
         "choose them use Plan.calibrated",
         field="for_data",
       )
-    steps = epochs * size / batch_size
-    if steps > _MOST_STEPS:
-      raise UserError(
-        f"are {steps:.3g} steps of batch_size={batch_size}, of which there may "
-        f"be {_MOST_STEPS}",
-        field="epochs",
-        value=epochs,
-      )
-    steps = max(1, round(steps))
+    steps = _steps_of(epochs, size, batch_size)
     plan = cls.calibrated(
       epsilon=epsilon,
       delta=delta,
@@ -702,12 +660,14 @@ class Plan:
     """Raises unless the chance of a draw above the capacity fits into delta's share.
 
     Args:
-      declared: number of examples that the data are said to have, a constant. Where the
-        capacity serves it under add_or_remove_one, it serves one example less or more alike,
-        so that nothing flips between neighbours. Other data are checked by themselves.
+      declared: number of examples that the data are said to have, a constant. None: the number
+        that the plan's divisor is made for. Where the capacity serves it under
+        add_or_remove_one, it serves one example less or more alike, so that nothing flips
+        between neighbours. Other data are checked by themselves.
     """
     if not self.sampler.can_overflow:
       return
+    declared = self._size_of_divisor if declared is None else declared
     near = declared is not None and num_examples <= declared + 1
     constant = near and self.neighboring_relation == "add_or_remove_one"
     if declared is not None and constant and not self._slots_needed(declared):
@@ -721,6 +681,13 @@ class Plan:
         field="capacity",
         value=self.sampler.slots,
       )
+
+  @property
+  def _size_of_divisor(self) -> int | None:
+    """Number of examples whose expected batch size is `normalize_by`; None: there is none."""
+    rate = getattr(self.sampler, "rate", None)
+    size = self.normalize_by / rate if rate else math.inf
+    return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _slots_needed(self, num_examples: int) -> int:
     """Slots that draws from so many examples, and one more, need; 0: there are enough."""
@@ -736,8 +703,9 @@ class Plan:
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
-        leading axis of len(indices): an array, a `dpjax.data.Dataset`, a torch TensorDataset, a
-        Hugging Face data set `.with_format("numpy")`, a class of your own. Rows that its
+        leading axis of len(indices), in their order: an array, a `dpjax.data.Dataset`, a torch
+        TensorDataset, a Hugging Face data set `.with_format("numpy")`, a class of your own,
+        whose arrays are copied. Rows that its
         `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
         `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
@@ -757,7 +725,7 @@ class Plan:
       validate.integer_in(0, 0, start=start)  # what stopped cannot be drawn again
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
-    num_examples = _size_of(data)
+    num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
       # An index that it lacks would be told by NumPy, and who was drawn is a secret.
@@ -773,8 +741,8 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # What cannot be read is told now, by place 0, which padding repeats: it tells of no draw.
-    _rows_of(data, np.zeros(1, np.int64))
+    # What cannot be read is told now, by the first and the last row: they tell of no draw.
+    read = indexed.reader(data, num_examples)
     # A part of a data set has the whole one's declared size: either may be meant.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
@@ -783,7 +751,7 @@ class Plan:
       for step in range(start, self.num_steps):
         drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
         for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
-          examples = _rows_of(data, indices)
+          examples = read(indices)
           yield Batch(examples, mask if present is None else mask & present[indices])
 
     return generate()

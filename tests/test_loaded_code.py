@@ -318,6 +318,65 @@ def _environment(monkeypatch):
   loaded._CONFIG_FILES[:] = before
 
 
+# How a source reads a variable of the environment -> what is left of it is no number of a module.
+_READS = {
+  "in a function": "import os\ndef part():\n  return float(os.environ['OWN_SCALE'])\n",
+  "get": "import os\ndef part():\n  return os.environ.get('OWN_SCALE', '1')\n",
+  "getenv": "from os import getenv as g\ndef part():\n  return g('OWN_SCALE')\n",
+  "another name": "from os import environ as e\nN = 'OWN_SCALE'\ndef part():\n  return e[N]\n",
+  "text": "import os\nKIND = os.environ['OWN_SCALE']\ndef part():\n  return KIND\n",
+  "a choice": (
+    "import os\nimport jax.numpy as jnp\n"
+    "ACT = jnp.tanh if os.environ['OWN_SCALE'] == '1.0' else jnp.sin\n"
+    "def part(x):\n  return ACT(x)\n"
+  ),
+  "a closure": (
+    "import os\ndef make(scale):\n  return lambda x: scale * x\n"
+    "part = make(float(os.environ['OWN_SCALE']))\n"
+  ),
+  "an object": (
+    "import os\nclass Scale:\n  def __init__(self):\n"
+    "    self._of = {'a': [float(os.environ['OWN_SCALE'])]}\n"
+    "SCALE = Scale()\ndef part(x):\n  return SCALE\n"
+  ),
+}
+
+
+@pytest.mark.parametrize("read", _READS)
+def test_a_variable_of_the_environment_that_a_source_names_is_part(
+  read, tmp_path, fresh, monkeypatch
+):
+  (tmp_path / "own_main.py").write_text(_READS[read])
+  found = []
+  for value in ("1.0", "1.0", "2.0", ""):
+    monkeypatch.setenv("OWN_SCALE", value or "0")
+    if not value and "environ[" not in _READS[read] and "[N]" not in _READS[read]:
+      monkeypatch.delenv("OWN_SCALE")
+    fresh(tmp_path)
+    found.append(_code())
+  assert _state(found[0]) == _state(found[1])
+  assert len({*map(_state, found)}) == 3
+  assert _goes_on(found[0], found[1]) and not _goes_on(found[0], found[2])
+  assert "OWN_SCALE" not in json.dumps(found[0].to_json())
+
+
+def test_a_variable_that_names_a_machine_a_job_or_a_folder_is_no_part(
+  tmp_path, fresh, monkeypatch
+):
+  names_of_machines = ("HOME", "SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES", "OWN_DIR", "RANK")
+  reads = [f"os.environ.get({name!r})" for name in (*names_of_machines, "OWN_SCALE")]
+  source = f"import os\ndef part():\n  return {', '.join(reads)}\n"
+  (tmp_path / "own_main.py").write_text(source)
+  found = []
+  for value in ("1", "2"):
+    for name in names_of_machines:
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OWN_SCALE", f"/folder/{value}")
+    fresh(tmp_path)
+    found.append(_state(_code()))
+  assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("way", _WAYS)
 def test_another_state_of_what_is_loaded_is_another_run(way, tmp_path, fresh):
   """And the same state in another folder is the same run."""

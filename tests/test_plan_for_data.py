@@ -274,3 +274,166 @@ def test_an_odd_presence_is_one_line_and_tells_of_no_draw(present):
   )
   with pytest.raises(UserError, match=r"^data.present: must be a bool array \[10\]"):
     list(plan.batches(data, rng=0))
+
+
+def test_a_size_that_the_plan_was_told_serves_one_row_less_and_more_alike():
+  """Plain arrays declare no size; whether a run starts must not tell n from n + 1 either."""
+  flipping = []
+  for size in range(1466, 1470):
+    sampler = sampling.PoissonSampler(prob=100 / size, capacity=size)
+    plan = Plan(sampler, 3.0, 1.0, 100, 50, delta=1e-5)
+    fitted = dataclasses.replace(plan, sampler=plan.fitted_sampler(size))
+    if plan.fitted_sampler(size + 1).capacity > fitted.sampler.capacity:
+      flipping.append((size, fitted))
+  assert flipping
+  for size, plan in flipping:
+    for rows in (size - 1, size, size + 1):
+      next(plan.batches(np.zeros((rows, 1), np.float32), rng=0))
+    with pytest.raises(UserError, match="capacity="):
+      plan.batches(np.zeros((2 * size, 1), np.float32), rng=0)
+
+
+_X = np.arange(80, dtype=np.float32).reshape(40, 2)
+
+
+class _Own:
+  """Rows of a class of somebody's own."""
+
+  def __init__(self, read):
+    self.read = read
+
+  def __len__(self):
+    return len(_X)
+
+  def __getitem__(self, indices):
+    return self.read(indices)
+
+
+_SORTED = {
+  "sorted": lambda i: _X[np.sort(i)],
+  "sorted, in a tree": lambda i: {"y": np.zeros(len(i)), "x": _X[np.sort(i)]},
+  "grouped": lambda i: _X[np.repeat(*np.unique(i, return_counts=True))],
+  "the last first": lambda i: _X[np.r_[i[:1], np.sort(i[1:])][::-1]],
+  "through h5py, unique": lambda i: _X[np.unique(i)],
+}
+
+
+@pytest.mark.parametrize("how", _SORTED)
+def test_rows_in_another_order_are_refused(how):
+  """The padding, which is row 0, would stand in slots that count: 23 times in one batch."""
+  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^data: needs len") as refused:
+    plan.batches(_Own(_SORTED[how]), rng=0)
+  assert "\n" not in str(refused.value) and len(str(refused.value)) < 300
+
+
+_MIXED = {
+  "centered by the batch": lambda i: _X[i] - _X[i].mean(0),
+  "scaled by the batch": lambda i: {"x": _X[i] / _X[i].max(), "y": np.zeros(len(i))},
+  "shuffled by a sum": lambda i: np.roll(_X[i], int(i.sum()), axis=1),
+}
+
+
+@pytest.mark.parametrize("how", _MIXED)
+def test_rows_that_hold_something_of_others_are_refused(how):
+  plan = Plan(sampling.PoissonSampler(prob=0.1, capacity=41), 1.0, 1.0, 4, 3, delta=1e-5)
+  with pytest.raises(UserError, match="^data: needs len.*beside them") as refused:
+    plan.batches(_Own(_MIXED[how]), rng=0)
+  assert len(str(refused.value)) < 300
+
+
+def test_rows_that_are_padded_to_the_longest_of_a_batch_are_served():
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  padded = lambda i: np.tile(_X[i, :1], (1, 1 + int(i.max()) // 10)) * 1.0
+  assert len(list(plan.batches(_Own(padded), rng=0))) == 4
+
+
+def _reused():
+  held = np.zeros((64, 2), np.float32)
+
+  def read(indices):
+    held[: len(indices)] = _X[indices]
+    return held[: len(indices)]
+
+  return read
+
+
+def _undone(indices):
+  places, back = np.unique(indices, return_inverse=True)
+  return _X[places][back]
+
+
+@pytest.mark.parametrize("read", [_reused(), _undone], ids=["one memory", "a sort undone"])
+def test_batches_of_an_own_class_are_those_of_an_array(read):
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  held = list(plan.batches(_Own(read), rng=0))  # all of them, so that none is written over
+  for batch, other in zip(held, plan.batches(_X, rng=0), strict=True):
+    np.testing.assert_array_equal(batch.examples, other.examples)
+    np.testing.assert_array_equal(batch.mask, other.mask)
+
+
+def test_data_that_are_drawn_anew_at_each_look_are_served():
+  generator = np.random.default_rng(0)
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  data = _Own(lambda i: _X[i] + generator.normal(size=(len(i), 2)))
+  assert len(list(plan.batches(data, rng=0))) == 4
+
+
+@pytest.mark.parametrize(
+  ("data", "words"),
+  [
+    (np.ma.masked_array(_X, _X > 70), "masked"),
+    (np.zeros(40, [("x", "f4"), ("y", "i4")]), "named fields"),
+    (np.zeros(40, "datetime64[s]"), "arrays of datetime64"),
+  ],
+  ids=["masked", "structured", "times"],
+)
+def test_arrays_that_jax_would_misread_are_refused(data, words):
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  with pytest.raises(UserError, match=f"^data: needs len.*{words}"):
+    plan.batches(data, rng=0)
+
+
+class _Tensor:
+  """An array of another library, as of torch: `jax.jit` does not take it."""
+
+  dtype = "torch.float32"
+
+  def __init__(self, rows):
+    self.rows = rows
+    self.shape = rows.shape
+
+  def __array__(self, *args, **kwargs):
+    return self.rows
+
+
+class _OnDevice(_Tensor):
+  def __array__(self, *args, **kwargs):
+    raise TypeError(f"can't convert cuda:0 device type tensor {self.rows} to numpy")
+
+
+def test_arrays_of_another_library_become_numpys():
+  plan = Plan(sampling.PoissonSampler(prob=0.2, capacity=41), 1.0, 1.0, 8, 4, delta=1e-5)
+  batches = plan.batches(_Own(lambda i: (_Tensor(_X[i]), _X[i, 0])), rng=0)
+  for batch, other in zip(batches, plan.batches(_X, rng=0), strict=True):
+    total = jax.jit(lambda batch: batch.examples[0].sum())(batch)
+    assert float(total) == other.examples.sum()
+  with pytest.raises(
+    UserError, match="^data: needs len.*NumPy cannot read one .TypeError.$"
+  ):
+    plan.batches(_Own(lambda i: _OnDevice(_X[i])), rng=0)
+
+
+def test_a_number_of_steps_whose_noise_takes_minutes_is_told_before(monkeypatch):
+  class Told(Exception):
+    pass
+
+  def calibrated(**numbers):
+    raise Told
+
+  monkeypatch.setattr(Plan, "calibrated", calibrated)
+  with (
+    pytest.warns(UserWarning, match=r"^epochs=1000000.0: are 1e\+07 steps"),
+    pytest.raises(Told),
+  ):
+    _made(np.zeros((1000, 1)), epochs=1e6, num_examples=1000)

@@ -10,7 +10,11 @@ import subprocess
 import sys
 import textwrap
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
+from flax import linen as nn
 
 import dpjax
 from dpjax import names, run_code
@@ -557,3 +561,75 @@ def test_two_processes_agree(tmp_path, fresh):
     )  # fmt: skip
     told.add(done.stdout.strip())
   assert len(told) == 1
+
+
+# What a file that no source names puts into a library -> how.
+_PATCHES = {
+  "a function": "jnp.tanh = mine",
+  "by another name": "m = jnp\nm.tanh = mine",
+  "a jitted function": "jnp.tanh = jax.jit(mine)",
+  "a partial function": "import functools\njnp.tanh = functools.partial(mine)",
+  "a method": "nn.Dense.__call__ = mine",
+  "a class": (
+    "class Dense(nn.Module):\n  def __call__(self, x):\n    return mine(x)\nnn.Dense = Dense"
+  ),
+  "a rule of an optimizer": "optax.sgd = mine",
+  "a loss of dpjax": "dpjax.losses.softmax_cross_entropy = mine",
+}
+
+
+@pytest.mark.parametrize("patch", _PATCHES)
+def test_what_stands_in_a_library_is_part_of_every_run(patch, tmp_path, fresh, monkeypatch):
+  """A startup file does that, or a config file: nothing of the run names them."""
+  for owner, name in (
+    (jnp, "tanh"),
+    (nn.Dense, "__call__"),
+    (nn, "Dense"),
+    (optax, "sgd"),
+    (dpjax.losses, "softmax_cross_entropy"),
+  ):
+    monkeypatch.setattr(owner, name, getattr(owner, name))  # put back after the test
+  assert not run_code.of().modules
+  found = []
+  for place, scale in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "own_startup.py").write_text(
+      "import dpjax, jax, jax.numpy as jnp, optax, flax.linen as nn\n"
+      f"def mine(*args):\n  return {scale}\n{_PATCHES[patch]}\n"
+    )
+    fresh(tmp_path / place)
+    importlib.import_module("own_startup")
+    found.append(run_code.of().digest())
+  assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+  "setting",
+  [
+    ("jax_enable_x64", True),
+    ("jax_default_matmul_precision", "bfloat16"),
+    ("jax_numpy_dtype_promotion", "strict"),
+    ("XLA_FLAGS", "--xla_cpu_enable_fast_math=true"),
+  ],
+  ids=str,
+)
+def test_another_precision_is_another_code(setting, monkeypatch):
+  before = run_code.of()
+  name, value = setting
+  if name == "XLA_FLAGS":
+    # How many devices there are decides no number.
+    monkeypatch.setenv(name, "--xla_force_host_platform_device_count=8")
+    assert run_code.of().versions == before.versions
+    monkeypatch.setenv(name, value)
+    after = run_code.of()
+    monkeypatch.undo()
+  else:
+    usual = getattr(jax.config, name)
+    jax.config.update(name, value)
+    try:
+      after = run_code.of()
+    finally:
+      jax.config.update(name, usual)
+  assert after.digest() != before.digest() == run_code.of().digest()
+  with pytest.raises(UserError, match=f"^{name}: the run in workdir=w was begun with"):
+    run_code.check_same(before.to_json(), after, workdir="w")

@@ -182,6 +182,10 @@ def first_line(error: Exception) -> str:
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:
+  if np.ma.is_masked(value):
+    raise UserError(
+      f"{name}: holds masked entries, which have no value; fill them: .filled(0)"
+    )
   try:
     return np.asarray(value)
   except ValueError as error:  # ragged nested lists
@@ -259,8 +263,30 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     )
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)
+  if type(source).__module__.partition(".")[0] != "dpjax":
+    _check_apart(x)
   named: Any = {"name": "arrays", "split": "train"} | more
   return Dataset(x=x, y=_as_labels(y), **named)
+
+
+def _check_apart(x: Rows) -> None:
+  """Raises UserError where a row of somebody's source is another one when it is read with others.
+
+  What it holds of the others has an influence that no clipping bounds.
+  """
+  if len(x) < 2:
+    return
+  looks = []
+  for _ in range(2):
+    apart = np.concatenate([x[:1], x[1:2]])
+    looks.append((apart.tobytes(), x[:2].tobytes()))
+  # A source that draws anew at each look has no value of its own.
+  if looks[0] == looks[1] and looks[0][0] != looks[0][1]:
+    raise UserError(
+      "source.read(places) must return the row of each place, in their order, whatever else is "
+      "read; rows 0 and 1 are others when they are read together",
+      field="x",
+    )
 
 
 def from_arrays(

@@ -85,6 +85,13 @@ def check_arrays(**named: Any) -> None:
       known = jnp.issubdtype(dtype, jnp.bool_) or jnp.issubdtype(dtype, jnp.number)
       if not known and not trees.is_key(leaf):
         place = f"{name}{jax.tree_util.keystr(path)}"
+        if callable(leaf):
+          raise UserError(
+            "is a function, must be numbers; of Equinox give the params of params, static = "
+            "eqx.partition(model, eqx.is_inexact_array), and call eqx.combine(params, static) in "
+            "the loss",
+            field=place,
+          )
         raise UserError(f"dtype {dtype} must be numbers, which JAX can hold", field=place)
 
 

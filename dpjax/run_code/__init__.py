@@ -13,8 +13,11 @@ that name, and a run that was begun goes on with the same code alone.
 | a package that was installed from a folder      | the hashes of its RECORD, too              |
 | Python and its standard library                 | the version, as 3.11                       |
 | what was changed in memory [1]                  | its byte code, or its value                |
+| what stands in a library in another one's place | the file of that function                  |
+| options of JAX and XLA that set a precision     | their values, where they are not usual     |
 | data files that the user's modules read [2]     | SHA-256 of the file                        |
 | values that they hold after their import [2]    | SHA-256 of the value                       |
+| environment variables that they name [2]        | SHA-256 of the value                       |
 
 [1] Of a user's module: a function whose code is not in the source, such as one that `exec` made
 of another file, and a number or string that the source sets once to something else.

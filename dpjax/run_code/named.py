@@ -22,6 +22,7 @@ _CLOCKS = {
   "gethostname", "getuser", "platform", "cpu_count", "node", "uname", "id", "getsize",
   "getmtime", "stat",
 }  # fmt: skip
+_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb"}
 _ACTS = {"setattr", "delattr", "exec", "eval", "__import__"}
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -47,6 +48,8 @@ class Names:
   displays: set[str] = dataclasses.field(default_factory=set)
   # Names that functions set, or that hold a time, a host or the like: other in each process.
   changing: set[str] = dataclasses.field(default_factory=set)
+  # Words in a source that reads the environment: they may name its variables.
+  variables: set[str] = dataclasses.field(default_factory=set)
   # Whether it changes what it imports: `helper.SCALE = 3`, `jax.config.update(...)`.
   acts: bool = False
 
@@ -88,6 +91,7 @@ def names_in(content: bytes, package: str) -> Names:
   found.changing |= _of_this_process(tree)
   found.acts = any(_acts(node, reader.aliases) for node in ast.walk(tree))
   found.exported = _exported(tree)
+  found.variables = _variables(tree)
   return found
 
 
@@ -259,6 +263,16 @@ def _of_this_process(tree: ast.Module) -> set[str]:
         bound = [each for target in targets for each in ast.walk(target)]
         found |= {each.id for each in bound if isinstance(each, ast.Name)}
   return found
+
+
+def _variables(tree: ast.Module) -> set[str]:
+  nodes = [*ast.walk(tree)]
+  names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
+  names |= {node.name for node in nodes if isinstance(node, ast.alias)}
+  if not names & _ENVIRONMENT:
+    return set()
+  # A constant may name one anywhere: `NAME = "SCALE"`, and then `os.environ[NAME]`.
+  return {text for text in _strings(tree) if text.isidentifier() and len(text) > 1}
 
 
 def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:

@@ -9,11 +9,14 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import re
 import site
 import sys
 import sysconfig
 from collections.abc import Mapping
 from typing import Any
+
+import jax
 
 # Distributions that decide what a run computes, whether or not a user imports them.
 DISTRIBUTIONS = (
@@ -28,6 +31,51 @@ DISTRIBUTIONS = (
 )
 EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]  # dpjax
+
+
+# Options of JAX that decide to which precision a run computes -> what they are by themselves.
+_PRECISION: dict[str, Any] = {
+  "jax_default_matmul_precision": None,
+  "jax_enable_x64": False,
+  "jax_numpy_dtype_promotion": "standard",
+}
+_PRECISION_FLAGS = re.compile(r"precision|fast_m|tf32|bf16|fp8|f16")
+# Environment variables that name a machine, a user, a job or a secret. A run goes on in another
+# job, on another machine.
+_OF_MACHINE = re.compile(
+  r"HOME|USER|LOGNAME|SHELL|TERM|PWD|OLDPWD|LANG|DISPLAY|EDITOR|TZ|RANK|(LOCAL|NODE|GLOBAL)_RANK"
+  r"|(LOCAL_)?WORLD_SIZE|(CUDA|COLAB|JAX|KAGGLE|LC|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PBS|PYTEST|SLURM|SSH"
+  r"|TMUX|WANDB|XDG|XLA)_.*|(PYTHON|TEMP|TMP|TF_CPP_).*"
+  r"|.*(PATH|DIR|FOLDER|CACHE|TOKEN|API_KEY|SECRET|PASSWORD|HOST|HOSTNAME|ADDR|ADDRESS|PORT|URL"
+  r"|JOB_ID|NUM_THREADS|VISIBLE_DEVICES)"
+)
+
+
+def settings() -> dict[str, str]:
+  """What decides the precision of a run and is not as JAX has it by itself.
+
+  Two runs with one noise and two precisions would give away how their sums are rounded.
+
+  >>> settings()
+  {}
+  """
+  found = {}
+  for name, usual in _PRECISION.items():
+    value = getattr(jax.config, name, usual)
+    if value != usual:
+      found[name] = str(value)
+  flags = os.environ.get("XLA_FLAGS", "").split()
+  flags = sorted(flag for flag in flags if _PRECISION_FLAGS.search(flag))
+  return found | ({"XLA_FLAGS": " ".join(flags)} if flags else {})
+
+
+def is_of_machine(variable: str) -> bool:
+  """Whether an environment variable says where a run takes place, rather than what it computes.
+
+  >>> is_of_machine("SLURM_JOB_ID"), is_of_machine("LORA_RANK")
+  (True, False)
+  """
+  return _OF_MACHINE.fullmatch(variable) is not None
 
 
 def find(name: str) -> Any:

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from dpjax.run_code import loaded, packages, sources, values
+from dpjax.run_code import loaded, packages, patched, sources, values
 from dpjax.run_code.named import Names, is_plain, names_in
 from dpjax.run_code.packages import EXTENSIONS, is_users_code, owner
 from dpjax.run_code.record import Code
@@ -44,10 +44,12 @@ def of(roots: Iterable[Any] = ()) -> Code:
       search.value(root)
   for config_file in loaded.config_files():
     search.config_file(config_file)
+  for value in patched.replaced():
+    search.value(value)
   search.drain()
   while search.loads():
     search.drain()
-  versions = {**packages.versions(), **search.versions}
+  versions = {**packages.versions(), **packages.settings(), **search.versions}
   return Code(
     search.modules(),
     versions,
@@ -255,6 +257,9 @@ class _Search:
     for home in named.stars:
       for part in self._exported(home):
         self.module(f"{home}.{part}")
+    for name in named.variables & {*os.environ}:
+      if values.is_option(os.environ[name]) and not packages.is_of_machine(name):
+        self._computed(name, os.environ[name], kind="environment variable")
     guesses = [child for home in named.packages for child in self._children(home)]
     for name in (*guesses, *named.maybe):
       self.module(name, guess=True)
@@ -324,9 +329,9 @@ class _Search:
       if is_table or is_value:
         self._computed(f"{name}.{key}", held[key])
 
-  def _computed(self, name: str, live: Any) -> None:
+  def _computed(self, name: str, live: Any, *, kind: str = "value") -> None:
     """Takes a value of which no source says what it is. It may follow from private data."""
-    self._inputs.add((f"value {name!r}", values.sha256(live)))
+    self._inputs.add((f"{kind} {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
     told = repr(live) if is_plain(live) else f"of type {type(live).__name__}"

@@ -102,6 +102,7 @@ def test_jax_arrays_and_lists_enter_too():
     (np.zeros((2, 2, 2), np.int64), [0, 1], "int64 of shape (2, 2, 2)"),
     (np.array([["ab"], ["c"]]), [0, 1], "<U2"),
     ([[1.0], [1.0, 2.0]], [0, 1], "x: is not a rectangular array"),
+    (np.ma.masked_equal([[1.0], [2.0]], 2.0), [0, 1], "x: holds masked entries"),
     ([[1, -1]], [0], "none may be negative"),
     ([[1, 2**40]], [0], "x: holds int64 values that do not fit in int32"),
   ],

@@ -89,6 +89,51 @@ def test_a_poisson_batch_reads_that_batch_and_nothing_more():
     assert source.reads[step] in (size, size + 1)  # padding is row 0, read once
 
 
+def test_a_source_that_reads_into_one_memory_leaves_the_rows_before_as_they_were():
+  class Reused:
+    held = np.zeros((9, 2), np.float32)
+
+    def __len__(self):
+      return 9
+
+    def read(self, places):
+      self.held[: len(places)] = np.stack([places, places], axis=1)
+      return self.held[: len(places)]
+
+  dataset = data.in_files(Reused(), np.zeros(9, int), num_classes=2)
+  before = dataset[np.array([1, 2])]
+  dataset[np.array([7, 8])]
+  np.testing.assert_array_equal(before.x, [[1, 1], [2, 2]])
+
+
+@pytest.mark.parametrize(
+  "change",
+  [lambda x: x - x.mean(axis=0), lambda x: x[::-1], lambda x: x / x.max()],
+  ids=["centered", "reversed", "scaled"],
+)
+def test_a_source_whose_rows_hold_something_of_others_is_refused(change):
+  class Mixing:
+    def __len__(self):
+      return 9
+
+    def read(self, places):
+      return change(np.stack([places + 1, places + 2], axis=1).astype(np.float32))
+
+  with pytest.raises(UserError, match="^x: source.read"):
+    data.in_files(Mixing(), np.zeros(9, int), num_classes=2)
+
+
+def test_a_source_that_draws_anew_is_served():
+  class Drawn(Numbers):
+    generator = np.random.default_rng(0)
+
+    def read(self, places):
+      rows = super().read(places)
+      return rows + self.generator.normal(size=rows.shape).astype(np.float32)
+
+  assert len(data.in_files(Drawn(9), np.zeros(9, int), num_classes=2)) == 9
+
+
 def test_the_digest_is_that_of_the_same_data_in_memory(monkeypatch):
   y = np.arange(50) % 2
   lazy = data.in_files(Numbers(50), y, num_classes=2)

@@ -8,6 +8,7 @@ from flax import nnx
 
 from dpjax import gradients, losses
 from dpjax.types import Example
+from dpjax.validate import UserError
 from tests.gradients import ghost_oracle as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -85,3 +86,12 @@ def test_matrices_and_kernels_of_other_libraries_have_rules(name):
 
 def _weights(params):
   return [leaf.shape for leaf in jax.tree.leaves(params) if np.prod(leaf.shape) > 10]
+
+
+def test_a_function_among_the_parameters_is_one_line_that_says_what_to_do():
+  eqx = pytest.importorskip("equinox")
+  model = eqx.nn.MLP(3, 2, 4, 1, key=jax.random.key(0))
+  grad_fn = gradients.clipped_grad(lambda model, x: model(x).sum(), l2_clip_norm=1.0)
+  with pytest.raises(UserError, match="^params.activation: .* eqx.partition") as refused:
+    grad_fn(model, jnp.ones((2, 3)), True)
+  assert "\n" not in str(refused.value) and len(str(refused.value)) < 300

@@ -18,7 +18,7 @@ from dpjax.data.rows import Rows
 from dpjax.experiments.checks import before_steps
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.central import build, facts, normalization, privacy
+from dpjax.experiments.kinds.central import build, facts, features, normalization, privacy
 from dpjax.experiments.run import loop, streams
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics
@@ -386,3 +386,18 @@ def test_the_default_leaves_earlier_runs_as_they_were():
   for changed in ({"model__mirrored": True}, {"model__colours": "opponent"}):
     other = _config(privacy__normalization="per_example", **changed)
     assert build.digest(other) != build.digest(config)
+
+
+def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsys):
+  def chunks(images, **seen):
+    yield from np.array_split(np.zeros((len(images), 2, 2, 3), np.float32), 7)
+
+  monkeypatch.setattr(features.models, "scattering_chunks", chunks)
+  said = []
+  for size in (307, 308):
+    images = np.zeros((size, 8, 8, 3), np.float32)
+    dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
+    blocks = list(features._blocks(dataset, None, True, {"colours": "rgb"}))
+    assert sum(map(len, blocks)) == size
+    said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
+  assert said[0] == said[1] == "scattering features, percent: 100/100"

@@ -143,6 +143,7 @@ def check(
     "algorithm": algorithm,
   }
   _check_arguments(functions, plan, optimizer, example_key)
+  gradients.check_real(params=params)
   clip = plan.l2_clip_norm
   if algorithm is not None and optimizer is None:
     raise UserError(

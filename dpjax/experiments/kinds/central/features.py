@@ -102,11 +102,15 @@ def _blocks(
   scales = None
   if not standardized:
     scales = models.typical_scales(images, colours=seen["colours"])
-  with writers.progress(len(dataset), 0, "scattering features") as bar:
+  # In percent: the number of examples may be a secret.
+  with writers.progress(100, 0, "scattering features, percent") as bar:
 
     def counted() -> Iterator[np.ndarray]:
+      done = 0
       for chunk in models.scattering_chunks(dataset.x, **seen):
-        bar.update(len(chunk))
+        before = 100 * done // len(dataset)
+        done += len(chunk)
+        bar.update(100 * done // len(dataset) - before)
         yield chunk
 
     for block in _regrouped(counted(), _BLOCK):

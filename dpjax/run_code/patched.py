@@ -1,0 +1,71 @@
+"""Functions and classes of the user that stand in the public namespaces of numerical libraries."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from dpjax.run_code.packages import DISTRIBUTIONS, is_users_code
+
+# What losses, models and optimizers are written with. Their private modules are 20 times as large.
+_NAMESPACES = (
+  "dpjax.losses",
+  "flax.linen",
+  "flax.nnx",
+  "jax.lax",
+  "jax.nn",
+  "jax.nn.initializers",
+  "jax.numpy",
+  "jax.numpy.linalg",
+  "jax.random",
+  "jax.scipy.special",
+  "optax",
+  "optax.losses",
+)
+_MOST_WRAPPED = 20
+
+
+def replaced() -> Iterator[Any]:
+  """Yields what somebody's file has put in place of a function, a method or a class.
+
+  A startup file, a config file or a cell of a notebook can do so, and no source that a run names
+  tells of it: `jnp.tanh = mine`, `nn.Dense.__call__ = mine`.
+
+  >>> list(replaced())
+  []
+  """
+  checkouts = tuple(_checkouts())
+  for name in _NAMESPACES:
+    module = sys.modules.get(name)
+    # Without `getattr`: that would import what a library has put off.
+    for value in [*getattr(module, "__dict__", {}).values()]:
+      methods = [*vars(value).values()] if isinstance(value, type) else []
+      parts = (value, *methods)
+      files = {file for part in parts for file in _files_of(part)}
+      if any(is_users_code(file) and not file.startswith(checkouts) for file in files):
+        yield value
+
+
+def _checkouts() -> Iterator[str]:
+  """The folders of libraries that lie with the user's files; a digest of all is their version."""
+  for name in DISTRIBUTIONS:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is not None and is_users_code(file):
+      yield os.path.join(os.path.dirname(file), "")
+
+
+def _files_of(value: Any) -> Iterator[str]:
+  """Where the code of a function lies, and that of what it wraps; nothing of anything else."""
+  for _ in range(_MOST_WRAPPED):
+    if isinstance(value, functools.partial):
+      value = value.func
+    if isinstance(value, types.FunctionType):
+      yield value.__code__.co_filename
+    # Of `jax.jit`, of `functools.wraps` and the like: it stands in their own dict.
+    value = getattr(value, "__dict__", {}).get("__wrapped__")
+    if value is None:
+      return

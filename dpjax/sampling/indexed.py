@@ -1,0 +1,179 @@
+"""Rows of somebody's data by place, and what is wrong with them in one line.
+
+No error tells the indices: who was drawn is a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import trees
+from dpjax.types import Indexed
+from dpjax.validate import UserError
+
+
+def size_of(data: Indexed) -> int:
+  """Returns the number of rows.
+
+  Raises:
+    UserError: there are none, or nobody can tell.
+
+  >>> size_of(np.zeros((3, 2)))
+  3
+  """
+  try:
+    size = len(data)
+  except Exception:
+    size = None
+  if size is None:
+    raise UserError(f"{_needs(data)}, which has no len()")
+  if not size:
+    raise UserError(
+      f"must hold at least one row, {type(data).__name__} holds none", field="data"
+    )
+  return size
+
+
+def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
+  """Returns the function that reads a batch by its indices, after a look at two rows.
+
+  Raises:
+    UserError: rows cannot be read by place, or come in another order than their indices.
+    The function raises it where they cannot be read later.
+
+  >>> reader(np.arange(3.0), 3)(np.array([2, 0]))
+  array([2., 0.])
+  """
+  is_ours = type(data).__module__.partition(".")[0] == "dpjax"
+  is_known = is_ours or type(data) is np.ndarray or isinstance(data, jax.Array)
+
+  def read(indices: np.ndarray) -> Any:
+    rows = rows_of(data, indices)
+    return rows if is_known else _own_arrays(data, rows)
+
+  read(np.zeros(1, np.int64))
+  if not is_known:
+    _check_order(data, read, size)
+  return read
+
+
+def rows_of(data: Indexed, indices: np.ndarray) -> Any:
+  """Returns `data[indices]`.
+
+  Raises:
+    UserError: it is no tree of arrays of numbers, each with an entry for each index.
+
+  >>> rows_of(np.arange(3.0), np.array([1, 1]))
+  array([1., 1.])
+  """
+  failure = ""
+  examples = None
+  leaves = []
+  shapes = []
+  try:
+    examples = data[indices]
+    leaves = jax.tree.leaves(examples)
+    # None: it has no shape.
+    held = [getattr(leaf, "shape", None) for leaf in leaves]
+    shapes = [shape if shape is None else tuple(shape) for shape in held]
+  except UserError:
+    raise
+  except Exception as error:  # whatever it is, its text may hold what was looked for
+    failure = type(error).__name__
+  if failure:  # outside of the handler, so that the error keeps nothing of the other one
+    raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
+  if not leaves:
+    raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
+  adds_rows = getattr(data, "adds_rows", False)
+  for leaf, shape in zip(leaves, shapes):
+    _check_kind(data, leaf)
+    lengths = shape[:1] if shape else ()
+    enough = adds_rows and lengths > (len(indices),)
+    if lengths != (len(indices),) and not enough:
+      raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
+  return examples
+
+
+def _needs(data: object) -> str:
+  kind = type(data)
+  return (
+    "data: needs len() and data[indices] that returns a tree of arrays, each with a leading axis "
+    f"of len(indices); got {kind.__module__.partition('.')[0]}.{kind.__name__}"
+  )
+
+
+def _check_kind(data: Indexed, leaf: Any) -> None:
+  """Raises UserError for what is no array of numbers."""
+  if isinstance(leaf, np.ma.MaskedArray):
+    raise UserError(
+      f"{_needs(data)}, which returns masked arrays, whose mask JAX would drop; fill them: "
+      ".filled(0)"
+    )
+  dtype = getattr(leaf, "dtype", None)
+  if getattr(dtype, "names", None):
+    raise UserError(
+      f"{_needs(data)}, which returns arrays with named fields; give a dict of arrays, one for "
+      "each field"
+    )
+  is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
+  # What selects by label, such as a pandas Series, has `iloc` to select by place.
+  if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
+    kind = f"arrays of {dtype}" if is_text else type(leaf).__name__
+    raise UserError(
+      f"{_needs(data)}, which returns {kind}; make it .with_format('numpy') (Hugging Face) or "
+      ".to_numpy() (pandas)"
+    )
+
+
+def _own_arrays(data: Indexed, rows: Any) -> Any:
+  """Copies, since somebody's class may write the next batch into the same memory, of what
+  `jax.jit` takes: tensors of torch, frames of polars and arrays of xarray become NumPy's."""
+  failure = ""
+  copies = None
+  try:
+    copies = jax.tree.map(
+      lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
+    )
+  except Exception as error:  # its text may hold records
+    failure = type(error).__name__
+  if failure:
+    raise UserError(f"{_needs(data)}, of which NumPy cannot read one ({failure})")
+  for leaf in jax.tree.leaves(copies):
+    _check_kind(data, leaf)
+  return copies
+
+
+def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
+  """Raises UserError for data whose rows come in another order than that of the indices, or change
+  with those that are read beside them.
+
+  A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
+  would put the padding into slots that count, so that one record counts many times. A row that
+  holds something of the others, such as their mean, has an influence that no clipping bounds.
+  """
+  probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
+  looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
+  for one, other, rows in zip(*looks[0]):
+    if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
+      raise UserError(
+        f"{_needs(data)}, which sorts its rows; they must come in the order of indices, or "
+        "the padding of a batch would count"
+      )
+    # Texts may be padded to the longest one of a batch.
+    is_comparable = {*map(len, rows)} == {*map(len, one)}
+    # Data that are drawn anew at each look have no value of their own.
+    if looks[0] == looks[1] and is_comparable and rows[1:] != [*one, *one]:
+      raise UserError(
+        f"{_needs(data)}, whose rows change with those that are read beside them; each must be "
+        "a function of its own record"
+      )
+
+
+def _contents(examples: Any) -> list[list[bytes]]:
+  """Of each leaf the bytes of its rows."""
+  leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
+  return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]
