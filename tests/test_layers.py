@@ -7,9 +7,9 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LAYERS = (
-  {"validate"},
+  {"validate", "_moved"},
   {"sealed"},  # which types hold
-  {"types", "passes", "_moved", "_lazy"},
+  {"types", "passes", "_lazy"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files"},
   {"parallel"},  # machines, not privacy

@@ -10,6 +10,9 @@ _ROOMS = {path.name for path in _PACKAGE.iterdir() if path.is_dir()}
 # Files of one name that ARE one thing, each for its own kind of run, data or noise.
 _ALIKE = {
   "audit": "of a run, by the kind of run",
+  "bounds": "of the fields of a config, by the kind of run",
+  "kind": "what a launcher knows of a kind of run, and each kind's own",
+  "user_code": "a user's own parts by import path, by the kind of run",
   "build": "config to objects, by the kind of run",
   "config": "of a run, by the kind of run",
   "facts": "what result.json says besides, by the kind of run",
@@ -25,6 +28,7 @@ _ALIKE = {
 _CLASSES = {
   "Cost": "what it takes: a gradient route, a secure sum",
   "Entry": "a row of a benchmark, by suite",
+  "Kind": "of a run, of a layer's use in a jaxpr",
   "Recipe": "how gradients are computed, how a network is trained on shares",
   "Signs": "of messages that are compressed, of values that are shared",
   "Streams": "every source of randomness, by the kind of run",

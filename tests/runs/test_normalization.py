@@ -8,8 +8,6 @@ from unittest import mock
 import jax
 import numpy as np
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.config import check as check_attack
 
 from configs import quickstart
 from dpjax import data, mechanisms
@@ -18,6 +16,8 @@ from dpjax.data.rows import Rows
 from dpjax.experiments.checks import before_steps
 from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import check as check_attack
 from dpjax.experiments.kinds.central import build, facts, features, normalization, privacy
 from dpjax.experiments.run import loop, streams
 from dpjax.experiments.sweeps import engine
