@@ -37,7 +37,9 @@ METHODS = (
   "kept",
 )  # what is freed; the first is what the second is compared with
 WORKLOADS = ("wide", "small")
-_EXAMPLES, _CLASSES, _STEPS = 20_000, 10, 40
+_EXAMPLES = 20_000
+_CLASSES = 10
+_STEPS = 40
 
 
 class Entry(NamedTuple):
@@ -97,13 +99,16 @@ def _measured(workload: str) -> _Found:
     losses.softmax_cross_entropy(model.apply), plan, optax.sgd(0.1),
     noise_key=jax.random.key(0), microbatch_size=microbatch_size,
   )  # fmt: skip
-  step, dataset = jax.jit(step, donate_argnums=0), data.resident(_data(shape))
+  step = jax.jit(step, donate_argnums=0)
+  dataset = data.resident(_data(shape))
   state = init(model.init(jax.random.key(1), jnp.zeros((1, *shape))))
-  seconds, batches = [], plan.batches(dataset, rng=1)
+  seconds = []
+  batches = plan.batches(dataset, rng=1)
   for batch in itertools.islice(batches, 2):
     state, _ = step(state, batch)
   jax.block_until_ready(state)
-  system, began = _system_seconds(), time.perf_counter()
+  system = _system_seconds()
+  began = time.perf_counter()
   for batch in batches:
     state, _ = step(state, batch)
     jax.block_until_ready(state)

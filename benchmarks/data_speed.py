@@ -230,7 +230,8 @@ def _placed(config: TrainConfig, place: str) -> TrainConfig:
 def _blocks(config: TrainConfig) -> Callable[[], float]:
   """Does one more block of steps; seconds of one of them."""
   run = build.assemble(config)
-  step_fn, state = jax.jit(run.algorithm.step, donate_argnums=0), None
+  step_fn = jax.jit(run.algorithm.step, donate_argnums=0)
+  state = None
   start = 0
 
   def block() -> float:

@@ -98,7 +98,8 @@ def measure(
 
 
 def _entry(name: str, mesh: str, stepper: _Stepper, times: list[float]) -> Entry:
-  plan, median = stepper.run.plan, statistics.median(times)
+  plan = stepper.run.plan
+  median = statistics.median(times)
   return Entry(
     config=name,
     mesh=mesh,

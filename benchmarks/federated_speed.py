@@ -31,7 +31,8 @@ from dpjax.validate import UserError
 FLOOR = "floor"
 OVER_DEVICES = ("pmap", "shard_map")
 METHODS = (FLOOR, "loop", "threads", "vmap", *OVER_DEVICES, "fedjax")
-_KEY_SEED, _RATE = 0, 0.1
+_KEY_SEED = 0
+_RATE = 0.1
 _ROW_BYTES = 4 * 28 * 28
 _MARKERS = {"cnn": "o", "mlp": "s", "cifar10_pfl": "^"}  # colours repeat after seven lines
 WORKLOADS = ("cnn", "mlp")
@@ -264,7 +265,8 @@ def beside(
     medians = [statistics.median(column) for column in zip(*times)]
     devices = _num_devices(method)
     for size, median in zip(megabytes, medians):
-      ratio, rate = median / medians[0], 1 / median
+      ratio = median / medians[0]
+      rate = 1 / median
       entries.append(Entry(name, method, 40, 1, median, ratio, rate, devices, size))
   return entries
 

@@ -47,7 +47,8 @@ def one_round(
     fedjax.optimizers.sgd(1.0),
     fedjax.ShuffleRepeatBatchHParams(batch_size=size, num_epochs=1, drop_remainder=True),
   )
-  x, y = np.asarray(cohort.data.x), np.asarray(cohort.data.y)
+  x = np.asarray(cohort.data.x)
+  y = np.asarray(cohort.data.y)
   rows = [np.asarray(batches.examples).ravel() for batches in cohort.batches]
   clients = [
     (who, fedjax.ClientDataset({"x": x[row], "y": y[row]}), jax.random.key(who))

@@ -24,7 +24,8 @@ from dpjax.validate import UserError
 
 BITS = (10, 12, 14, 16, 18, 20)
 EPSILONS = (0.5, 1.0, 4.0, 8.0)
-_DELTA, _RELATION = 1e-5, "replace_special"
+_DELTA = 1e-5
+_RELATION = "replace_special"
 
 
 class Entry(NamedTuple):
@@ -88,7 +89,8 @@ def _entry(bits: int, epsilon: float, vectors: np.ndarray) -> Entry:
   except UserError:
     return Entry(bits, epsilon, None, None, None, central, None, None, None, None)
   aggregator = secure.skellam_mean(PlainSum(min_survivors=count), mechanism, seed=bits)
-  messages, there = jnp.asarray(vectors, jnp.float32), np.ones(count, bool)
+  messages = jnp.asarray(vectors, jnp.float32)
+  there = np.ones(count, bool)
   start = time.perf_counter()
   mean, _ = aggregator.update(messages, there, jnp.int32(0))
   seconds = time.perf_counter() - start

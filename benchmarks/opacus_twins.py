@@ -159,7 +159,9 @@ def _small_cnn(torch: Any) -> tuple:
 
 
 def _cifar_cnn(torch: Any) -> tuple:
-  nn, layers, channels = torch.nn, [], 3
+  nn = torch.nn
+  layers = []
+  channels = 3
   for width in (32, 64, 128):
     for _ in range(2):
       layers += [nn.Conv2d(channels, width, 3, padding=1), nn.Tanh()]
@@ -198,8 +200,10 @@ def _block(torch: Any, width: int, heads: int, causal: bool, activation: Any) ->
   class Block(nn.Module):
     def __init__(self):
       super().__init__()
-      self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-      self.mixed, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+      self.first = nn.LayerNorm(width)
+      self.second = nn.LayerNorm(width)
+      self.mixed = nn.Linear(width, 3 * width)
+      self.out = nn.Linear(width, width)
       wide = nn.Linear(width, 4 * width)
       self.mlp = nn.Sequential(wide, activation, nn.Linear(4 * width, width))
 
@@ -232,10 +236,12 @@ def _gpt(torch: Any) -> tuple:
   class Gpt(nn.Module):
     def __init__(self):
       super().__init__()
-      self.embed, self.positions = nn.Embedding(1024, 256), nn.Embedding(128, 256)
+      self.embed = nn.Embedding(1024, 256)
+      self.positions = nn.Embedding(128, 256)
       gelu = nn.GELU(approximate="tanh")
       self.blocks = nn.Sequential(*(_block(torch, 256, 4, True, gelu) for _ in range(4)))
-      self.norm, self.head = nn.LayerNorm(256), nn.Linear(256, 1024, bias=False)
+      self.norm = nn.LayerNorm(256)
+      self.head = nn.Linear(256, 1024, bias=False)
 
     def forward(self, tokens):
       x = self.embed(tokens) + self.positions(_indices(torch, tokens, tokens.shape[1]))
@@ -251,10 +257,12 @@ def _vit(torch: Any) -> tuple:
     def __init__(self):
       super().__init__()
       self.patches = nn.Conv2d(3, 192, 4, 4)
-      self.token, self.positions = nn.Embedding(1, 192), nn.Embedding(65, 192)
+      self.token = nn.Embedding(1, 192)
+      self.positions = nn.Embedding(65, 192)
       gelu = nn.GELU(approximate="tanh")
       self.blocks = nn.Sequential(*(_block(torch, 192, 3, False, gelu) for _ in range(12)))
-      self.norm, self.head = nn.LayerNorm(192), nn.Linear(192, 10)
+      self.norm = nn.LayerNorm(192)
+      self.head = nn.Linear(192, 10)
 
     def forward(self, images):
       patches = self.patches(images).flatten(2).transpose(1, 2)
@@ -274,7 +282,8 @@ def _lstm(torch: Any) -> tuple:
     def __init__(self):
       super().__init__()
       self.embed = nn.Embedding(1024, 256)
-      self.lstm, self.head = DPLSTM(256, 256, batch_first=True), nn.Linear(256, 10)
+      self.lstm = DPLSTM(256, 256, batch_first=True)
+      self.head = nn.Linear(256, 10)
 
     def forward(self, tokens):
       return self.head(self.lstm(self.embed(tokens))[0][:, -1])

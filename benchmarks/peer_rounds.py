@@ -86,7 +86,8 @@ class Load(NamedTuple):
 
 def load(setup: Setup) -> Load:
   """Random images, dealt in order, and the first weights."""
-  rng, shape = np.random.default_rng(_SEED), (setup.side, setup.side, setup.channels)
+  rng = np.random.default_rng(_SEED)
+  shape = (setup.side, setup.side, setup.channels)
   x = rng.random((setup.rows, *shape), np.float32)
   dataset = from_arrays(x, rng.integers(0, 10, setup.rows), num_classes=10)
   held = np.arange(setup.examples)
@@ -99,7 +100,8 @@ def load(setup: Setup) -> Load:
 
 def as_torch(params: Params, setup: Setup) -> dict[str, np.ndarray]:
   """Our weights as those of the PyTorch twin: channels first, kernels [out, in, ...]."""
-  half, found = (setup.side - 4) // 2, {}
+  half = (setup.side - 4) // 2
+  found = {}
   for name, leaf in dict(params)["params"].items():
     kernel = np.asarray(leaf["kernel"])
     if name == "dense_0":  # rows in the order of [H, W, C] -> [C, H, W]
@@ -197,7 +199,8 @@ def write_load(work: Load, folder: pathlib.Path) -> None:
 
 def ours(work: Load, method: str) -> Callable[[], Params]:
   """() -> the server's parameters after one more round of newly drawn clients."""
-  setup, rng = work.setup, np.random.default_rng(_SEED)
+  setup = work.setup
+  rng = np.random.default_rng(_SEED)
   algorithm = federated.fed_avg(
     work.loss_fn,
     optax.sgd(setup.rate),
@@ -207,7 +210,9 @@ def ours(work: Load, method: str) -> Callable[[], Params]:
     ),
     key=jax.random.key(_SEED),
   )
-  local, state, number = federated.LocalWork(setup.batch), algorithm.init(work.params), 0
+  local = federated.LocalWork(setup.batch)
+  state = algorithm.init(work.params)
+  number = 0
 
   def one_round() -> Params:
     nonlocal state, number
@@ -246,7 +251,9 @@ def measure(
   for method in methods:
     validate.one_of((*OURS, *PEERS), methods=method)
   validate.integer_at_least(1, repeats=repeats)
-  work, runs, notes = load(setup), {}, dict.fromkeys(methods, "")
+  work = load(setup)
+  runs = {}
+  notes = dict.fromkeys(methods, "")
   with tempfile.TemporaryDirectory() as held, contextlib.ExitStack() as stack:
     folder = pathlib.Path(held)
     write_load(work, folder)

@@ -36,7 +36,8 @@ class Turns:
   """Holds a loop between its rounds."""
 
   def __init__(self, facts: dict[str, Any]):
-    self.facts, self.began = facts, None
+    self.facts = facts
+    self.began = None
 
   def next(self, weights: Weights) -> bool:
     """A round has ended, or the loop begins: waits for orders; False: no more."""
@@ -56,7 +57,8 @@ class Turns:
 
 def rows(setup: dict[str, Any], client: int) -> tuple[np.ndarray, np.ndarray]:
   """A client's examples: x [n, C, H, W], y [n]."""
-  folder, held = pathlib.Path(setup["folder"]), setup["examples"]
+  folder = pathlib.Path(setup["folder"])
+  held = setup["examples"]
   x, y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("x", "y"))
   places = np.arange(client * held, (client + 1) * held) % len(y)
   return np.array(x[places]), np.array(y[places])
@@ -67,7 +69,8 @@ def simple_cnn(setup: dict[str, Any]) -> Any:
   import torch
   from torch import nn
 
-  side, channels = setup["side"], setup["channels"]
+  side = setup["side"]
+  channels = setup["channels"]
   model = nn.Sequential(
     nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
     nn.Flatten(), nn.Linear(64 * ((side - 4) // 2) ** 2, 128), nn.ReLU(), nn.Linear(128, 10),
@@ -182,7 +185,8 @@ def run_flower(setup: dict[str, Any]) -> None:
         os._exit(1)
       return super().aggregate_train(server_round, replies)
 
-  client, server = ClientApp(), ServerApp()
+  client = ClientApp()
+  server = ServerApp()
   first = simple_cnn(setup)
   turns = Turns(_facts(first, "flwr", "ray"))
 

@@ -30,8 +30,11 @@ from dpjax.validate import UserError
 
 METHODS = ("memory", "disk")
 SIZES = (100, 10_000)
-_COHORT, _SAVE_EVERY = 10, 10
-_IN, _OUT, _EXAMPLES = 1000, 100, 4  # 1e5 parameters
+_COHORT = 10
+_SAVE_EVERY = 10
+_IN = 1000  # 1e5 parameters
+_OUT = 100
+_EXAMPLES = 4
 _RATE = 1e-4
 
 
@@ -84,7 +87,11 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
   checkpoints = checkpoint.Checkpoints(folder, rows_on_disk=method == "disk")
   start = {"w": jnp.zeros((_IN, _OUT))}
   state = checkpoints.begun(algorithm.init(start, num_clients))
-  round_s, save_s, saved, device, held = [], [], [], 0, None
+  round_s = []
+  save_s = []
+  saved = []
+  device = 0
+  held = None
   files = _files(folder)
   for number, cohort in enumerate(_cohorts(num_clients, rounds), 1):
     began = time.perf_counter()
@@ -94,14 +101,17 @@ def _measured(num_clients: int, method: str, rounds: int, folder: pathlib.Path) 
     device = max(device, _on_devices())
     if number == 1:
       checkpoints.save(0, state, {})
-      held, files = process_memory("VmRSS", forget_peak=True), _files(folder)
+      held = process_memory("VmRSS", forget_peak=True)
+      files = _files(folder)
     elif number % _SAVE_EVERY == 0:
       began = time.perf_counter()
       checkpoints.save(number, state, {})
       save_s.append(time.perf_counter() - began)
-      before, files = files, _files(folder)
+      before = files
+      files = _files(folder)
       saved.append(_grown(before, files))
-  peak, memories = process_memory("VmHWM"), state.memories
+  peak = process_memory("VmHWM")
+  memories = state.memories
   assert memories is not None
   return Entry(
     clients=num_clients,

@@ -70,7 +70,8 @@ def measure(
       step()
       times[method].append(step())
   medians = {method: statistics.median(seconds) for method, seconds in times.items()}
-  steps, first = config.num_steps, medians[methods[0]]
+  steps = config.num_steps
+  first = medians[methods[0]]
   return [
     Entry(name, method, median, steps, median * steps / 60, median / first)
     for method, median in medians.items()

@@ -72,7 +72,8 @@ class Vit(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    size, init = (self.patch, self.patch), nn.initializers.normal(0.02)
+    size = (self.patch, self.patch)
+    init = nn.initializers.normal(0.02)
     x = nn.Conv(self.features, size, size, "VALID", name="patches")(x)
     x = x.reshape(x.shape[0], -1, self.features)
     token = self.param("class_token", init, (1, 1, self.features))
@@ -191,7 +192,8 @@ def _mlp(width: int, batch_size: int) -> Workload:
 
 
 def _by_platform(platform: str) -> dict[str, Callable[[], Workload]]:
-  cpu, f = platform == "cpu", functools.partial
+  cpu = platform == "cpu"
+  f = functools.partial
   scattered = models.ScatterCnn(num_classes=10, num_groups=None)
   linear = models.ScatterLinear(num_classes=10, num_groups=None)
   return {

@@ -48,7 +48,8 @@ def home(name: str) -> str | None:
   >>> home("dpjax.plan") is None
   True
   """
-  before, after = name, ""
+  before = name
+  after = ""
   while before and before not in MOVED:
     before, _, last = before.rpartition(".")
     after = f".{last}{after}"

@@ -33,7 +33,8 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     if padding_id is not None:
       mask = jnp.repeat(mask, x.size // x.shape[-1] // len(x))
       x = x.reshape(-1, x.shape[-1])  # the sequences of all examples
-      x, y = x[:, :-1], x[:, 1:]
+      y = x[:, 1:]
+      x = x[:, :-1]
       mask = mask[:, None] & (y != padding_id)
     logits = apply(params, x)
     if jnp.shape(logits)[:-1] != y.shape:
@@ -65,7 +66,8 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
-  x, y = dataset.x, np.asarray(dataset.y)
+  x = dataset.x
+  y = np.asarray(dataset.y)
   if isinstance(x, jax.Array) or not hasattr(x, "shape"):  # else read a batch at a time
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
@@ -201,14 +203,16 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   >>> nearest_neighbour_accuracy([[0.0], [0.1], [5.0], [5.2], [1.0]], [0, 0, 1, 1, 2])
   0.8
   """
-  points, labels = np.asarray(points, np.float64), np.asarray(labels)
+  points = np.asarray(points, np.float64)
+  labels = np.asarray(labels)
   if points.ndim != 2 or len(points) < 2 or labels.shape != points.shape[:1]:
     raise UserError(
       f"must be [n, D] with n >= 2 and labels [n], got {points.shape}, {labels.shape}",
       field="points",
     )
   validate.integer_at_least(1, batch_size=batch_size)
-  lengths, hits = np.sum(points * points, axis=1), 0
+  lengths = np.sum(points * points, axis=1)
+  hits = 0
   for start in range(0, len(points), batch_size):
     rows = np.arange(start, min(start + batch_size, len(points)))
     distances = lengths - 2 * points[rows] @ points.T  # less the row's own length

@@ -20,9 +20,8 @@ import optax
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from jax import core
 
-from dpjax import accounting, gradients, noise, sampling, transforms, validate
+from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms, validate
 from dpjax.accounting.overflow import OVERFLOW_SHARE
-from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.sampling import indexed
 from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
@@ -111,7 +110,7 @@ class Plan:
   accountant: str = ""
   slices: int = 1
   noise_shape: noise.NoiseShape = noise.WHITE
-  statistics: NoisyMeans | None = None
+  statistics: mechanisms.noisy_means.NoisyMeans | None = None
 
   def __post_init__(self):
     validate.non_negative(noise_multiplier=self.noise_multiplier)
@@ -120,7 +119,10 @@ class Plan:
     validate.integer_in(1, _MOST_STEPS, num_steps=self.num_steps)
     validate.open_unit(delta=self.delta)
     object.__setattr__(self, "l2_clip_norm", gradients.Clip.of(self.l2_clip_norm))
-    if not isinstance(self.statistics, NoisyMeans | None):
+    # A plan without statistics imports none of their mechanisms.
+    if self.statistics is not None and not isinstance(
+      self.statistics, mechanisms.noisy_means.NoisyMeans
+    ):
       told = f"statistics={self.statistics!r:.60}"
       raise UserError(
         f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
@@ -129,7 +131,8 @@ class Plan:
     transforms.check_together(self.l2_clip_norm, self.noise_shape, **rest)
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    law, name = self.sampler.law, type(self.sampler).__name__
+    law = self.sampler.law
+    name = type(self.sampler).__name__
     tightest = accounting.proved_for(law).accountants[0]
     object.__setattr__(self, "accountant", self.accountant or tightest)
     accounting.check_accountant(self.accountant)
@@ -139,7 +142,8 @@ class Plan:
     accounting.check_event(law, self._event_at(0), relation, self.accountant, name)
 
   def _check_shape(self) -> None:
-    shape, participation = self.noise_shape, self.sampler.participation
+    shape = self.noise_shape
+    participation = self.sampler.participation
     shape.check_steps(self.num_steps)
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
@@ -337,7 +341,8 @@ class Plan:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
       return self._correlated_events[step]
-    multiplier, rule = self.noise_multiplier, self.l2_clip_norm.rule
+    multiplier = self.noise_multiplier
+    rule = self.l2_clip_norm.rule
     if self.noise_shape.schedule:
       multiplier *= self.noise_shape.schedule[step]
     if rule.adapts:  # the noisy sum and the noisy count together
@@ -356,7 +361,8 @@ class Plan:
 
   def _total(self, steps: int | None) -> DpEvent:
     """`event(steps)`, up to rounding: one Gaussian where it composes to one."""
-    steps, participation = self._steps(steps), self.sampler.participation
+    steps = self._steps(steps)
+    participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
       return self.event(steps)
     if participation.sampling_prob < 1:
@@ -511,11 +517,9 @@ class Plan:
   @functools.cached_property
   def _mark(self) -> int:
     """32 bits of the mechanism that one step is: a state of it carries them."""
-    clip, shape, participation = (
-      self.l2_clip_norm,
-      self.noise_shape,
-      self.sampler.participation,
-    )
+    clip = self.l2_clip_norm
+    shape = self.noise_shape
+    participation = self.sampler.participation
     event = self.sum_event(0)
     try:
       cost: Any = accounting.event_to_json(event)
@@ -632,7 +636,8 @@ class Plan:
     if self.slices == 1:
       return tx
     slots = rows or sampling.slice_slots(self.sampler.slots, self.slices)
-    clip, every = self.l2_clip_norm, self.slices
+    clip = self.l2_clip_norm
+    every = self.slices
     return transforms.accumulate(tx, every=every, l2_clip_norm=clip, slots=slots)
 
   @property
@@ -691,7 +696,8 @@ class Plan:
 
   def _slots_needed(self, num_examples: int) -> int:
     """Slots that draws from so many examples, and one more, need; 0: there are enough."""
-    slots, needed = self.sampler.slots, self.fitted_sampler(num_examples).slots
+    slots = self.sampler.slots
+    needed = self.fitted_sampler(num_examples).slots
     return needed if slots < min(needed, num_examples + 1) else 0
 
   def batches(
@@ -793,7 +799,8 @@ class Plan:
     unit = unit or self.unit
     if not self.is_private:
       return accounting.NOTHING
-    clip, shape = self.l2_clip_norm, self.noise_shape
+    clip = self.l2_clip_norm
+    shape = self.noise_shape
     numbers = (self.noise_multiplier, self.normalize_by, self.num_steps)
     return accounting.privacy_statement(
       self._total(steps),
@@ -811,7 +818,8 @@ class Plan:
   @property
   def assumptions(self) -> tuple[str, ...]:
     """What its epsilon rests on and nobody has proved: then it is only claimed."""
-    clip, shape = self.l2_clip_norm, self.noise_shape
+    clip = self.l2_clip_norm
+    shape = self.noise_shape
     return transforms.assumptions(clip, shape, self.sampler, self.statistics)
 
   @property

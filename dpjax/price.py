@@ -57,7 +57,8 @@ def step_event(question: Question) -> accounting.DpEvent:
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   if question.sampler == "none":
     return noise
-  n, prob = question.num_examples or 0, question.sampling_prob or 0.0
+  n = question.num_examples or 0
+  prob = question.sampling_prob or 0.0
   if question.sampler == "poisson":
     return accounting.poisson_sampled_event(noise, sampling_prob=prob)
   if question.sampler == "truncated_poisson":
@@ -170,7 +171,8 @@ def check_bounded(run: Bounded) -> None:
   validate.one_of(BOUNDED, sampler=run.sampler)
   validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
-  bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
+  bins = run.sampler == "balls_in_bins"
+  turn = run.sampling_prob * run.min_sep
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
       f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
@@ -196,7 +198,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
   check_bounded(run)
   strategy = run.strategy
   common: Any = {"noise_multiplier": run.noise_multiplier, "num_steps": run.num_steps}
-  bins, turn = run.sampler == "balls_in_bins", run.sampling_prob * run.min_sep
+  bins = run.sampler == "balls_in_bins"
+  turn = run.sampling_prob * run.min_sep
   simulated: Any = {**common, "delta": run.delta, "num_samples": run.num_samples}
   if bins:
     found = accounting.balls_in_bins_epsilon(strategy, num_bins=run.min_sep, **simulated)

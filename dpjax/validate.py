@@ -197,7 +197,8 @@ def share(**named: Any) -> None:
     _require(_is_number(value) and 0 <= value < 1, name, value, "in [0, 1)")
 
 
-MIN_FACTOR, MAX_FACTOR = 1e-6, 1e6
+MIN_FACTOR = 1e-6
+MAX_FACTOR = 1e6
 
 
 def factors(**named: Iterable[float]) -> None:

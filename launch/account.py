@@ -142,7 +142,8 @@ def questions(values: Any) -> list[Question]:
   """One question for each noise multiplier, from flag values; UserError when unclear."""
   _check_counts(values)
   prob = _sampling_prob(values)
-  proved, by = accounting.proved_for(values.sampler), values.accountant
+  proved = accounting.proved_for(values.sampler)
+  by = values.accountant
   found = Question(
     epsilon=values.epsilon,
     noise_multiplier=None,
@@ -195,7 +196,9 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 
 
 def _sampling_prob(values: Any) -> float | None:
-  n, batch, prob = values.num_examples, values.batch_size, values.sampling_prob
+  n = values.num_examples
+  batch = values.batch_size
+  prob = values.sampling_prob
   if values.sampler == "none":
     if (batch, prob) != (None, None):
       raise UserError(
@@ -344,7 +347,8 @@ def attackers(answer: Question) -> str:
     f"{accounting.upper(found)} at false positive rate {accounting.by_name('rate', rate)}"
     for rate, found in zip(_RATES, curve.true_positive_rate(np.array(_RATES)))
   )
-  mu, delta = accounting.upper(curve.mu(answer.delta)), accounting.upper(answer.delta)
+  mu = accounting.upper(curve.mu(answer.delta))
+  delta = accounting.upper(answer.delta)
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
     f"positive rate of any attack at most {', '.join(rates)}; {mu}-Gaussian DP up to {delta} "

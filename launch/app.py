@@ -54,7 +54,8 @@ def refuse_given(names: Iterable[str], what: str) -> None:
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
   """Ends the process in one line, with exit code 1, where runs of a grid failed: each reason
   once, with the first run that has it and the number of the others."""
-  rows, reasons = list(rows), dict[str, list[str]]()
+  rows = list(rows)
+  reasons = dict[str, list[str]]()
   for row in rows:
     if row["status"] == "failed":
       reasons.setdefault(row["error"], []).append(row["name"])

@@ -72,7 +72,8 @@ def main() -> None:
     return attack_run()
   app.refuse_given(("shadows",), "--run")
   app.refuse_given(("dry_run",), "launch.train or launch.federate, whose runs are attacked")
-  config, workdir = config_flag.get(), config_flag.workdir("attack_")
+  config = config_flag.get()
+  workdir = config_flag.workdir("attack_")
   with app.stoppable(workdir):
     rows = attack_table.run_all(config, workdir)
   app.refuse_failed(rows)

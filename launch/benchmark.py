@@ -286,7 +286,8 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(training_speed.METHODS)
   for method in methods:
     validate.one_of(gradients.METHODS, methods=method)
-  configs, entries = _configs(options), []
+  configs = _configs(options)
+  entries = []
   app.prepare_memory(configs.values())  # as their runs do
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
@@ -309,7 +310,8 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   configs = _configs(options)
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
-  meshes, entries = options.mesh or device_speed.default_meshes(), []
+  meshes = options.mesh or device_speed.default_meshes()
+  entries = []
   for mesh in meshes:
     gradients.mesh_of(mesh)
   for name, config in configs.items():
@@ -321,7 +323,8 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 
 def _sweeps(options: flags.FlagValues, out: pathlib.Path | None) -> None:
-  counts, entries = [_count("processes", text) for text in options.processes], []
+  counts = [_count("processes", text) for text in options.processes]
+  entries = []
   if not counts:
     raise validate.UserError(
       "must name at least one number", field="processes", value=validate.Verbatim("")
@@ -406,7 +409,8 @@ def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 
 def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
-  names, entries = options.workloads or allocator_speed.WORKLOADS, []
+  names = options.workloads or allocator_speed.WORKLOADS
+  entries = []
   for name in names:
     validate.one_of(allocator_speed.WORKLOADS, workloads=name)
   for name in names:

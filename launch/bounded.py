@@ -25,7 +25,8 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
   validate.integer_at_least(1, num_steps=values.num_steps)
   validate.integer_in(1, accounting.MOST_APART, min_sep=values.min_sep)
   validate.integer_in(1, values.min_sep, bands=values.bands)
-  bins, prob = values.sampler == "balls_in_bins", values.sampling_prob
+  bins = values.sampler == "balls_in_bins"
+  prob = values.sampling_prob
   if bins and prob is not None:
     raise UserError("is 1 / min_sep for sampler='balls_in_bins'", field="sampling_prob")
   prob = 1 / values.min_sep if bins else prob or 0.0

@@ -21,7 +21,8 @@ _RUNTIME = re.compile(rb"coordination|distributed service", re.IGNORECASE)
 def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)  # it ends when the words do
-  kept, said = False, False
+  kept = False
+  said = False
   for line in sys.stdin.buffer:
     said |= line.endswith(SAID)
     kept |= bool(_RUNTIME.search(line))

@@ -109,7 +109,8 @@ def _ids() -> list[int] | None:
 def _own_stdout() -> None:
   """Python keeps stdout; native code, where gloo greets each peer, gets nowhere."""
   sys.stdout.flush()
-  kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+  kept = os.dup(1)
+  nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 1)
   os.close(nowhere)
   sys.stdout = os.fdopen(kept, "w", buffering=1)
@@ -205,7 +206,8 @@ def carry_out(
     line: a result, for people; process 0 prints it.
     unit: what its checkpoints count.
   """
-  many, done = options(), []
+  many = options()
+  done = []
   app.prepare_memory([config])
   if flags.FLAGS.dry_run:
     if many is not None:

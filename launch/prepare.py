@@ -107,7 +107,8 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
   if path.exists():
     return path
   root.mkdir(parents=True, exist_ok=True)
-  unfinished, url = path.with_suffix(".part"), f"{tff.URL}{path.name}.lzma"
+  unfinished = path.with_suffix(".part")
+  url = f"{tff.URL}{path.name}.lzma"
   try:
     with (
       urllib.request.urlopen(url, timeout=_PROBE_SECONDS) as packed,
@@ -123,7 +124,8 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
 
 
 def main() -> None:
-  name, root = _DATASET.value, prepared.data_root(_DATA_DIR.value)
+  name = _DATASET.value
+  root = prepared.data_root(_DATA_DIR.value)
   if name in EMBEDDED:
     app.refuse_given(["data_dir"], "a data set that is written to a folder")
     print(f"{name} is embedded: nothing to prepare")

@@ -50,7 +50,8 @@ app.define_dry_run()
 
 def main() -> None:
   """Runs what is left of the sweep."""
-  config, workdir = config_flag.get(), config_flag.workdir()
+  config = config_flag.get()
+  workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
   if config.selection.enabled:
     app.refuse_given(["processes", "only"], "a sweep without selection")

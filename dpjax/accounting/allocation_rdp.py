@@ -34,7 +34,8 @@ from scipy import special
 from dpjax import validate
 
 _STEP = 0.02  # of u: what the rule errs by is below 1e-12 of it up to the order 1100
-_FIRST, _LAST = -42.0, 60.0  # log c; phi(c) < exp(-280) long before
+_FIRST = -42.0  # log c; phi(c) < exp(-280) long before
+_LAST = 60.0
 _LOWEST = -280.0  # of log phi: e^-300 is the error of its rule
 _UNIT = 2.0**-53
 
@@ -55,7 +56,8 @@ def allocation_rdp(
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(noise_multiplier=noise_multiplier)
-  wanted, shift = np.asarray(orders, float), 1 / noise_multiplier
+  wanted = np.asarray(orders, float)
+  shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of the sum that a pass is the mixture of
   if num_steps == 1 or shift > 30:
     return gaussian
@@ -95,7 +97,8 @@ def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
   """log E L^-b / b for powers b > 0, [powers]."""
   rates, logs = _laplace(shift)
-  times, logs = rates + math.log(num_steps), num_steps * logs  # [u]
+  times = rates + math.log(num_steps)  # [u]
+  logs = num_steps * logs
   found = np.empty(len(powers))
   for place, power in enumerate(powers):
     values = power * times + logs

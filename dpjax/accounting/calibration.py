@@ -18,7 +18,8 @@ from dpjax.accounting.events import DpEvent, composed
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
-MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER = 1e-2, 1e6
+MIN_NOISE_MULTIPLIER = 1e-2
+MAX_NOISE_MULTIPLIER = 1e6
 MIN_SAMPLING_PROB = 1e-9
 MAX_NUM_STEPS = 10_000_000
 
@@ -46,7 +47,8 @@ def calibrate_noise_multiplier(
   >>> round(z, 3)
   1.994
   """
-  low, high = MIN_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
+  low = MIN_NOISE_MULTIPLIER
+  high = MAX_NOISE_MULTIPLIER
   last = f"even noise_multiplier={high:g} costs"
   return _solved(make_event, low, high, last, tol, target)
 
@@ -160,12 +162,16 @@ def _least(
   while cost(private) > target:
     if private >= high:
       return None
-    unsafe, private, step = private, min(private * step, high), step**2
+    unsafe = private
+    private = min(private * step, high)
+    step = step**2
   step = 1.1
   while cost(unsafe) <= target:
     if unsafe <= low:
       return unsafe
-    private, unsafe, step = unsafe, max(unsafe / step, low), step**2
+    private = unsafe
+    unsafe = max(unsafe / step, low)
+    step = step**2
   return _between(cost, private, unsafe, target, tol)
 
 
@@ -184,7 +190,8 @@ def _between(
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
   """Where the log-log line through a and b meets `aim`; every third time, the middle."""
-  cost_a, cost_b = cost(a), cost(b)
+  cost_a = cost(a)
+  cost_b = cost(b)
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
@@ -193,7 +200,8 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
 
 def _most_steps(cost: _Cost, start: int, *, target: float) -> int:
   """The largest n <= MAX_NUM_STEPS with cost(n) <= target, for a rising cost; maybe 0."""
-  low, high = 0, max(1, start)
+  low = 0
+  high = max(1, start)
   while high < MAX_NUM_STEPS and cost(high) <= target:
     low, high = high, min(high + max(1, high // (8 if low == 0 else 2)), MAX_NUM_STEPS)
   if cost(high) <= target:

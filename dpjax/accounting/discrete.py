@@ -79,7 +79,8 @@ def summed_discrete_gaussian_rdp(
   k = np.arange(1, num_shares)
   tau = 10 * float(np.exp(-2 * math.pi**2 * share_variance * k / (k + 1)).sum())
   std = math.sqrt(num_shares * share_variance)
-  l2, l1 = l2_sensitivity / std, l1_sensitivity(l2_sensitivity, dim) / std
+  l2 = l2_sensitivity / std
+  l1 = l1_sensitivity(l2_sensitivity, dim) / std
   each = (
     order / 2 * l2**2 + tau * dim,
     order / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dim),
@@ -123,7 +124,8 @@ def skellam_rdp(
   validate.positive(
     variance=variance, l2_sensitivity=l2_sensitivity, l1_sensitivity=l1_sensitivity
   )
-  order, square = np.ceil(np.array(orders, float)), l2_sensitivity**2
+  order = np.ceil(np.array(orders, float))
+  square = l2_sensitivity**2
   few = ((2 * order - 1) * square + 6 * l1_sensitivity) / (4 * variance**2)
   return order * square / (2 * variance) + np.minimum(
     few, 3 * l1_sensitivity / (2 * variance)

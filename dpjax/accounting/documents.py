@@ -40,7 +40,8 @@ from dpjax.accounting.events import (
 from dpjax.accounting.text import upper
 
 VERDICTS = ("unsound", "unproved", "loose", "right")
-_EXACT_WITHIN, _LOOSE_FROM = 0.99, 1.1
+_EXACT_WITHIN = 0.99
+_LOOSE_FROM = 1.1
 
 # (sampling probability, noise multiplier, steps)
 _DP_SGD = (
@@ -55,7 +56,10 @@ _DP_SGD = (
 )
 _ONE_STEP = (0.5, 1.0, 2.0, 5.0, 20.0)  # noise multipliers
 _TARGETS = (0.1, 0.5, 1.0, 5.0, 8.0, 10.0, 20.0)  # epsilons
-_CLIENTS, _COHORT, _ROUNDS, _CLIENT_NOISE = 1000, 50, 100, 1.0
+_CLIENTS = 1000
+_COHORT = 50
+_ROUNDS = 100
+_CLIENT_NOISE = 1.0
 _AGE_RANGE = 100
 
 

@@ -329,7 +329,8 @@ def _pld_deltas(steps: _Parts, epsilons: list[float]) -> list[float]:
 def _pld_values(steps: _Parts, epsilons: list[float]) -> list[float]:
   if _interval(steps) > _WIDEST:
     return [1.0] * len(epsilons)
-  pld, rounding = _pld(steps), _pld_rounding(steps)
+  pld = _pld(steps)
+  rounding = _pld_rounding(steps)
   return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
 
 

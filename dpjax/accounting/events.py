@@ -355,7 +355,8 @@ def _poisson(event: Any) -> list[DpEvent]:
 
 
 def _fixed_size(event: Any) -> list[DpEvent]:
-  size, total = event.sample_size, event.source_dataset_size
+  size = event.sample_size
+  total = event.source_dataset_size
   if size == 0:
     return []
   fixed_size_event(event.event, num_examples=total, batch_size=size)  # checks both
@@ -364,7 +365,8 @@ def _fixed_size(event: Any) -> list[DpEvent]:
 
 
 def _truncated_poisson(event: Any) -> list[DpEvent]:
-  prob, capacity = event.sampling_probability, event.truncated_batch_size
+  prob = event.sampling_probability
+  capacity = event.truncated_batch_size
   if prob == 0 or capacity == 0 or event.dataset_size == 0:
     return []
   noise = gaussian_event(event.noise_multiplier)  # checks it

@@ -244,7 +244,8 @@ def _last_of_key(charges: tuple[Charge, ...], noise_key_id: str) -> int | None:
 
 
 def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
-  key, first = charge.noise_key_id, charge.first_step
+  key = charge.noise_key_id
+  first = charge.first_step
   index = _last_of_key(charges, key)
   if index is None:
     allowed = {0, *(earlier.next_step for earlier in charges)}

@@ -208,7 +208,8 @@ class _MinSep(NamedTuple):
     multiply. All in logarithms: with little noise one factor is beyond float64."""
     bands, steps = self.columns.shape
     with np.errstate(divide="ignore"):  # log 0: nobody is free before the first step
-      takes, leaves = np.log(self.prob), np.log1p(-self.prob)
+      takes = np.log(self.prob)
+      leaves = np.log1p(-self.prob)
       first = np.log(self._first())
     waiting = np.repeat(first[:, None], outputs.shape[1], axis=1)  # [min_sep, number]
     free = np.full(outputs.shape[1], -np.inf)
@@ -227,7 +228,8 @@ def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.n
   values, vectors = np.linalg.eigh(gram)
   root = vectors * np.sqrt(np.maximum(values, 0.0))  # root root^T = gram
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB1B5,)))
-  bins, half = len(gram), np.diag(gram) / 2
+  bins = len(gram)
+  half = np.diag(gram) / 2
 
   def ratio(number: int, present: bool) -> np.ndarray:
     products = noise * rng.standard_normal((number, bins)) @ root.T  # <m_j, y>
@@ -253,7 +255,8 @@ def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
 def _least_epsilon(losses: np.ndarray, limit: float) -> float:
   """The least epsilon of the grid whose mean delta is at most `limit`; it falls with
   epsilon, so bisection finds what a walk from the top would."""
-  low, high = -1, len(_GRID) - 1
+  low = -1
+  high = len(_GRID) - 1
   if not _mean_delta(losses, _GRID[high]) <= limit:  # nor where it is no number
     return math.inf
   while high - low > 1:

@@ -17,7 +17,9 @@ from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 ACCOUNTANTS = ("pld", "rdp")
-_ADD, _REPLACE, _ZERO = "add_or_remove_one", "replace_one", "replace_special"
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
+_ZERO = "replace_special"
 RELATIONS = (_ADD, _REPLACE, _ZERO)
 
 

@@ -133,7 +133,8 @@ def _spread(
   """
   masses = masses * (1 + 16 * _UNIT / interval)
   cells = np.floor(np.log(ratios) / interval)
-  below, above = np.exp(cells * interval), np.exp((cells + 1) * interval)
+  below = np.exp(cells * interval)
+  above = np.exp((cells + 1) * interval)
   up = np.clip((ratios - below) / (above - below), 0.0, 1.0)
   moved_up = masses * up * (above / ratios if tilted else 1.0)
   moved_down = masses * (1 - up) * (below / ratios if tilted else 1.0)
@@ -181,7 +182,8 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
     high = num_steps + min(num_steps, 20 * deviation) + 1.25 * cap
   else:
     cap = min(2.0 * num_steps, 1 + 8 * deviation)
-    low, spread = num_steps - 20 * deviation, _capped_deviation(num_steps, shift, cap)
+    low = num_steps - 20 * deviation
+    spread = _capped_deviation(num_steps, shift, cap)
     high = min(num_steps * cap, num_steps + 20 * spread + cap)
   low = max(0.0, low)
   if not cells:
@@ -204,13 +206,16 @@ def _one_term(
 ) -> tuple[np.ndarray, float]:
   """X = exp(s Z - s^2 / 2), each cell's mass moved to the cell's ends with the mean kept:
   (masses at 0, h, .., (cells - 1) h, what is beyond under P)."""
-  up, down = np.zeros(cells - 1), np.zeros(cells - 1)
+  up = np.zeros(cells - 1)
+  down = np.zeros(cells - 1)
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))  # by closed form before it
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2
   below = special.ndtr(edges)
-  inside, mean = np.diff(below), np.diff(special.ndtr(edges - shift)) / width
-  near, far = np.arange(first), np.arange(first, cells - 1)
+  inside = np.diff(below)
+  mean = np.diff(special.ndtr(edges - shift)) / width
+  near = np.arange(first)
+  far = np.arange(first, cells - 1)
   cancelled = 128 * _UNIT * (near + 1) * below[1:]
   up[:first] = np.maximum(0.0, mean - near * inside) + cancelled
   down[:first] = np.maximum(0.0, (near + 1) * inside - mean) + cancelled

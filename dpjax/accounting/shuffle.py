@@ -72,7 +72,8 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
       value=num_reports,
     )
   clones: Any = stats.binom(num_reports - 1, math.exp(-local_epsilon))
-  low, high = int(clones.ppf(_TAIL)), int(clones.isf(_TAIL))
+  low = int(clones.ppf(_TAIL))
+  high = int(clones.isf(_TAIL))
   counts = np.arange(low, high + 1)
   each = [_divergence(int(count), local_epsilon, epsilon) for count in counts]
   return min(1.0, float(clones.pmf(counts) @ np.array(each)) + 4 * _TAIL)
@@ -81,10 +82,12 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
 def _divergence(clones: int, local_epsilon: float, epsilon: float) -> float:
   """The hockey-stick divergence of the two counts, given the number of clones."""
   half: Any = stats.binom(clones, 0.5)
-  low, high = int(half.ppf(_TAIL)), int(half.isf(_TAIL)) + 1
+  low = int(half.ppf(_TAIL))
+  high = int(half.isf(_TAIL)) + 1
   first = np.arange(low, high + 1)  # reports of the first input's value
   kept = 1 / (1 + math.exp(-local_epsilon))
-  with_it, without_it = half.pmf(first - 1), half.pmf(first)
+  with_it = half.pmf(first - 1)
+  without_it = half.pmf(first)
   here = kept * with_it + (1 - kept) * without_it
   there = (1 - kept) * with_it + kept * without_it
   return float(np.maximum(here - math.exp(epsilon) * there, 0).sum())

@@ -89,9 +89,11 @@ class TradeOff(NamedTuple):
     if not enough[0]:
       return 0.0
     part = TradeOff(self.epsilons[: enough[0] + 1], self.deltas[: enough[0] + 1])
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while not part._within(high, slack):
-      low, high = high, 2 * high
+      low = high
+      high = 2 * high
       if high > _MOST:
         return math.inf
     while high - low > 1e-7 * high:
@@ -105,8 +107,11 @@ class TradeOff(NamedTuple):
     far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
     own = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
     own = own + slack - _ROUNDING * (1 + self.epsilons)
-    width, risen, fallen = np.diff(x), np.diff(own), np.diff(self.deltas)  # [k - 1]
-    first, last = -far[:-1] * width, -far[1:] * width
+    width = np.diff(x)  # [k - 1]
+    risen = np.diff(own)
+    fallen = np.diff(self.deltas)
+    first = -far[:-1] * width
+    last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
     meet = np.clip((last - risen) / bend, 0.0, 1.0)  # where the tangents of both ends do
     tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))

@@ -212,7 +212,8 @@ _WORDS = {
 
 def _judged(found: roc.RateAtFpr, line: AllowedRoc) -> Judged:
   ends: Any = line(found.fpr_interval)
-  low, high = float(ends[0]), float(ends[1])
+  low = float(ends[0])
+  high = float(ends[1])
   if found.tpr_interval[0] > high:
     verdict = "above"
   else:
@@ -221,7 +222,8 @@ def _judged(found: roc.RateAtFpr, line: AllowedRoc) -> Judged:
 
 
 def _told(point: Judged) -> str:
-  tpr, fpr = point.found.tpr_interval, point.found.fpr_interval
+  tpr = point.found.tpr_interval
+  fpr = point.found.fpr_interval
   return (
     f"TPR {lower(tpr[0])} to {upper(tpr[1])} at FPR {lower(fpr[0])} to {upper(fpr[1])}, "
     f"where at most {lower(point.allowed[0])} to {upper(point.allowed[1])} is allowed"

@@ -83,13 +83,15 @@ class AnswerInversion:
     >>> judge_decoder(decoder, answers, x).explained > 0.95
     True
     """
-    logs, inputs = _logs(answers), np.asarray(x, np.float32)
+    logs = _logs(answers)
+    inputs = np.asarray(x, np.float32)
     if inputs.ndim < 2 or len(inputs) != len(logs):
       raise UserError(
         f"must be inputs [{len(logs)}, *shape], one for each answer, got {inputs.shape}",
         field="x",
       )
-    center, scale = logs.mean(axis=0), logs.std(axis=0) + 1e-6
+    center = logs.mean(axis=0)
+    scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
     wanted = (inputs - mean).reshape(len(inputs), -1)
     model = models.Mlp(wanted.shape[1], features=self.features, activation="relu")
@@ -133,7 +135,8 @@ def judge_decoder(
 
   UserError: records or means of another shape.
   """
-  truth, p = np.asarray(x, np.float64), np.asarray(answers)
+  truth = np.asarray(x, np.float64)
+  p = np.asarray(answers)
   if truth.shape != (len(p), *decoder.mean.shape):
     raise UserError(
       f"must be {(len(p), *decoder.mean.shape)}", field="x.shape", value=truth.shape

@@ -47,7 +47,8 @@ def guessed_attribute(
   >>> guess(np.array([[0.0, 2.0], [0.0, 0.0]]), records).tolist()  # 1 speaks for class 1
   [0.0, 1.0]
   """
-  places, options = np.asarray(columns), signals.numbers("values", values)
+  places = np.asarray(columns)
+  options = signals.numbers("values", values)
   options = options[:, None] if options.ndim == 1 else options
   if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
     raise UserError("must be places of a record's numbers", field="columns", value=columns)
@@ -64,7 +65,8 @@ def guessed_attribute(
   ask = signals.log_odds_of_model(apply)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
-    x, y = np.array(records.x), np.asarray(records.y)
+    x = np.array(records.x)
+    y = np.asarray(records.y)
     flat = x.reshape(len(x), -1)
     if not 0 <= places.min() <= places.max() < flat.shape[1]:
       raise UserError(
@@ -123,7 +125,8 @@ def attribute_advantage(
   """
   validate.open_unit(confidence=confidence)
   guess = np.atleast_2d(signals.numbers("guesses", guesses))
-  held, true = np.asarray(included), np.asarray(truth)
+  held = np.asarray(included)
+  true = np.asarray(truth)
   if held.dtype != bool or held.shape != guess.shape:
     raise UserError(
       f"must be bool {guess.shape}, as guesses, got {held.shape}", field="included"
@@ -140,7 +143,8 @@ def attribute_advantage(
     )
   right = guess == true[None]  # [S, n]
   counts = [int(right[_turn(side), np.arange(true.size)].sum()) for side in (held, ~held)]
-  level, n = (1 + confidence) / 2, true.size
+  level = (1 + confidence) / 2
+  n = true.size
   ends = [exact_interval(count, n, level) for count in counts]
   interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
   baseline = np.unique(true, return_counts=True)[1].max() / n

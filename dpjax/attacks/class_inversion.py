@@ -93,7 +93,8 @@ class ClassInversion:
     >>> found.x.round(1).tolist(), bool(found.confidence.min() > 0.9)
     ([[1.0, -1.0], [-1.0, 1.0]], True)
     """
-    shape, chosen = tuple(shape), np.asarray(classes)
+    shape = tuple(shape)
+    chosen = np.asarray(classes)
     validate.integer_at_least(1, count=count)
     num_classes = signals.num_classes(apply, params, shape)
     _check_classes(chosen, num_classes)

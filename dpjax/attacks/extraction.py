@@ -98,7 +98,8 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   >>> kernel.round(4).tolist(), (bias.round(4) + 0.0).tolist()  # log 3
   ([[0.0, 1.0986]], [0.0, 0.0])
   """
-  queries, p = signals.numbers("x", x), _probabilities(answers)
+  queries = signals.numbers("x", x)
+  p = _probabilities(answers)
   if not np.isfinite(queries).all():
     raise UserError("must be finite", field="x")
   if len(queries) != len(p):
@@ -141,7 +142,8 @@ class Extraction:
 
     UserError: another number of answers, or of classes than the student has.
     """
-    queries, p = np.asarray(x), _probabilities(answers)
+    queries = np.asarray(x)
+    p = _probabilities(answers)
     if len(queries) != len(p):
       raise UserError(
         f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
@@ -183,7 +185,8 @@ def agreement(
   0.5
   """
   validate.integer_at_least(1, num_queries=num_queries)
-  a, b = _probabilities(found), _probabilities(answers)
+  a = _probabilities(found)
+  b = _probabilities(answers)
   if a.shape != b.shape:
     raise UserError(
       f"has the shape {a.shape}: must be that of the answers, {b.shape}", field="found"
@@ -209,7 +212,8 @@ def extraction_curve(
 
   UserError: more queries than there are, or held-out inputs among them.
   """
-  x, others = np.asarray(queries), np.asarray(held_out)
+  x = np.asarray(queries)
+  others = np.asarray(held_out)
   sizes = validate.several(num_queries=num_queries)
   for size in sizes:
     validate.integer_in(1, len(x), num_queries=size)
@@ -218,7 +222,8 @@ def extraction_curve(
     raise UserError(
       f"{shared} of {len(others)} inputs are queries as well", field="held_out"
     )
-  truth, answers = target(others), target(x[: max(sizes)])
+  truth = target(others)
+  answers = target(x[: max(sizes)])
   rows = []
   for size in sizes:
     params = extraction(x[:size], answers[:size], seed=seed)

@@ -66,7 +66,9 @@ class Fit:
       updates, state = tx.update(gradient, state, params)
       return optax.apply_updates(params, updates), state, value
 
-    rng, state, value = np.random.default_rng(seed), tx.init(params), jnp.float32(0)
+    rng = np.random.default_rng(seed)
+    state = tx.init(params)
+    value = jnp.float32(0)
     for _ in range(self.steps):
       places = rng.integers(count, size=self.batch_size)
       batch = jax.tree.map(lambda leaf, at=places: leaf[at], rows)

@@ -80,7 +80,8 @@ def total_variation(x: Array) -> Array:
   >>> float(total_variation(jnp.array([[0.0, 1.0], [0.0, 1.0]])[None, :, :, None]))
   1.0
   """
-  down, right = jnp.abs(jnp.diff(x, axis=1)), jnp.abs(jnp.diff(x, axis=2))
+  down = jnp.abs(jnp.diff(x, axis=1))
+  right = jnp.abs(jnp.diff(x, axis=2))
   return sum(jnp.mean(part) for part in (down, right) if part.size) + jnp.zeros(())
 
 
@@ -307,7 +308,9 @@ class Inversion:
 
   def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
     """All steps, or as many as the first restart needs to arrive."""
-    objectives, places, taken = np.full(self.restarts, np.inf), np.arange(self.restarts), 0
+    objectives = np.full(self.restarts, np.inf)
+    places = np.arange(self.restarts)
+    taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
       look = taken % _CHECK_EVERY == 0
@@ -382,7 +385,9 @@ class Inversion:
   @functools.cached_property
   def _starts(self) -> Callable[..., _Search]:
     """(keys [R], labels) -> searches, leaves [R, ...]."""
-    method, tx, shape = self.method, self.method.optimizer(), tuple(self.shape)
+    method = self.method
+    tx = self.method.optimizer()
+    shape = tuple(self.shape)
 
     def start(key: Array, known: Any) -> _Search:
       dtype = jnp.float64 if method.float64 else jnp.float32
@@ -413,7 +418,8 @@ class Inversion:
   @functools.cached_property
   def _steps(self) -> Callable[..., _Search]:
     """(searches, message, labels) -> searches, each one step further."""
-    method, tx = self.method, self.method.optimizer()
+    method = self.method
+    tx = self.method.optimizer()
 
     def step(search: _Search, seen: Any, known: Any) -> _Search:
       value, slope = jax.value_and_grad(self._objective)(search.guess, seen, known)
@@ -442,7 +448,8 @@ def _message_shapes(view: View, guessed: Example) -> Any:
 
 
 def _check_fits(expected: Any, seen: Any) -> None:
-  wanted, got = jax.tree.structure(expected), jax.tree.structure(seen)
+  wanted = jax.tree.structure(expected)
+  got = jax.tree.structure(seen)
   if wanted != got:
     raise UserError(
       f"must have the structure of the view's message, {wanted}, got {got}", field="seen"

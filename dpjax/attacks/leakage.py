@@ -53,7 +53,8 @@ def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
   validate.integer_at_least(0, seed=seed)
   if count < 3:
     raise UserError(f"must be at least 3 to be shuffled, got {count}", field="records")
-  rng, found = np.random.default_rng(seed), []
+  rng = np.random.default_rng(seed)
+  found = []
   for _ in range(num_null):
     order = rng.permutation(count)
     shuffle = np.empty(count, int)
@@ -117,7 +118,8 @@ def dense_leakage(
   >>> round(found.score, 6), bool(np.max(found.null) < 0.9)
   (1.0, True)
   """
-  slopes, batches = _finite("kernels", kernels, 3), _finite("x", x, 3)
+  slopes = _finite("kernels", kernels, 3)
+  batches = _finite("x", x, 3)
   batches = batches.reshape(*batches.shape[:2], -1)
   if slopes.ndim != 3 or slopes.shape[:2] != (batches.shape[0], batches.shape[2]):
     raise UserError(
@@ -125,7 +127,8 @@ def dense_leakage(
       f"for each batch of x, got {slopes.shape}",
       field="kernels",
     )
-  units, records = _unit(np.swapaxes(slopes, 1, 2)), _unit(batches)  # [N, m, d] [N, B, d]
+  units = _unit(np.swapaxes(slopes, 1, 2))  # [N, m, d] [N, B, d]
+  records = _unit(batches)
 
   def score(order: np.ndarray) -> np.ndarray:
     products = records[order] @ np.swapaxes(units, 1, 2)  # [N, B, m]
@@ -146,18 +149,21 @@ def recovered_leakage(
   >>> round(recovered_leakage(x, 2 * x + 1).score, 6)
   1.0
   """
-  a, b = _finite("truth", truth, 2), _finite("found", found, 2)
+  a = _finite("truth", truth, 2)
+  b = _finite("found", found, 2)
   if a.shape != b.shape:
     raise UserError(
       f"must have the shape of the truth, {a.shape}, got {b.shape}", field="found"
     )
-  a, b = _unit(a.reshape(len(a), -1)), _unit(b.reshape(len(b), -1))
+  a = _unit(a.reshape(len(a), -1))
+  b = _unit(b.reshape(len(b), -1))
   return _scored(lambda order: np.sum(a[order] * b, axis=1), len(a), num_null, seed)
 
 
 def _centred(rows: np.ndarray) -> np.ndarray:
   """U-centred Euclidean distances [n, n] (Székely, Rizzo 2014): independence has mean 0."""
-  away, n = distance.squareform(distance.pdist(rows)), len(rows)
+  away = distance.squareform(distance.pdist(rows))
+  n = len(rows)
   sums = away.sum(0) / (n - 2)
   centred = away - sums[:, None] - sums[None, :] + away.sum() / ((n - 1) * (n - 2))
   np.fill_diagonal(centred, 0.0)
@@ -181,13 +187,15 @@ def distance_correlation(
   >>> round(distance_correlation(-2 * x, x).score, 6)
   1.0
   """
-  a, b = _finite("gradients", gradients, 2), _finite("x", x, 2)
+  a = _finite("gradients", gradients, 2)
+  b = _finite("x", x, 2)
   if len(a) != len(b) or len(a) < 4:
     raise UserError(
       f"must be one for each of at least 4 inputs, got {len(a)} and {len(b)}",
       field="gradients",
     )
-  a, b = _centred(a.reshape(len(a), -1)), _centred(b.reshape(len(b), -1))
+  a = _centred(a.reshape(len(a), -1))
+  b = _centred(b.reshape(len(b), -1))
   scale = np.sqrt(np.sum(a * a) * np.sum(b * b))
   if scale == 0:
     raise UserError("all alike; their distances say nothing", field="gradients")

@@ -76,7 +76,8 @@ class Evidence:
   included: np.ndarray  # [S, n] bool
 
   def __post_init__(self):
-    target, shadows = _scores("target", self.target, 1), _scores("shadows", self.shadows, 2)
+    target = _scores("target", self.target, 1)
+    shadows = _scores("shadows", self.shadows, 2)
     included = np.asarray(self.included)
     if target.size != shadows.shape[1]:
       raise UserError(
@@ -182,7 +183,8 @@ def lira(
   least, name = (1, "lira") if fixed_variance else (2, "a variance of its own (lira)")
   axis = None if fixed_variance else 0
   outside = evidence.side(False, least, name)
-  center, t = np.nanmedian(outside, axis=0), evidence.target
+  center = np.nanmedian(outside, axis=0)
+  t = evidence.target
   if offline:
     std = np.nanstd(outside, axis=axis) + _FLOOR
     return -_log_density(t, center, std) if two_sided else (t - center) / std

@@ -87,7 +87,8 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
 
   def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
     _labels_within(dataset, source=source, target=target)
-    rows, y = _together(held), np.array(dataset.y)
+    rows = _together(held)
+    y = np.array(dataset.y)
     y[rows] = np.where(y[rows] == source, target, y[rows])
     return dataclasses.replace(dataset, y=y)
 
@@ -158,7 +159,8 @@ def backdoor(
   def poison(dataset: Dataset, held: Sequence[np.ndarray]) -> Dataset:
     _labels_within(dataset, target=target)
     chosen = _together([rows[: math.ceil(share * len(rows))] for rows in held])
-    x, y = np.array(dataset.x), np.array(dataset.y)
+    x = np.array(dataset.x)
+    y = np.array(dataset.y)
     x[chosen], y[chosen] = trigger.stamp(x[chosen]), target
     return dataclasses.replace(dataset, x=x, y=y)
 

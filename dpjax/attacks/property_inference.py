@@ -164,7 +164,8 @@ def infer_property(
   from sklearn import linear_model  # slow to import
 
   validate.positive(l2=l2)
-  known, asked = signals.numbers("shadows", shadows), signals.numbers("targets", targets)
+  known = signals.numbers("shadows", shadows)
+  asked = signals.numbers("targets", targets)
   kinds = np.asarray(truth)
   if known.ndim != 2 or kinds.shape != (len(known),) or kinds.dtype != bool:
     raise UserError(
@@ -187,7 +188,8 @@ def infer_property(
   for name, features in (("shadows", known), ("targets", asked)):
     if not (np.abs(features) < _HUGE).all():
       raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
-  center, scale = known.mean(axis=0), known.std(axis=0)
+  center = known.mean(axis=0)
+  scale = known.std(axis=0)
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
   meta.fit((known - center) / scale, kinds)

@@ -57,7 +57,8 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
     down, right = _PLACES[query // 2]
     copy = images
     if down or right:
-      top, left = shift * (1 - down), shift * (1 - right)
+      top = shift * (1 - down)
+      left = shift * (1 - right)
       copy = padded[:, top : top + height, left : left + width]
     copies.append(copy[:, :, ::-1] if query % 2 else copy)
   return copies

@@ -28,7 +28,8 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_WINDOW, _SIGMA = 11, 1.5  # of SSIM, Wang et al. 2004
+_WINDOW = 11  # of SSIM, Wang et al. 2004
+_SIGMA = 1.5
 _CRITERIA = {  # name -> (metric, threshold, larger is closer)
   "exact": ("psnr", 30.0, True),
   "recognisable": ("psnr", 20.0, True),
@@ -39,7 +40,8 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 
 def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
   """Both in float64; UserError unless they are batches of one shape."""
-  a, b = np.asarray(truth, np.float64), np.asarray(found, np.float64)
+  a = np.asarray(truth, np.float64)
+  b = np.asarray(found, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
     raise UserError(
       f"must have the shape [B, ...] of the truth, {a.shape}, B >= 1; got {b.shape}",
@@ -95,10 +97,13 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
     )
   radius = _WINDOW // 2
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
-  mean_a, mean_b = blur(a), blur(b)
-  var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
+  mean_a = blur(a)
+  mean_b = blur(b)
+  var_a = blur(a * a) - mean_a**2
+  var_b = blur(b * b) - mean_b**2
   covariance = blur(a * b) - mean_a * mean_b
-  small, smaller = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+  small = (0.01 * data_range) ** 2
+  smaller = (0.03 * data_range) ** 2
   above = (2 * mean_a * mean_b + small) * (2 * covariance + smaller)
   below = (mean_a**2 + mean_b**2 + small) * (var_a + var_b + smaller)
   inside = (above / below)[:, radius:-radius, radius:-radius]
@@ -179,7 +184,8 @@ def matched(truth: HostArray, found: HostArray) -> np.ndarray:
   [1, 0]
   """
   a, b = _pair(truth, found)
-  flat_a, flat_b = a.reshape(len(a), -1), b.reshape(len(b), -1)
+  flat_a = a.reshape(len(a), -1)
+  flat_b = b.reshape(len(b), -1)
   costs = distance.cdist(flat_a, flat_b, "sqeuclidean")
   return optimize.linear_sum_assignment(costs)[1]
 
@@ -192,8 +198,10 @@ def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.
   >>> identified([[0.4, 0.0]], [[0.0, 0.0], [1.0, 1.0]], [0]).tolist()
   [True]
   """
-  guesses, people = np.asarray(found, np.float64), np.asarray(candidates, np.float64)
-  guesses, people = guesses.reshape(len(guesses), -1), people.reshape(len(people), -1)
+  guesses = np.asarray(found, np.float64)
+  people = np.asarray(candidates, np.float64)
+  guesses = guesses.reshape(len(guesses), -1)
+  people = people.reshape(len(people), -1)
   places = np.asarray(truth)
   if guesses.shape[1] != people.shape[1] or places.shape != (len(guesses),):
     raise UserError(

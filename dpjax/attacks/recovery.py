@@ -33,7 +33,8 @@ def check_seen(seen: ArrayTree) -> None:
   if not leaves:
     raise UserError("must be a gradient or a message, holds no array", field="seen")
   for path, leaf in leaves:
-    name, array = f"seen{jax.tree_util.keystr(path)}", np.asarray(leaf)
+    name = f"seen{jax.tree_util.keystr(path)}"
+    array = np.asarray(leaf)
     if not np.issubdtype(array.dtype, np.floating) and array.dtype.name != "bfloat16":
       raise UserError(f"must be real floating-point numbers, is {array.dtype}", field=name)
     bad = int(np.sum(~np.isfinite(array.astype(np.float64))))
@@ -111,7 +112,8 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
     raise UserError(
       "must have a bias, by whose gradient is divided", field="layer", value=name
     )
-  kernel, bias = found["kernel"], found["bias"]
+  kernel = found["kernel"]
+  bias = found["bias"]
   bias = bias / (np.max(np.abs(bias)) or 1.0)  # squares that do not underflow
   if not bias.any():
     raise NothingSent(
@@ -159,7 +161,8 @@ def infer_labels(
     )
   if batch_size == 1:
     return np.array([int(np.argmin(slope))])
-  left, labels = batch_size * (mean - slope), []
+  left = batch_size * (mean - slope)
+  labels = []
   for _ in range(batch_size):
     labels.append(int(np.argmax(left)))
     left[labels[-1]] -= 1

@@ -170,7 +170,8 @@ def poisoning_grid(
     raise UserError(
       "rounds to no attacker in one place", field="fractions", value=tuple(fractions)
     )
-  nobody, outcomes = np.zeros(0, np.int64), []
+  nobody = np.zeros(0, np.int64)
+  outcomes = []
   for defence, (aggregator, tolerates) in against.items():
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)

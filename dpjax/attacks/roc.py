@@ -69,7 +69,8 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   >>> curve.true_positives.tolist(), curve.false_positives.tolist(), curve.auc
   ([0, 1, 2, 2], [0, 0, 1, 2], 0.875)
   """
-  values, truth = signals.numbers("scores", scores), np.asarray(membership)
+  values = signals.numbers("scores", scores)
+  truth = np.asarray(membership)
   if values.ndim != 1 or truth.shape != values.shape or truth.dtype != bool:
     raise UserError(
       f"must be bool, one for each of scores [n], got {truth.dtype} of shape "
@@ -149,7 +150,8 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   n = curve.num_non_members
   allowed = math.floor(fpr * n * (1 + 1e-12))
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
-  false, true = int(curve.false_positives[at]), int(curve.true_positives[at])
+  false = int(curve.false_positives[at])
+  true = int(curve.true_positives[at])
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   found = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
@@ -224,7 +226,8 @@ def measure(
   """
   validate.open_unit(confidence=confidence)
   curve = curve_of(scores, membership)
-  sizes, spare = (curve.num_members, curve.num_non_members), 1 - confidence
+  sizes = (curve.num_members, curve.num_non_members)
+  spare = 1 - confidence
   balanced = float(np.max((curve.tpr + 1 - curve.fpr) / 2))
   massart = sum(math.sqrt(math.log(4 / spare) / (2 * n)) for n in sizes) / 2
   return Leakage(

@@ -260,7 +260,8 @@ def _trained(
   if len(indices) == 1:
     step = functools.partial(pipeline.step, noise[0])
     return [functools.reduce(step, streams[0], states[0])]
-  state, keys = _stacked(states), _stacked(noise)
+  state = _stacked(states)
+  keys = _stacked(noise)
   for together in zip(*streams, strict=True):
     state = pipeline.step(keys, state, _stacked(together))
   return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]

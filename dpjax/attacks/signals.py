@@ -170,7 +170,8 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
     return jnp.where(own.any(axis=1), found, jnp.nan)
 
   def signal(params: Params, records: Labelled) -> np.ndarray:
-    x, y = np.asarray(records.x), np.asarray(records.y)
+    x = np.asarray(records.x)
+    y = np.asarray(records.y)
     found = by_parts(lambda part: ask(params, x[part], y[part]), len(y), batch_size)
     return np.clip(found, -LARGEST, LARGEST)
 

@@ -79,7 +79,8 @@ def gradient_view(
     validate.positive(l2_clip_norm=l2_clip_norm)
 
   def view(examples: Example) -> ArrayTree:
-    wide, mask = _as_wide(params, examples.x), jnp.ones(len(examples.x), bool)
+    wide = _as_wide(params, examples.x)
+    mask = jnp.ones(len(examples.x), bool)
     if l2_clip_norm is None:
       return mean_grad(loss)(wide, examples, mask)[0]
     grads = jax.vmap(jax.grad(loss), (None, 0))(wide, examples)
@@ -122,7 +123,8 @@ def client_view(
   >>> view(Example(jnp.array([4.0]), jnp.array([0])))["delta"]  # 0 -> 2 -> 3
   Array(3., dtype=float32)
   """
-  rows, mask = np.asarray(batches.examples), np.asarray(batches.mask)
+  rows = np.asarray(batches.examples)
+  mask = np.asarray(batches.mask)
   if (
     rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer) or rows.shape != mask.shape
   ):

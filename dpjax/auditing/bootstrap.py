@@ -38,7 +38,8 @@ def auc(scores: Scores) -> float:
   >>> auc(Scores(np.array([3.0, 2.0]), np.array([2.0, 1.0])))
   0.875
   """
-  n, m = len(scores.inside), len(scores.outside)
+  n = len(scores.inside)
+  m = len(scores.outside)
   ranks = stats.rankdata(np.concatenate([scores.inside, scores.outside]))
   return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
 

@@ -56,7 +56,8 @@ def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
   """Noise over the range of the pixels (or of the tokens), with random labels."""
-  low, high = rows.x.min(), rows.x.max()
+  low = rows.x.min()
+  high = rows.x.max()
   if rows.x.dtype == np.int32:
     x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
   else:

@@ -45,7 +45,8 @@ def fitted_params(
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(learning_rate=learning_rate)
-  batch, tx = _whole(records), optax.adam(learning_rate)
+  batch = _whole(records)
+  tx = optax.adam(learning_rate)
   mean = lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0))(p, batch))
 
   def step(carry: Any, _: None) -> tuple[Any, None]:

@@ -49,7 +49,8 @@ class _Ids(NamedTuple):
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
   """The data of the run: of the size that the sampler was made for, where it has one."""
-  ids, signs = np.arange(len(coins)), np.ones(len(coins), np.float32)
+  ids = np.arange(len(coins))
+  signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
   if size is not None and size < len(coins):
     raise UserError(
@@ -61,7 +62,8 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     kept = np.flatnonzero(coins)
     return _Ids(kept, signs[kept], np.ones(len(kept), bool))
   if plan.neighboring_relation == NeighboringRelation.REPLACE_ONE:
-    signs, present = np.where(coins, 1, -1).astype(np.float32), np.ones_like(coins)
+    signs = np.where(coins, 1, -1).astype(np.float32)
+    present = np.ones_like(coins)
   else:
     present = coins
   others = (size or len(coins)) - len(coins)  # empty records, the same on both sides
@@ -120,7 +122,8 @@ def gradient_canaries(
     offered: Any = gradients.stacked(grads)
     return tx.update(offered, state, jnp.zeros(num_canaries), mask=mask)
 
-  state, total = tx.init(jnp.zeros(num_canaries)), np.zeros(num_canaries)
+  state = tx.init(jnp.zeros(num_canaries))
+  total = np.zeros(num_canaries)
   for batch in plan.batches(_records(plan, coins), rng=seed):
     ids, signs = map(jnp.asarray, batch.examples)
     update, state = step(state, ids, signs, jnp.asarray(batch.mask))

@@ -115,7 +115,8 @@ class _Rates(NamedTuple):
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
   """At the ranks' thresholds: the rank-th largest of the scores outside."""
-  n, m = len(scores.inside), len(scores.outside)
+  n = len(scores.inside)
+  m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
   thresholds = np.sort(scores.outside)[m - ranks]
   missed = np.searchsorted(np.sort(scores.inside), thresholds, side="right")
@@ -216,7 +217,8 @@ def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
     return low
   high = max(1.0, 2 * low)
   while high < _LARGEST and holds(high):
-    low, high = high, 2 * high
+    low = high
+    high = 2 * high
   while high - low > 1e-6 * max(1.0, high):
     middle = (low + high) / 2
     low, high = (middle, high) if holds(middle) else (low, middle)
@@ -290,12 +292,15 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
   are guessed as wrong as can be: any order of them has at least as many right."""
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
-  from_top, from_bottom = np.lexsort((truth, -values)), np.lexsort((~truth, values))
+  from_top = np.lexsort((truth, -values))
+  from_bottom = np.lexsort((~truth, values))
   if isinstance(scores, CanaryScores):
     coins = np.random.default_rng(_TIES_SEED).random(values.size)[scores.numbers]
     from_top = np.lexsort((coins, -values))
     from_bottom = from_top[::-1]
-  m, top, bottom = values.size, np.cumsum(truth[from_top]), np.cumsum(~truth[from_bottom])
+  m = values.size
+  top = np.cumsum(truth[from_top])
+  bottom = np.cumsum(~truth[from_bottom])
   for k in _ends(m, two_sided=two_sided):
     if two_sided:
       yield int(2 * k), int(top[k - 1] + bottom[k - 1])
@@ -305,7 +310,8 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
 
 def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[..., bool]):
   """Largest value that some number of guesses refutes, at the corrected significance."""
-  significance, best = (1 - confidence) / len(tried), 0.0
+  significance = (1 - confidence) / len(tried)
+  best = 0.0
   for guesses, correct in sorted(tried, key=lambda pair: -pair[1] / pair[0]):
     test = lambda value, k=guesses, v=correct: refuted(value, k, v, significance)
     best = _largest(test, best)
@@ -436,10 +442,12 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   """
   _ = _checked(scores, delta, confidence)
   inside, outside = (np.asarray(part, np.float64) for part in scores)
-  n, m = inside.size, outside.size
+  n = inside.size
+  m = outside.size
   if n + m < 3 or not np.isfinite([*inside, *outside]).all():
     return 0.0
-  degrees, weight = n + m - 2, math.sqrt(n * m / (n + m))
+  degrees = n + m - 2
+  weight = math.sqrt(n * m / (n + m))
   gap = float(inside.mean() - outside.mean())
   spread = math.sqrt((inside.var() * n + outside.var() * m) / degrees)
   if gap <= 0:

@@ -25,8 +25,11 @@ from dpjax.data.rows import CHUNK_BYTES, File, Rows
 from dpjax.validate import UserError
 
 VARIABLE = "DPJAX_CACHE_DIR"
-_SUFFIX, _PARTIAL, _LOCK = ".features", ".partial", "lock"
-_HEAD, _MAGIC = 4096, "dpjax features 1"
+_SUFFIX = ".features"
+_PARTIAL = ".partial"
+_LOCK = "lock"
+_HEAD = 4096
+_MAGIC = "dpjax features 1"
 
 
 def folder() -> pathlib.Path | None:

@@ -39,7 +39,8 @@ def _check_x(x: Any) -> None:
 def _check_range(array: np.ndarray, bound: int | None, name: str, bound_name: str) -> None:
   if array.size == 0:
     return
-  low, high = int(array.min()), int(array.max())
+  low = int(array.min())
+  high = int(array.max())
   if low < 0 or (bound is not None and high >= bound):
     limit = "negative" if bound is None else f"outside [0, {bound_name}={bound})"
     raise UserError(f"holds values from {low} to {high}: none may be {limit}", field=name)

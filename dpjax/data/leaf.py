@@ -109,7 +109,8 @@ def _split(
     name=root.name,
     split=split,
   )
-  users, sizes = [part.user for part in parts], [len(part.y) for part in parts]
+  users = [part.user for part in parts]
+  sizes = [len(part.y) for part in parts]
   return natural.by_client(dataset, users, sizes=sizes, max_examples=max_examples)
 
 
@@ -128,7 +129,8 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   try:
     with path.open(encoding="utf-8") as stream:
       held = json.load(stream, object_pairs_hook=_unique)
-    users, data = held["users"], held["user_data"]
+    users = held["users"]
+    data = held["user_data"]
     if sorted(users) != sorted(data):
       raise UserError('"users" must name those of "user_data", each once')
     yield from (_part(user, data[user], max_length) for user in users)
@@ -155,7 +157,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
-  xs, ys = data["x"], data["y"]
+  xs = data["x"]
+  ys = data["y"]
   if len(xs) != len(ys):
     raise UserError(f"user {user!r} has {len(xs)} x and {len(ys)} y")
   rows = [x[_TWEET] if _is_tweet(x) else x for x in xs]

@@ -71,7 +71,8 @@ def by_client(
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
     kept = _first(owners, max_examples)
-    dataset, owners = dataset.subset(kept), owners[kept]
+    dataset = dataset.subset(kept)
+    owners = owners[kept]
   order, starts = _sorted(owners, len(distinct))
   return Federation(dataset, np.split(order, starts[1:]), distinct)
 

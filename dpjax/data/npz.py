@@ -84,7 +84,8 @@ def _num_classes(arrays: dict[str, np.ndarray], given: int | None) -> int:
 
 
 def _split(arrays: dict[str, Any], split: str, **common: Any) -> Dataset:
-  x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+  x = arrays[f"x_{split}"]
+  y = arrays[f"y_{split}"]
   try:
     if y.size == 0:
       raise UserError("is empty", field="y")

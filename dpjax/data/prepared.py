@@ -213,7 +213,9 @@ class _Records:
   faster than its own way, which looks at every feature of a record."""
 
   def __init__(self, source: Any, key: str, max_length: int, told: Callable[[], Any]):
-    self._records, self._key, self._told = source.data_source, key, told
+    self._records = source.data_source
+    self._key = key
+    self._told = told
     self._feature = source.dataset_info.features[key]
     self._decode = _decoder(source[0][key], max_length)
     self._paths = source.dataset_info.splits[source.split].filepaths
@@ -290,7 +292,8 @@ def _read_all(
   made = []
   for split, part in zip(("train", "test"), records):
     column, *asked = part.columns(keys[1], *field)
-    labels, others = np.array(column, np.int64), asked[0] if asked else []
+    labels = np.array(column, np.int64)
+    others = asked[0] if asked else []
     if stay_in_files(4 * first.size * len(part), resident):
       made.append((in_files(part, labels, split=split, **given), others))
     else:

@@ -19,7 +19,9 @@ import numpy as np
 from dpjax import random_images, validate
 from dpjax.data.dataset import Dataset, from_arrays
 
-CLASSES, PER_CLASS, TEST_PER_CLASS = 64, 500, 50
+CLASSES = 64
+PER_CLASS = 500
+TEST_PER_CLASS = 50
 _SEED = 0
 
 
@@ -78,9 +80,12 @@ def images_of(
 
 def _falling(process: Process, height: int, width: int) -> np.ndarray:
   """[H, W]: frequencies to the slope, stretched along the direction."""
-  down, right = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)
-  cos, sin = np.cos(process.angle), np.sin(process.angle)
-  along, across = cos * right + sin * down, cos * down - sin * right
+  down = np.fft.fftfreq(height)[:, None]
+  right = np.fft.fftfreq(width)
+  cos = np.cos(process.angle)
+  sin = np.sin(process.angle)
+  along = cos * right + sin * down
+  across = cos * down - sin * right
   frequency = np.hypot(process.aspect * along, across)
   frequency[0, 0] = np.inf
   return frequency**process.slope
@@ -97,7 +102,8 @@ def _leaf(
   process: Process, random: np.random.Generator, count: int, height: int, width: int
 ) -> np.ndarray:
   """Which pixels a leaf covers, at a place and an angle of its own: bool [count, H, W]."""
-  centre, angle = random.random((2, count, 1, 1)), 2 * np.pi * random.random((count, 1, 1))
+  centre = random.random((2, count, 1, 1))
+  angle = 2 * np.pi * random.random((count, 1, 1))
   low, high = process.size
   half = low + (high - low) * random.random((count, 1, 1))
   down = (np.arange(height) / height)[:, None] - centre[0]  # [count, H, 1]

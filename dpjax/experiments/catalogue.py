@@ -72,7 +72,8 @@ def _told(found: Any) -> str:
   """What a class or a function is, and the numbers of it that a config may set."""
   numbers: dict[str, Any] = {}
   if isinstance(found, functools.partial):
-    found, numbers = found.func, found.keywords
+    numbers = found.keywords
+    found = found.func
   if dataclasses.is_dataclass(found):
     numbers = {f.name: f.default for f in dataclasses.fields(found)}
     made = f"{getattr(found, '__name__', '')}("  # by dataclass, where nobody wrote one

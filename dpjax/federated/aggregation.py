@@ -172,7 +172,8 @@ def dp_mean(
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     zeros = jnp.zeros(mask.shape, jnp.float32)
-    weighted, scale = _weighted(messages, weights), transforms.clip_scale(state)
+    weighted = _weighted(messages, weights)
+    scale = transforms.clip_scale(state)
     if scale is not None:  # a public number, from what earlier rounds have released
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)

@@ -30,7 +30,10 @@ from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
 # What a client's key is folded with before it is used: no two uses share a stream.
-OPTIMIZER_KEY, NOISE_KEY, ROUNDING_KEY, PERSONAL_KEY = 0, 2, 3, 4  # 1 had a use once
+OPTIMIZER_KEY = 0  # 1 had a use once
+NOISE_KEY = 2
+ROUNDING_KEY = 3
+PERSONAL_KEY = 4
 
 
 class Received(NamedTuple):
@@ -69,7 +72,8 @@ def begun(
   key: Array,
 ) -> Local:
   """A client before its first step."""
-  zero, steps = jnp.zeros((), jnp.float32), jnp.int32(0)
+  zero = jnp.zeros((), jnp.float32)
+  steps = jnp.int32(0)
   return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
 
 

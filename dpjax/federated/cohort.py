@@ -52,7 +52,8 @@ class LocalBatches(NamedTuple):
     A step that a client takes repeats the client's own rows: zeros would be the first row of
     the data, which is another's. Steps that are all padding nobody takes.
     """
-    longer, places = self, np.arange(size)
+    longer = self
+    places = np.arange(size)
     if size > (width := self.mask.shape[1]):
       own = np.minimum(places, width - 1)
       examples = jax.tree.map(lambda leaf: np.asarray(leaf)[:, own], self.examples)
@@ -261,7 +262,8 @@ def from_batches(examples: Sequence[ArrayTree], *, batch_size: int | None = None
   def in_order(own: ArrayTree, n: int) -> LocalBatches:
     shape = (-1, batch_size or bucket(max(n, 1)))
     places, mask = sampling.pad(np.arange(n), -(-n // shape[1]) * shape[1])
-    places, mask = places.reshape(shape), mask.reshape(shape)
+    places = places.reshape(shape)
+    mask = mask.reshape(shape)
     return LocalBatches(jax.tree.map(lambda leaf: np.asarray(leaf)[places], own), mask)
 
   batches = tuple(in_order(own, n) for own, n in zip(examples, sizes))

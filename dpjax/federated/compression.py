@@ -87,7 +87,8 @@ def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
 
 def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
   """Stochastic rounding: the expectation of the rounded number is the number."""
-  low, high = jnp.min(x), jnp.max(x)
+  low = jnp.min(x)
+  high = jnp.max(x)
   width = jnp.where(high > low, high - low, 1.0)
   exact = (x - low) / width * (2**bits - 1)
   index = jnp.floor(exact + jax.random.uniform(key, x.shape))

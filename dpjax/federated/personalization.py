@@ -237,7 +237,8 @@ def hyp_cluster(
       is no mean: a median of messages in different places is not a model's.
   """
   validate.integer_at_least(1, num_clients=num_clients)
-  why, aggregator = ", such as 1 / the number of models", common.get("aggregator")
+  why = ", such as 1 / the number of models"
+  aggregator = common.get("aggregator")
   check_public(common, why, check=validate.probability, cluster_share=cluster_share)
   if aggregator is not None and not aggregator.private and aggregator.finish is None:
     raise UserError(

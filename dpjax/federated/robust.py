@@ -39,7 +39,8 @@ from dpjax.validate import UserError
 
 # In units of the messages' own spread (their median distance from the median of each
 # coordinate): how far a message is looked at, and how near is the same point.
-_FAR, _NEAR = 1e15, 1e-5
+_FAR = 1e15
+_NEAR = 1e-5
 _TINY = 1e-37  # below this float32 loses its digits: treated as zero
 _TOLERANCE = 1e-4  # of the geometric median's certificate, per message
 
@@ -135,8 +136,10 @@ def _by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
 
 
 def _median(messages: Any, kept: Array) -> Any:
-  count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
-  low, high = (count - 1) // 2, count // 2
+  count = jnp.sum(kept)
+  ranks = jnp.arange(kept.shape[0])
+  low = (count - 1) // 2
+  high = count // 2
   weights = 0.5 * (ranks == low) + 0.5 * (ranks == high)
   return _by_rank(messages, kept, weights.astype(jnp.float32))
 
@@ -167,7 +170,8 @@ def trimmed_mean(trim: float) -> Aggregator:
 
   def combine(messages: Any, kept: Array, counts: _Counts) -> Any:
     del counts
-    count, ranks = jnp.sum(kept), jnp.arange(kept.shape[0])
+    count = jnp.sum(kept)
+    ranks = jnp.arange(kept.shape[0])
     cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)  # 0.2 * 5 is 1 in floats too
     inside = (ranks >= cut) & (ranks < count - cut)
     return _by_rank(messages, kept, inside / jnp.maximum(jnp.sum(inside), 1)), ()

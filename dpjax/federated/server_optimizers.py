@@ -82,7 +82,8 @@ def fed_opt(
 
   def update(updates: Any, state: Any, params: Any = None) -> Any:
     del params
-    given, updates = updates, jax.tree.map(trees.at_least_float32, updates)
+    given = updates
+    updates = jax.tree.map(trees.at_least_float32, updates)
     first = jax.tree.map(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.first, updates)
     second = jax.tree.map(lambda v, g: moved(v, g * g, beta_2), state.second, updates)
     step = lambda m, v, g: (-learning_rate * m / (jnp.sqrt(v) + tau)).astype(g.dtype)

@@ -20,9 +20,11 @@ from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
 # Within these a bound, and every term as long as it, are normal numbers of float32.
-_MIN_NORM, _MAX_NORM = 1e-25, 1e30
+_MIN_NORM = 1e-25
+_MAX_NORM = 1e30
 # The quotient limit keeps every factor finite.
-_MIN_GAMMA, _MAX_QUOTIENT = 1e-8, 1e30
+_MIN_GAMMA = 1e-8
+_MAX_QUOTIENT = 1e30
 
 
 class ClipRule:

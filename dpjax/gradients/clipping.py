@@ -182,7 +182,8 @@ def clip_and_sum(
   >>> clip_and_sum(g, jnp.zeros(3), True, 1.0).total["w"]
   Array([0.6, 1.3], dtype=float32)
   """
-  clip, unit = Clip.of(l2_clip_norm), rescale_to_unit_norm
+  clip = Clip.of(l2_clip_norm)
+  unit = rescale_to_unit_norm
   mask = _checked(grads, mask, clip)
 
   def clipped(grads):

@@ -68,7 +68,8 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
       return [out for out in found["outs"] if isinstance(out, _ARRAYS)]
 
     arrays = [leaves[place] for place in places]
-    closed, rewriting = jax.make_jaxpr(on_arrays)(*arrays), _Rewriting()
+    closed = jax.make_jaxpr(on_arrays)(*arrays)
+    rewriting = _Rewriting()
     due = rewriting.is_due(closed.jaxpr)
     evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
     values = zip(closed.out_avals, evaluate(*arrays))
@@ -105,7 +106,8 @@ def _is_swapped(eqn: Any) -> bool:
 
 def _inner(eqn: Any) -> dict[str, Any]:
   """The jaxprs of an equation that is entered, by a name of their own."""
-  name, params = eqn.primitive.name, eqn.params
+  name = eqn.primitive.name
+  params = eqn.params
   if name in equations.CALLS:
     return {"body": params[equations.CALLS[name]].jaxpr}
   if name == "scan":
@@ -158,7 +160,8 @@ class _Rewriting:
     if not self._is_due_inside(eqn):
       known = equations.named(eqn, values)
       return equations.eqn_fn(eqn)(*(known[v] for v in equations.operands(eqn)))
-    name, params = eqn.primitive.name, eqn.params
+    name = eqn.primitive.name
+    params = eqn.params
     if name in equations.CALLS:
       return self._call(params[equations.CALLS[name]])(*values)
     if name in equations.REMATS:
@@ -196,9 +199,12 @@ class _Rewriting:
     return [*carry, *ys]
 
   def _while(self, params: dict[str, Any], values: list[Any]) -> list[Any]:
-    for_test, for_body = params["cond_nconsts"], params["body_nconsts"]
-    tested, known = values[:for_test], values[for_test : for_test + for_body]
-    test, step = self.closed(params["cond_jaxpr"]), self.closed(params["body_jaxpr"])
+    for_test = params["cond_nconsts"]
+    for_body = params["body_nconsts"]
+    tested = values[:for_test]
+    known = values[for_test : for_test + for_body]
+    test = self.closed(params["cond_jaxpr"])
+    step = self.closed(params["body_jaxpr"])
     return lax.while_loop(
       lambda carry: test(*tested, *carry)[0],
       lambda carry: step(*known, *carry),

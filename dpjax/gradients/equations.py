@@ -55,7 +55,8 @@ def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
 
 def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
   """The equations on which the wanted variables depend, in order."""
-  live, kept = set(wanted), []
+  live = set(wanted)
+  kept = []
   for eqn in reversed(eqns):
     if live.intersection(eqn.outvars):
       live.update(operands(eqn))
@@ -171,7 +172,8 @@ class Graph(NamedTuple):
   def of(cls, jaxpr: Jaxpr) -> Graph:
     """Of a whole jaxpr."""
     uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
-    users, position = {}, {}
+    users = {}
+    position = {}
     for eqn in jaxpr.eqns:
       inputs = [v for v in eqn.invars if not is_literal(v)]
       uses.update(inputs)

@@ -54,7 +54,8 @@ def estimate(
 
 def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
   """Temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
-  program, leaves = planned.program, jax.tree.leaves(params)
+  program = planned.program
+  leaves = jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
 
   def forward(leaves, taps, examples):

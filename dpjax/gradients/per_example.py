@@ -224,14 +224,16 @@ class ClippedGrad:
     if self.memory_budget is None:
       return self.microbatch_size
     check_loss(self.loss_fn, params, batch)
-    params, example = jax.tree.map(jnp.asarray, params), ghost.first_of(batch)
+    params = jax.tree.map(jnp.asarray, params)
+    example = ghost.first_of(batch)
     planned = self._plan(params, batch)
     estimate = memory.estimate(self.loss_fn, params, example, planned)
     return memory.microbatch(self.memory_budget, estimate, batch_size)
 
   def _stacked(self, params, batch, mask):
     losses, grads = stacked_arrays(self.loss_fn)(params, batch)  # [B], [B, *param]
-    clip, unit = self.l2_clip_norm, self.rescale_to_unit_norm
+    clip = self.l2_clip_norm
+    unit = self.rescale_to_unit_norm
     return clipping.clip_and_sum(grads, losses, mask, clip, rescale_to_unit_norm=unit)
 
   def __call__(
@@ -240,7 +242,8 @@ class ClippedGrad:
     batch, mask = examples_and_mask(batch, mask)
     check_arrays(batch=batch)
     batch = jax.tree.map(jnp.asarray, batch)
-    size, mesh = _batch_size(batch), self.mesh
+    size = _batch_size(batch)
+    mesh = self.mesh
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)

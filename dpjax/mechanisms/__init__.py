@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.mechanisms import noisy_means as noisy_means
   from dpjax.mechanisms.additive import Gaussian as Gaussian
   from dpjax.mechanisms.additive import Laplace as Laplace
   from dpjax.mechanisms.additive import (

@@ -175,8 +175,10 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   stated.positive(noise_multiplier=noise_multiplier)
   validate.non_negative(epsilon=epsilon)
   stated.number(epsilon=epsilon)
-  noise_multiplier, epsilon = float(noise_multiplier), float(epsilon)
-  half, middle = 0.5 / noise_multiplier, epsilon * noise_multiplier
+  noise_multiplier = float(noise_multiplier)
+  epsilon = float(epsilon)
+  half = 0.5 / noise_multiplier
+  middle = epsilon * noise_multiplier
   if half - middle < _NO_MASS:  # log_ndtr and exp would be 0
     return math.ulp(0.0)
   log_near, log_far = map(

@@ -91,7 +91,9 @@ class SampleAndAggregateMean:
     finite.check_key(key)
     for_shards, for_noise = jax.random.split(key)
     outputs = _outputs(fn, shards(for_shards, examples, self.num_shards))  # [k, *out]
-    lower, upper, k = float(self.lower), float(self.upper), int(self.num_shards)
+    lower = float(self.lower)
+    upper = float(self.upper)
+    k = int(self.num_shards)
     shares = finite.units("fn", outputs, lower, upper)
     noise = self._noise(shares[0].size, 1.0)  # on the sum of the shards' shares
     total = noise.on(for_noise, *finite.total(shares))
@@ -184,7 +186,8 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
     raise UserError(
       f"must be at most the number of records, {n}", field="num_shards", value=num_shards
     )
-  size, num_shards = n // int(num_shards), int(num_shards)
+  size = n // int(num_shards)
+  num_shards = int(num_shards)
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
     num_shards, size, *jnp.shape(leaf)[1:]

@@ -82,7 +82,8 @@ class BoundedMean(_Clipped):
   def noise(self, *, num_records: int) -> Laplace | Gaussian:
     """Of the mean; under add_or_remove_one of the pair (centred sum / half width, count)."""
     if self.neighboring_relation == "add_or_remove_one":
-      l1, l2 = 2.0, 2.0**0.5
+      l1 = 2.0
+      l2 = 2.0**0.5
     else:
       l1 = l2 = mean_sensitivity(self.lower, self.upper, num_records=num_records)
     return self._calibrated(l1, l2)
@@ -100,7 +101,9 @@ class BoundedMean(_Clipped):
     """The private mean, a scalar, of `values` [n]."""
     finite.check_key(key)
     shares = self._shares(values)
-    n, lower, upper = shares.size, float(self.lower), float(self.upper)
+    n = shares.size
+    lower = float(self.lower)
+    upper = float(self.upper)
     if self.neighboring_relation == "replace_one":
       self.noise(num_records=n)  # checks n
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
@@ -250,7 +253,8 @@ class Quantile(_Clipped):
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
-    low, high = edges[index], edges[index + 1]
+    low = edges[index]
+    high = edges[index + 1]
     place = low + source.integers(for_point, (), high - low)
     part = place.astype(log_weights.dtype) + 0.5
     share = part / _parts(log_weights.dtype)

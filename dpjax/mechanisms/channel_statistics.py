@@ -50,7 +50,8 @@ def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
   """
   x = jnp.asarray(x, jnp.float32)
   wide = lambda one: jnp.asarray(one, jnp.float32).reshape(*[1] * (x.ndim - 1), -1)
-  mean, square = wide(statistics.mean), wide(statistics.mean_square)
+  mean = wide(statistics.mean)
+  square = wide(statistics.mean_square)
   variance = square - mean**2
   scale = jnp.where(variance > 0, jax.lax.rsqrt(variance + VARIANCE_FLOOR), 0.0)
   return (x - mean) * scale

@@ -162,7 +162,8 @@ def _fits_int32(value: np.ndarray) -> bool:
 
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
   scale = source.check_scale(scale, jnp.float32, "scale")
-  value, unit = _exact_floats(name, value), 2.0 * source.grid_step(scale, 0)
+  value = _exact_floats(name, value)
+  unit = 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
       f"beyond 2^24 times the noise's scale={scale:.6g}, float32 cannot hold the "
@@ -207,7 +208,8 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
   [0.0, 0.20000000298023224, 0.5, 1.0]
   """
   values = array(name, values)
-  lower, upper = float(lower), float(upper)
+  lower = float(lower)
+  upper = float(upper)
   half = upper / 2 - lower / 2
   if _too_wide(values):
     _check_bounds(lower, upper, jnp.float32)
@@ -258,7 +260,8 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
     rest = summed & (2**38 - 1)
     return (summed >> 38).astype(shares.dtype), rest.astype(shares.dtype) * 2.0**-38
-  counts, carry = jnp.round(shares * 2.0**23).astype(jnp.uint32), jnp.uint32(0)
+  counts = jnp.round(shares * 2.0**23).astype(jnp.uint32)
+  carry = jnp.uint32(0)
   limbs = []
   for place in range(3):
     limb = (counts >> (_LIMB * place)) & 0xFF

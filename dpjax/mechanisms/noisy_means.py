@@ -33,7 +33,8 @@ _CHUNK_ENTRIES = 2**24
 _GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
 _NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
-_NUMBERS, _MEDIAN_EPSILONS = (1e-30, 1e30), (1e-6, 100.0)
+_NUMBERS = (1e-30, 1e30)
+_MEDIAN_EPSILONS = (1e-6, 100.0)
 _TINY = float(np.finfo(np.float32).tiny)
 
 

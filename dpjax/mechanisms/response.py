@@ -60,7 +60,8 @@ class RandomizedResponse:
   @property
   def noise_parameter(self) -> float:
     """Probability that the response is drawn uniformly, whatever the label."""
-    k, unlikely = int(self.num_categories), math.exp(-float(self.epsilon))
+    k = int(self.num_categories)
+    unlikely = math.exp(-float(self.epsilon))
     return k * unlikely / (1 + (k - 1) * unlikely)
 
   @property

@@ -46,7 +46,8 @@ def sum_sensitivity(
   """
   validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
   stated.interval(lower, upper)
-  lower, upper = float(lower), float(upper)
+  lower = float(lower)
+  upper = float(upper)
   if neighboring_relation == "replace_one":
     return upper - lower
   return max(abs(lower), abs(upper))

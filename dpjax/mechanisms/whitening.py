@@ -123,11 +123,13 @@ class Whitening(NoisyMeans):
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
     """The same; each field as if those ahead of it in `before` had been released."""
-    key, examples = self.own_key(key), _examples(x)
+    key = self.own_key(key)
+    examples = _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])
     keys = jax.random.split(key, 2 * len(self.vectors))
     found: dict[str, Any] = {}
-    norms, known = [], _Map()
+    norms = []
+    known = _Map()
     for place, name in enumerate(self.vectors):
       public = bool(self.clip_norms)
       lengths = jnp.zeros(0) if public else _lengths(name, known, examples)
@@ -151,7 +153,8 @@ class Whitening(NoisyMeans):
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
-    upto, count = jnp.cumsum(counts), len(norms)
+    upto = jnp.cumsum(counts)
+    count = len(norms)
     excess = jnp.maximum(10 * (upto - counts) - 9 * count, 10 * (count - upto) - count)
     chosen = self._among(key, -jnp.maximum(excess, 0))
     return jnp.asarray(_EDGES)[chosen]
@@ -194,7 +197,8 @@ def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> 
       known = known._replace(**{name: _eigenvectors(found[name])[1]})
   if "variances" not in found:
     return known
-  variances, floor = np.asarray(found["variances"], np.float64), float(found["floor"])
+  variances = np.asarray(found["variances"], np.float64)
+  floor = float(found["floor"])
   largest = np.argsort(-variances, kind="stable")[:num_directions]
   scales = np.sqrt(floor / np.maximum(variances, floor))
   known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
@@ -240,7 +244,8 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
 
 def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
   """Of that vector, of one of the examples of this shape."""
-  positions, channels = math.prod(shape[1:-1]), shape[-1]
+  positions = math.prod(shape[1:-1])
+  channels = shape[-1]
   if name in ("mean", "variances"):
     return positions * channels
   sides = {"positions": positions, "channels": channels}

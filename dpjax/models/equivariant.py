@@ -53,7 +53,8 @@ def left_quotients(group: str) -> np.ndarray:
   >>> left_quotients("C4")[1].tolist()  # a quarter turn back
   [3, 0, 1, 2]
   """
-  elements, probe = GROUPS[group], np.arange(9).reshape(3, 3)
+  elements = GROUPS[group]
+  probe = np.arange(9).reshape(3, 3)
   seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
   products = [
     [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements

@@ -29,7 +29,8 @@ _BUFFERS = re.compile(
   r"h\.\d+\.attn\.(masked_)?bias"
 )  # the causal mask, which is no weight
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
-_HEAD, _TIED = "lm_head.weight", "wte.weight"
+_HEAD = "lm_head.weight"
+_TIED = "wte.weight"
 _NORMS = {"ln_1": "attention_norm", "ln_2": "mlp_norm"}
 _PRODUCTS = {
   "attn.c_attn": ("attention", "query_key_value"),
@@ -66,7 +67,8 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   found, said = _tensors(data, told)
   _check_model(model, said, told)
   held = _without_prefix(found, told)
-  names, wanted = _names(model), _shapes(model)
+  names = _names(model)
+  wanted = _shapes(model)
   _check_head(held, names, told)
   _check_names(held, names, told)
   flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
@@ -87,7 +89,8 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   Raises:
     UserError: parameters of another model; the library is not installed.
   """
-  names, wanted = _names(model), _shapes(model)
+  names = _names(model)
+  wanted = _shapes(model)
   held: Any = params
   flat: Any = traverse_util.flatten_dict(dict(held["params"]) if "params" in held else {})
   if {name: np.shape(leaf) for name, leaf in flat.items()} != wanted:

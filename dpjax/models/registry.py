@@ -138,7 +138,8 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
   ...
   dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
   """
-  known, parameters = options(name), _parameters(_entry(name).module)
+  known = options(name)
+  parameters = _parameters(_entry(name).module)
   if inspect.Parameter.VAR_KEYWORD in {each.kind for each in parameters.values()}:
     return
   for option, value in model_options.items():

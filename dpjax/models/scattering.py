@@ -89,7 +89,8 @@ def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant:
 def _morlet_hat(shape: tuple[int, int], j: int, angle: int, L: int) -> np.ndarray:
   """Fourier transform (real) of the zero-mean Morlet wavelet at scale 2**j, [P1, P2]."""
   theta = (int(L / 2 - 1) - angle) * np.pi / L
-  sigma, xi = 0.8 * 2**j, 0.75 * np.pi / 2**j
+  sigma = 0.8 * 2**j
+  xi = 0.75 * np.pi / 2**j
   wave = _gabor(shape, sigma, theta, xi, _SLANT / L)
   bump = _gabor(shape, sigma, theta, 0.0, _SLANT / L)
   return np.fft.fft2(wave - bump * wave.sum() / bump.sum()).real
@@ -123,7 +124,8 @@ def _angle_operators(hats, entry, stride: int) -> np.ndarray:
   """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
   half = hats.shape[2] // 2 + 1
   mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))  # hat(-k)
-  real_part, imag_part = (hats + mirrored) / 2, (hats - mirrored) / 2j
+  real_part = (hats + mirrored) / 2
+  imag_part = (hats - mirrored) / 2j
   parts = [
     [_row_operators(hat[:, :half], entry, stride) for hat in part]
     for part in (real_part, imag_part)
@@ -367,7 +369,8 @@ def scattering_chunks(
   """`scattering_features`, chunk by chunk and bit by bit, of images that need not lie in
   memory: `x` has shape, dtype and slices."""
   images: Any = x
-  shape, count = _check(images, J, L), len(x)
+  shape = _check(images, J, L)
+  count = len(x)
   _check_colours(colours, images.shape[3])
   batch_size = _default_batch_size(images.shape[3]) if batch_size is None else batch_size
   validate.integer_at_least(1, batch_size=batch_size)

@@ -92,7 +92,8 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
 
 def _geometric_exp(rng: np.random.Generator, size: int) -> np.ndarray:
   """How many Bernoulli(1 / e) succeed in a row."""
-  count, alive = np.zeros(size, np.int64), np.arange(size)
+  count = np.zeros(size, np.int64)
+  alive = np.arange(size)
   while alive.size:
     alive = alive[_bernoulli_exp(rng, np.ones(alive.size, np.int64), 1)]
     count[alive] += 1
@@ -118,7 +119,8 @@ def _bernoulli_exp_of_fraction(
 ) -> np.ndarray:
   """As above for 0 <= numerator <= denominator: the number of draws is odd."""
   draws = np.zeros(numerator.shape, np.int64)
-  alive, k = np.arange(numerator.size), 0
+  alive = np.arange(numerator.size)
+  k = 0
   while alive.size:
     k += 1
     draws[alive] = k

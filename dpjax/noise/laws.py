@@ -132,7 +132,8 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   296
   """
   shape = jnp.broadcast_shapes(jnp.shape(words[0]), jnp.shape(span))
-  held, span = jnp.stack(words), jnp.asarray(span, jnp.uint32)
+  held = jnp.stack(words)
+  span = jnp.asarray(span, jnp.uint32)
 
   def step(place: Array, rest: Array) -> Array:
     # `place` is Python's where jit is disabled

@@ -60,7 +60,9 @@ from dpjax.validate import UserError
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
-_BITS, _SPLIT, _FOLD = 0, 1, 2  # first word of the nonce: what a block is used for
+_BITS = 0  # first word of the nonce: what a block is used for
+_SPLIT = 1
+_FOLD = 2
 # One column round, one diagonal round.
 _QUARTERS = (
   (0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15),
@@ -125,7 +127,8 @@ def _fold_in(key: jax.Array, data: Any) -> jax.Array:
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
-  size, words_each = math.prod(shape), max(1, bit_width // 32)
+  size = math.prod(shape)
+  words_each = max(1, bit_width // 32)
   counters = jnp.arange(-(-size * words_each // 16), dtype=jnp.uint32)
   words = chacha20_blocks(key, counters, (_BITS, 0, 0)).reshape(-1)[: size * words_each]
   if bit_width == 64:
@@ -250,7 +253,8 @@ def _per_leaf(
 
   def one(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
-    factor, shape = check_scale(scale, dtype, name), jnp.shape(leaf)
+    factor = check_scale(scale, dtype, name)
+    shape = jnp.shape(leaf)
     from_96_bits = short and dtype == jnp.float32
     drawn = _short_normal(k, shape) if from_96_bits else law(*laws.words(k, shape), dtype)
     return (factor * drawn).astype(dtype)

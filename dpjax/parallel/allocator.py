@@ -6,7 +6,10 @@ import ctypes
 import os
 
 # Of mallopt(3), and what each is set to.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+_TRIM_THRESHOLD = -1
+_TOP_PAD = -2
+_MMAP_THRESHOLD = -3
+_ARENA_MAX = -8
 _SETTINGS = {
   # Bytes, the most it takes; larger blocks still come and go. First: before 2.35 glibc refuses
   # it, and all others without it would take the place of what glibc adapts by itself.

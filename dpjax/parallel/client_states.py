@@ -49,7 +49,8 @@ class ClientStates:
         "must hold arrays; keep a key as jax.random.key_data(key)", field="memory"
       )
     validate.integer_at_least(1, num_clients=num_clients)
-    self.own, self.num_clients = jax.tree.map(np.asarray, own), num_clients
+    self.own = jax.tree.map(np.asarray, own)
+    self.num_clients = num_clients
     self._held = np.full(num_clients, _NONE, object)  # the bytes of each row
 
   @property
@@ -157,10 +158,12 @@ class OnDisk(ClientStates):
   def __init__(
     self, states: ClientStates, journal: Journal, index: np.ndarray | None = None
   ):
-    self.own, self.num_clients = states.own, states.num_clients
+    self.own = states.own
+    self.num_clients = states.num_clients
     self.journal = journal
     if index is None:
-      index, ids = row_journal.no_rows(self.num_clients), states.touched
+      index = row_journal.no_rows(self.num_clients)
+      ids = states.touched
       index[ids] = journal.append(states.records(ids))
     self.index: np.ndarray = index
 
@@ -213,7 +216,8 @@ class Keeper:
       self._index = states.index  # compacted in place: where a row lies is not its value
     else:
       ids, records = states.changed(self._before)
-      places, self._index = self.journal.append(records), self._index.copy()
+      places = self.journal.append(records)
+      self._index = self._index.copy()
       self._index[ids], self._before = places, states
     self.journal.compact(self._index)
     self.journal.sync()
@@ -229,8 +233,10 @@ class Keeper:
     Raises:
       UserError: it is not.
     """
-    self._index, records = np.array(index, np.uint32), []
-    in_memory, ids = not isinstance(self.begun, OnDisk), row_journal.with_rows(self._index)
+    self._index = np.array(index, np.uint32)
+    records = []
+    in_memory = not isinstance(self.begun, OnDisk)
+    ids = row_journal.with_rows(self._index)
     for start in range(0, len(ids), _AT_ONCE):
       found = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
       records += found if in_memory else []

@@ -128,7 +128,8 @@ class _Guest:
   """Somebody who has connected."""
 
   def __init__(self, connection: socket.socket, address: Any = ("",)):
-    self.connection, self.data = connection, b""
+    self.connection = connection
+    self.data = b""
     self.host = address[0] if address else ""
     self.until = time.monotonic() + _PATIENCE
     self.word = secrets.token_hex(16)
@@ -162,7 +163,9 @@ class _Lobby:
     fewest: int | None,
     report: Callable[[str], None],
   ):
-    self._server, self._mine, self._fewest = server, mine, fewest
+    self._server = server
+    self._mine = mine
+    self._fewest = fewest
     self._report = report
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])

@@ -31,7 +31,8 @@ from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
 _MOST = 4096  # bytes of one message
-_FAREWELL, _ALIVE = b"bye", b"alive"
+_FAREWELL = b"bye"
+_ALIVE = b"alive"
 _TICKS = 8  # parts of the time limit; so many silent ones in a row are a hanging peer
 _LATER = 10  # JAX's own heartbeat may not be missed before ours: so many times the limit
 SHORTEST = 1.0  # seconds; a busy process may be silent for a fraction of one
@@ -49,7 +50,8 @@ class Meeting:
   """
 
   def __init__(self, connections: dict[int, socket.socket], peer_timeout: float):
-    self._connections, self._limit = connections, peer_timeout
+    self._connections = connections
+    self._limit = peer_timeout
     self._left = threading.Event()
     self._saying = threading.Lock()
     self._threads: list[threading.Thread] = []
@@ -81,7 +83,8 @@ class Meeting:
     Silence is counted in ticks of our own, so a process that was itself suspended does not
     take the others for dead when it wakes up.
     """
-    silent, data = 0, b""
+    silent = 0
+    data = b""
     while silent < _TICKS and len(data) < _MOST:
       try:
         more = connection.recv(_MOST)
@@ -144,7 +147,8 @@ class Meeting:
 def _loss(said: bytes, sender: int) -> tuple[int, str]:
   """(who is lost, what happened) by a peer's last word."""
   told = lobby.message(said)
-  who, why = told.get("lost"), told.get("why")
+  who = told.get("lost")
+  why = told.get("why")
   who = who if type(who) is int and who >= 0 else sender
   why = why if isinstance(why, str) and why.isprintable() else "closed its connection"
   return who, why[:200]

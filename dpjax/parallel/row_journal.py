@@ -66,7 +66,8 @@ class Journal:
   def __init__(
     self, folder: pathlib.Path, row_bytes: int, *, segment_bytes: int = SEGMENT_BYTES
   ):
-    self.folder, self.row_bytes = pathlib.Path(folder), row_bytes
+    self.folder = pathlib.Path(folder)
+    self.row_bytes = row_bytes
     self._segment_rows = max(1, segment_bytes // max(1, row_bytes))
     self._rows: dict[int, int] = {}  # of each file, those that nobody names included
     self._named: list[set[int]] = []  # the files of the newest indexes
@@ -129,7 +130,8 @@ class Journal:
     return [row.tobytes() for row in whole]
 
   def _found(self, places: np.ndarray) -> list[bytes]:
-    records, files = [], {}
+    records = []
+    files = {}
     with contextlib.ExitStack() as held:
       for segment, slot, *digest in places.tolist():
         path = self.path(segment)
@@ -165,7 +167,8 @@ class Journal:
       index[who, :2] = segment, slot
 
   def _moved(self, index: np.ndarray) -> list[tuple[int, int, int]]:
-    moved, closed = [], set(self._rows) - {self._open}
+    moved = []
+    closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
       clients = np.flatnonzero(index[:, 0] == segment)
       if 2 * len(clients) >= self._rows[segment]:

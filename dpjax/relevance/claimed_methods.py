@@ -17,7 +17,8 @@ from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 
 def no_dp(job: Inputs) -> Outcome:
   """Plain training."""
-  net, records = job.nets.second, (job.train.x, job.train.y)
+  net = job.nets.second
+  records = (job.train.x, job.train.y)
   loss = train.cross_entropy(net.apply)
   return job.outcome(net, loss, lambda epoch: records, NOT_PRIVATE, len(job.train))
 
@@ -36,9 +37,11 @@ def radp_paper(job: Inputs) -> Outcome:
     num_records=len(job.for_relevance()),
     batch_size=job.training.batch_size,
   )
-  net, told = job.nets.second, _paper_privacy(job, found)
+  net = job.nets.second
+  told = _paper_privacy(job, found)
   records, corrupt = _paper_feed(job, found, job.paper)
-  loss, n = train.cross_entropy(net.apply), len(job.train)
+  loss = train.cross_entropy(net.apply)
+  n = len(job.train)
   outcome = job.outcome(net, loss, records, told, n, corrupt=corrupt)
   made = RecordNoise(
     job.shape, found.beta, found.scales, job.paper.mechanism, job.paper.shared_channels
@@ -52,7 +55,8 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
 
   def make() -> np.ndarray:
     theta = job.once(lambda: job.model_1(job.train), "model 1")
-    apply, source = job.nets.first.apply, job.for_relevance()
+    apply = job.nets.first.apply
+    source = job.for_relevance()
     return feature_shares.mean_shares(apply, theta, source, job.lrp, norm=norm)
 
   return job.once(make, "share", job.lrp, norm, job.relevance_records)
@@ -60,11 +64,13 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
 
 def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
   """(records of an epoch, change of a batch) for each way to draw."""
-  key, draw = job.streams.key(FEATURES), how.reading.draw
+  key = job.streams.key(FEATURES)
+  draw = how.reading.draw
   options: dict[str, Any] = dict(
     mechanism=how.mechanism, shared_channels=how.shared_channels
   )
-  x, y = job.train.x, job.train.y
+  x = job.train.x
+  y = job.train.y
   if draw in ("batch", "run"):
     scales = jnp.asarray(record_noise.by_feature(found.scales, job.shape))
     add = jax.jit(lambda key, x: record_noise.noisy_batch(key, x, scales, **options))
@@ -115,7 +121,8 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   """Relevance, one noise map per batch, a noisy polynomial loss. Claimed only."""
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds
-  beta, maps = feature_budget.uniform(job.num_features), {}
+  beta = feature_budget.uniform(job.num_features)
+  maps = {}
   if with_relevance:
     beta, maps = _adlm_beta(job, share)
   scales = adlm.input_scales(
@@ -150,7 +157,8 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     batch_size=job.training.batch_size,
   )
   net = adlm.net(job.nets.body, job.train.num_classes)
-  loss, records = adlm.polynomial_loss(net, coefficients), (job.train.x, job.train.y)
+  loss = adlm.polynomial_loss(net, coefficients)
+  records = (job.train.x, job.train.y)
   more: dict[str, Any] = {"corrupt": corrupt, "refresh": net.refresh}
   n = len(job.train)
   outcome = job.outcome(net, loss, lambda epoch: records, found, n, **more)
@@ -161,7 +169,8 @@ def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.nd
   share = _share(job, "abs")
   spread = share - share.min()
   scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
-  d, n = len(share), len(job.for_relevance())
+  d = len(share)
+  n = len(job.for_relevance())
   drawn = record_noise.sample(
     job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )

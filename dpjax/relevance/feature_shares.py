@@ -110,9 +110,11 @@ def mean_shares(
     raise UserError(
       "must be hashable: a function, or a bound method as model.apply", field="apply"
     )
-  run, total = _compiled(apply, how), 0.0
+  run = _compiled(apply, how)
+  total = 0.0
   for start in range(0, len(data.y), batch_size):
-    x, y = data.x[start : start + batch_size], data.y[start : start + batch_size]
+    x = data.x[start : start + batch_size]
+    y = data.y[start : start + batch_size]
     missing = batch_size - len(y) if start else 0  # the last batch is padded
     x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     scores = np.asarray(run(params, x, np.pad(y, (0, missing))))[: len(y)]

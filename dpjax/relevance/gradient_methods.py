@@ -61,10 +61,12 @@ def make_plan(
     before: a pure epsilon that the same total must also pay for (radp_dpsgd's relevance).
     delta, relation: None: those of its settings.
   """
-  how, size = job.private, min(job.training.batch_size, num_records)
+  how = job.private
+  size = min(job.training.batch_size, num_records)
   delta = how.delta if delta is None else delta
   relation = relation or how.neighboring_relation
-  epochs, clip = job.training.num_epochs, how.l2_clip_norm
+  epochs = job.training.num_epochs
+  clip = how.l2_clip_norm
   return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
 
 
@@ -163,7 +165,8 @@ def _outcome(
   **more: Any,
 ) -> Outcome:
   """Of a job whose data are these, or else its own."""
-  apply, initial = model.apply, job.initial(model, job.test.x)
+  apply = model.apply
+  initial = job.initial(model, job.test.x)
   params = train.fit_private(
     loss_fn or losses.softmax_cross_entropy(apply),
     initial,
@@ -252,7 +255,8 @@ def _in_pairs(job: Inputs) -> Outcome:
     raise UserError(
       "needs at least two training records", field="private.legacy_microbatch", value=2
     )
-  model, pairs = job.nets.second, _Pairs(job.train)
+  model = job.nets.second
+  pairs = _Pairs(job.train)
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
@@ -334,7 +338,8 @@ def radp_dpsgd(job: Inputs) -> Outcome:
   found = privacy.proved(
     spent, plan.delta, relation, ledger=parts, notes=[note], **_numbers(plan)
   )
-  maps, model = {"beta": beta}, job.nets.second
+  maps = {"beta": beta}
+  model = job.nets.second
   return _outcome(weighed, model, plan, _sgd(job), found, prepare=prepare, maps=maps)
 
 

@@ -132,7 +132,8 @@ class Inputs:
     for array in (self.train.x, self.train.y, init, *public):
       digest.update(repr(array.shape).encode())
       digest.update(np.ascontiguousarray(array).tobytes())
-    key, words = self.streams.noise, np.frombuffer(digest.digest()[:16], np.uint32)
+    key = self.streams.noise
+    words = np.frombuffer(digest.digest()[:16], np.uint32)
     for word in words:
       key = jax.random.fold_in(key, word)
     secret = [self.streams.secret, int.from_bytes(digest.digest()[16:], "big")]
@@ -151,7 +152,8 @@ class Inputs:
     **how: Any,
   ) -> Params:
     """`train.fit` by this job's settings, order of batches and trainer."""
-    order, trainer = self.streams.order, self.carry_out
+    order = self.streams.order
+    trainer = self.carry_out
     return train.fit(
       loss, initial, records, self.training,
       num_records=num_records, seed=order, trainer=trainer, **how,
@@ -169,7 +171,8 @@ class Inputs:
   ) -> Outcome:
     """Of a net that is trained on records by `fit`, what is promised of it being found."""
     seen = self.test if test is None else test
-    initial, scored = self.initial(net, seen.x, 2), self.scored(net.apply, seen)
+    initial = self.initial(net, seen.x, 2)
+    scored = self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
@@ -177,8 +180,10 @@ class Inputs:
 
   def model_1(self, data: Dataset) -> Params:
     """Parameters of the first net, trained on the data as they are: NOT private."""
-    net, records = self.nets.first, (data.x, data.y)
-    loss, initial = train.cross_entropy(net.apply), self.initial(net, data.x, 1)
+    net = self.nets.first
+    records = (data.x, data.y)
+    loss = train.cross_entropy(net.apply)
+    initial = self.initial(net, data.x, 1)
     return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
 
   def for_relevance(self) -> Any:

@@ -145,7 +145,8 @@ def heat_map(scores: HostArray) -> np.ndarray:
   scores = scores.sum(axis=-1) if scores.ndim == 3 else scores
   scaled = scores / max(np.abs(scores).max(), 1e-30)
   fade = 1 - np.abs(scaled)
-  red, blue = np.where(scaled >= 0, 1.0, fade), np.where(scaled <= 0, 1.0, fade)
+  red = np.where(scaled >= 0, 1.0, fade)
+  blue = np.where(scaled <= 0, 1.0, fade)
   return np.stack([red, fade, blue], axis=-1)
 
 
@@ -171,7 +172,8 @@ class _Credits:
 
 
 def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
-  credits, done = _Credits(), set()
+  credits = _Credits()
+  done = set()
   credits.add(recorded.out, start)
   for node in reversed(recorded.nodes):
     if id(node) in done:
@@ -203,11 +205,13 @@ class _Layer(NamedTuple):
 
 def _layer(node: Node, x: Cell) -> _Layer:
   """The layer that ends with a node: a bias is joined to the weighted sum before it."""
-  nodes, scales = [node], [1.0]
+  nodes = [node]
+  scales = [1.0]
   while nodes[0].kind is not NodeKind.LINEAR and node.kind is NodeKind.BIAS:
     before = _only_before(nodes[0])
     if before is None:
-      nodes, scales = [node], [1.0]  # a bias of its own
+      nodes = [node]  # a bias of its own
+      scales = [1.0]
       break
     scales.insert(0, nodes[0].data[0].scale)
     nodes.insert(0, before)
@@ -326,7 +330,8 @@ def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
 
 def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
   above, below = parts
-  up, down = jnp.maximum(factor, 0), jnp.minimum(factor, 0)
+  up = jnp.maximum(factor, 0)
+  down = jnp.minimum(factor, 0)
   return up * above + down * below, up * below + down * above
 
 
@@ -341,11 +346,14 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
 
 def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
   """Contributions of either sign apart; inputs of either sign too."""
-  above, below = (lambda v: _parted(layer, v)[0]), (lambda v: _parted(layer, v)[1])
-  plus, minus = jnp.maximum(a, 0), jnp.minimum(a, 0)
+  above = lambda v: _parted(layer, v)[0]
+  below = lambda v: _parted(layer, v)[1]
+  plus = jnp.maximum(a, 0)
+  minus = jnp.minimum(a, 0)
   sums = above(plus) + below(minus), above(minus) + below(plus)
   alpha, beta = how.weights(*sums)
-  for_plus, for_minus = _ratio(alpha * arrived, sums[0]), _ratio(beta * arrived, sums[1])
+  for_plus = _ratio(alpha * arrived, sums[0])
+  for_minus = _ratio(beta * arrived, sums[1])
   rises = plus * _transposed(above, a, for_plus) + minus * _transposed(below, a, for_plus)
   if how.rule == "z_plus":
     return rises
@@ -354,9 +362,11 @@ def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
 
 
 def _z_box(layer: _Layer, x: Array, arrived: Array, how: Lrp) -> Array:
-  above, below = (lambda v: _parted(layer, v)[0]), (lambda v: _parted(layer, v)[1])
+  above = lambda v: _parted(layer, v)[0]
+  below = lambda v: _parted(layer, v)[1]
   whole = lambda v: _linear(layer, v)
-  low, high = jnp.full_like(x, how.low), jnp.full_like(x, how.high)
+  low = jnp.full_like(x, how.low)
+  high = jnp.full_like(x, how.high)
   share = _ratio(arrived, whole(x) - above(low) - below(high))
   handed = x * _transposed(whole, x, share)
   handed = handed - low * _transposed(above, x, share)

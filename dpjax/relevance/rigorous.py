@@ -157,10 +157,12 @@ def pooled_shares(
 
 def _blocks(x: np.ndarray, factor: int, name: str = "rigorous.pool") -> np.ndarray:
   n, height, width, channels = x.shape
-  rows, columns = height // factor, width // factor
+  rows = height // factor
+  columns = width // factor
   if rows == 0 or columns == 0:
     raise UserError(f"larger than the images {height}x{width}", field=name, value=factor)
-  top, left = (height - rows * factor) // 2, (width - columns * factor) // 2
+  top = (height - rows * factor) // 2
+  left = (width - columns * factor) // 2
   kept = x[:, top : top + rows * factor, left : left + columns * factor]
   return kept.reshape(n, rows, factor, columns, factor, channels)
 
@@ -308,7 +310,8 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
   spent = functools.partial(
     shuffle_lib.amplified_delta, local_epsilon=local_epsilon, num_reports=num_records
   )
-  private, unsafe = local_epsilon, 0.0
+  private = local_epsilon
+  unsafe = 0.0
   if spent(epsilon=local_epsilon * (1 - 1e-9)) > delta:
     return local_epsilon
   while private - unsafe > _TOLERANCE * max(1.0, private):
@@ -332,7 +335,8 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
   spent = functools.partial(
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
-  private, unsafe = epsilon, max(epsilon, math.log(num_records)) + 1
+  private = epsilon
+  unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2
     private, unsafe = (

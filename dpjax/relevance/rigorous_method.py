@@ -53,7 +53,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   and another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
-  told, job = job, job.bound(job.rigorous)
+  told = job
+  job = job.bound(job.rigorous)
   ids_1, ids_2 = _ids(job)
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
@@ -74,7 +75,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
     rests_on=_rests_on(job),
     **prepared.details,
   )
-  epsilon_l, k = prepared.details["epsilon_labels"], job.train.num_classes
+  epsilon_l = prepared.details["epsilon_labels"]
+  k = job.train.num_classes
   transitions = labels.transition(epsilon_l, k) if epsilon_l else np.eye(k)
   net = job.nets.second
   outcome = job.outcome(
@@ -94,7 +96,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
 
 def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
   """The records of D1 and of D2: all of them twice, unless they are split."""
-  how, n = job.rigorous, len(job.train)
+  how = job.rigorous
+  n = len(job.train)
   if how.model1 == "none" or not how.split:
     parts = np.arange(n), np.arange(n)
   else:
@@ -160,7 +163,8 @@ def _model_1(
   job: Inputs, data: Any, epsilon: float, where: str
 ) -> tuple[Any, list[StageCharge]]:
   """Parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
-  how, model = job.rigorous, job.nets.first
+  how = job.rigorous
+  model = job.nets.first
   if how.model1 == "untrained":
     what = "initial parameters: independent of the data"
     return job.initial(model, data.x, 1), [StageCharge("A", where, 0.0, 0.0, what)]
@@ -223,7 +227,8 @@ def _delta_s(job: Inputs) -> float:
 def _stages_c_l_s(
   job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
 ) -> _Prepared:
-  how, local = job.rigorous, epsilon  # what a record may spend locally
+  how = job.rigorous  # what a record may spend locally
+  local = epsilon
   if how.shuffle:
     local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
   epsilon_l = local * how.label_share if how.labels == "randomized_response" else 0.0
@@ -236,7 +241,8 @@ def _stages_c_l_s(
   )
   clipped = lambda x: rigorous.clipped(x, beta, how)
   reduce = lambda x: clipped(rigorous.pooled(x, _pool(job)))
-  key, x = job.streams.key(FEATURES), reduce(job.train.x[ids])
+  key = job.streams.key(FEATURES)
+  x = reduce(job.train.x[ids])
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
   )
@@ -281,7 +287,8 @@ def _responses(
   job: Inputs, ids: np.ndarray, epsilon_l: float
 ) -> tuple[np.ndarray, np.ndarray]:
   """(labels after randomised response, class shares estimated from them alone)."""
-  y, k = job.train.y[ids], job.train.num_classes
+  y = job.train.y[ids]
+  k = job.train.num_classes
   if not epsilon_l:  # public labels
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
@@ -309,7 +316,8 @@ def _record_charges(
   """`epsilon` is the central one, where there is a shuffler."""
   how = job.rigorous
   where = "D2" if how.split and how.model1 != "none" else "all"
-  spent, delta = drawn.epsilon * copies, drawn.delta * copies
+  spent = drawn.epsilon * copies
+  delta = drawn.delta * copies
   fresh = f", {copies} fresh copies" if copies > 1 else ""
   if how.shuffle:
     what = f"shuffled reports of local epsilon {accounting.upper(spent + epsilon_l)}{fresh}"
@@ -321,7 +329,8 @@ def _record_charges(
 
 
 def _notes(job: Inputs) -> list[str]:
-  how, notes = job.rigorous, [_FLOAT_NOTE]
+  how = job.rigorous
+  notes = [_FLOAT_NOTE]
   if how.labels == "public":
     notes.append("adjacency WITHOUT labels: they count as public and are used raw")
   if how.shuffle:

@@ -186,7 +186,8 @@ class _Recorder:
     return [_entrywise(cell, out.value, nonlinear=True)]
 
   def _first_order(self, eqn: Any, operands: list[Cell]) -> list[Cell]:
-    name, call = eqn.primitive.name, _bind(eqn)
+    name = eqn.primitive.name
+    call = _bind(eqn)
     values = call(*_values(operands))
     data = [cell for cell in operands if cell.data]
     if name in _SAME:

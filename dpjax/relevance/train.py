@@ -22,7 +22,8 @@ from dpjax.types import Array, Example, HostArray, LossFn, Params
 _PART = 64
 
 # The trainings of a method: of the net whose relevance is propagated, and of the released one.
-FIRST, SECOND = "model 1", "model 2"
+FIRST = "model 1"
+SECOND = "model 2"
 
 BatchLoss = Callable[[Any, Any, Any], Any]  # (params, x [B, ...], y [B]) -> scalar
 Scored = Callable[[Any], dict[str, float]]  # params -> scores
@@ -102,7 +103,8 @@ def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
     return trees.add(total, jax.grad(loss)(params, x, y))
 
   def grad(params: Any, x: Any, y: Any) -> Any:
-    size, total = len(y) // parts, jax.tree.map(jnp.zeros_like, params)
+    size = len(y) // parts
+    total = jax.tree.map(jnp.zeros_like, params)
     for start in range(0, len(y), size):
       total = add(total, params, x[start : start + size], y[start : start + size])
     return trees.scale(total, 1 / parts), None

@@ -243,7 +243,8 @@ def _displays(tree: ast.Module, bound: dict[str, int]) -> set[str]:
   for node in tree.body:
     if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
       continue
-    value, name = node.value, node.targets[0].id
+    value = node.value
+    name = node.targets[0].id
     is_filled = bool(getattr(value, "elts", None) or getattr(value, "keys", None))
     is_computed = isinstance(value, (ast.ListComp, ast.SetComp, ast.DictComp))
     if bound[name] == 1 and (is_filled or is_computed):

@@ -300,7 +300,8 @@ class _Search:
     if id(module) in self._live or file is None or owner(file) != "user":
       return
     self._live.add(id(module))
-    name, spec = module.__name__, getattr(module, "__spec__", None)
+    name = module.__name__
+    spec = getattr(module, "__spec__", None)
     package = getattr(module, "__package__", None) or ""
     self.file(name, file, package, spec)
     held = {key: value for key, value in vars(module).items() if not key.startswith("__")}
@@ -376,7 +377,8 @@ class _Search:
         self._computed(f"{value.__module__}.{value.__qualname__}.{key}", held)
 
   def _function(self, value: types.FunctionType) -> None:
-    code, space = value.__code__, value.__globals__
+    code = value.__code__
+    space = value.__globals__
     if "__create_fn__" in code.co_qualname or "namedtuple_" in str(space.get("__name__")):
       return  # of a dataclass or a named tuple: its class says all of it
     for part in _held_by(value):

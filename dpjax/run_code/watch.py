@@ -91,7 +91,8 @@ def _calls(files: set[str]) -> Iterator[None]:
     with _profiled(files):
       yield
     return
-  me, tool = threading.get_ident(), 4
+  me = threading.get_ident()
+  tool = 4
   if monitoring.get_tool(tool) is not None:
     yield
     return

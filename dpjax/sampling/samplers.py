@@ -187,7 +187,8 @@ class PaddedSampler(Sampler):
     >>> round(PoissonSampler(prob=0.1, capacity=9999).log_overflow_prob(10_000))
     -23026
     """
-    n, rate = num_examples, self.rate
+    n = num_examples
+    rate = self.rate
     if n <= self.capacity:
       return -math.inf
     exact = float(stats.binom.logsf(self.capacity, n, rate))
@@ -203,9 +204,11 @@ class PaddedSampler(Sampler):
     def of(eighths: int) -> Any:
       return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
 
-    low, high = 0, 1
+    low = 0
+    high = 1
     while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
-      low, high = high, 2 * high
+      low = high
+      high = 2 * high
     while high - low > 1:
       middle = (low + high) // 2
       enough = of(middle).log_overflow_prob(num_examples) <= log_overflow_prob
@@ -226,7 +229,8 @@ class PaddedSampler(Sampler):
 
 def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   """An upper bound on log P(Bin(n, rate) >= count): -n KL(count / n, rate), above the mean."""
-  share, n = count / num_examples, num_examples
+  share = count / num_examples
+  n = num_examples
   if share <= rate:
     return 0.0
   rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0

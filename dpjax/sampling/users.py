@@ -64,7 +64,8 @@ class UserBlocks:
     return len(self.members)
 
   def __getitem__(self, users: Any) -> Batch:
-    rows, mask = self.members[users], self.mask[users]
+    rows = self.members[users]
+    mask = self.mask[users]
     flat = self.data[rows.reshape(-1)]
     block = jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), flat)
     return Batch(block, mask)

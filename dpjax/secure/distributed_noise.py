@@ -287,7 +287,8 @@ def skellam_mean(
     validate.integer_in(1, mechanism.max_clients, num_clients=cohort.size)
     mapped = run(context, cohort)
     ids = [int(client) for client in cohort.ids]
-    sent, round = mapped.sent, int(context.state)
+    sent = mapped.sent
+    round = int(context.state)
     sums, found = mean(sent.message, sent.weight, ids, round, drops)
     return with_cost(mapped, found)._replace(sums=sums, sent=None)
 
@@ -371,6 +372,7 @@ def _stream(seed: int, *which: int) -> np.random.Generator:
 def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
   """One client's weighted message, flat, exactly 0 where its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
-  flat, weight = np.concatenate(leaves), float(weights[place])
+  flat = np.concatenate(leaves)
+  weight = float(weights[place])
   with np.errstate(all="ignore"):  # a warning would tell
     return np.zeros_like(flat) if weight == 0 else flat * weight

@@ -332,6 +332,7 @@ def forgiving(
 
 
 def _nobody() -> RoundInfo:
-  zero, empty = np.float32(0), jnp.zeros(0)
+  zero = np.float32(0)
+  empty = jnp.zeros(0)
   clients = ClientInfo(empty, empty, empty, empty, empty)
   return RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)

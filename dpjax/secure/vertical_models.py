@@ -113,7 +113,8 @@ def train_logistic(
   """
   if recipe.output != "sigmoid":
     raise UserError("must be sigmoid", field="recipe.output", value=recipe.output)
-  width, outputs = rows.x.shape[1], rows.y.shape[1]
+  width = rows.x.shape[1]
+  outputs = rows.y.shape[1]
   zero = np.zeros((width, outputs), np.uint64), np.zeros(outputs, np.uint64)
   return secureml.train(party, [Dense(*zero)], rows.x, rows.y, batches, recipe)
 
@@ -187,7 +188,8 @@ def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison
 def _step(
   party: Party, network: SplitNetwork, rows: SharedRows, shift: int, recipe: Recipe
 ) -> SplitNetwork:
-  hidden, top = _hidden(party, network, rows), network.top
+  hidden = _hidden(party, network, rows)
+  top = network.top
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
   error = secureml.error_of(party, scores, rows.y, recipe)
   back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]

@@ -32,7 +32,8 @@ def of_part(
   """
 
   def but(tree: Params, instead: Callable[[jax.Array], jax.Array]) -> Params:
-    leaves, structure = trees.named_leaves(tree), jax.tree.structure(tree)
+    leaves = trees.named_leaves(tree)
+    structure = jax.tree.structure(tree)
     chosen = (leaf if trained(name) else instead(leaf) for name, leaf in leaves.items())
     return jax.tree.unflatten(structure, list(chosen))
 

@@ -68,7 +68,8 @@ def accumulate(
   validate.integer_at_least(1, every=every)
   inner_tx = optax.with_extra_args_support(tx)
   clip = gradients.Clip.of(l2_clip_norm)
-  bounds, bound = clip.group_bounds(), clip.l2_bound
+  bounds = clip.group_bounds()
+  bound = clip.l2_bound
   empty = jnp.zeros(0)
 
   def init_fn(params) -> AccumulateState:
@@ -85,7 +86,8 @@ def accumulate(
     _check_slice(summed, slots)
     if len(bounds) > 1:
       check_groups(summed, clip)
-    total, slices = trees.add(state.total, summed.total), every * summed.slices
+    total = trees.add(state.total, summed.total)
+    slices = every * summed.slices
 
     def apply(total):
       whole: Any = ClippedSum(total, empty, empty, bound, bounds, slices=slices)

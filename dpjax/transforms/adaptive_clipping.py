@@ -78,7 +78,8 @@ class AdaptiveClipping(gradients.Flat):
     sizes["expected_batch_size"] = self.expected_batch_size
     validate.positive(**{name: size for name, size in sizes.items() if size is not None})
     validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
-    low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
+    low = validate.MIN_FACTOR
+    high = validate.MAX_FACTOR
     if not low <= self.min_factor <= 1:
       raise UserError(f"must be in [{low:g}, 1]", field="min_factor", value=self.min_factor)
     if not 1 <= self.max_factor <= high:
@@ -183,14 +184,16 @@ def adaptive_clip_and_noise(
   """
   given = isinstance(l2_clip_norm, gradients.Clip)
   whole = l2_clip_norm if given else gradients.Clip(l2_clip_norm, AdaptiveClipping())
-  clip, adaptive = checked_clip(whole, noise_multiplier, normalize_by, key), whole.rule
+  clip = checked_clip(whole, noise_multiplier, normalize_by, key)
+  adaptive = whole.rule
   if not isinstance(adaptive, AdaptiveClipping):
     raise UserError(
       "must be a Clip of an AdaptiveClipping", field="l2_clip_norm", value=clip
     )
   if num_steps is not None:
     validate.integer_at_least(1, num_steps=num_steps)
-  std, batch_size = noise_std(clip, noise_multiplier), adaptive.batch_size(normalize_by)
+  std = noise_std(clip, noise_multiplier)
+  batch_size = adaptive.batch_size(normalize_by)
   # In units in which its noise is that of the sum: one draw, one mechanism.
   unit = std / adaptive.count_std(normalize_by) if std else 1.0
 

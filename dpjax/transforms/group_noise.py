@@ -77,7 +77,8 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
   for share in jax.tree.leaves(noise_shares):
     validate.non_negative(noise_shares=share)
   shares = jax.tree.map(lambda r, c: float(r) if c else 0.0, noise_shares, clip.norms)
-  bound, total = clip.l2_bound, math.fsum(jax.tree.leaves(shares))
+  bound = clip.l2_bound
+  total = math.fsum(jax.tree.leaves(shares))
 
   def weight(share, clip_norm):
     if clip_norm and not (share and math.isfinite(clip_norm)):
@@ -132,5 +133,6 @@ def group_stds(
   {'a': 10.0, 'b': 10.0}
   """
   clip = gradients.Clip.of(l2_clip_norm)
-  std, weights = noise_std(clip, noise_multiplier), group_weights(clip, noise_shares)
+  std = noise_std(clip, noise_multiplier)
+  weights = group_weights(clip, noise_shares)
   return jax.tree.map(lambda w: std / w if w else 0.0, weights)

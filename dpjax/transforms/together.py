@@ -42,7 +42,8 @@ def features(
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
   """
-  norms, rule = f"l2_clip_norm={clip.norms!r}", f"clipping={clip.rule!r}"
+  norms = f"l2_clip_norm={clip.norms!r}"
+  rule = f"clipping={clip.rule!r}"
   strategy = f"correlation={type(shape.correlation).__name__}"
   found = {
     "adaptive clipping": (clip.rule.adapts, rule),
@@ -58,7 +59,8 @@ def features(
     "private statistics": (statistics is not None, "statistics"),
   }
   if sampler is not None:
-    free, drawn = sampler.participation is None, f"sampler={sampler!r}"
+    free = sampler.participation is None
+    drawn = f"sampler={sampler!r}"
     found["free participation"] = (free, drawn)
     found["bounded participation"] = (not free, drawn)
     found["users"] = (sampler.unit != "example", drawn)  # a row is not all of a user

@@ -67,7 +67,8 @@ def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: 
   step t is z_t, and what comes from earlier steps is independent of it."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)
-  low, high = number(factors.min()), number(factors.max())
+  low = number(factors.min())
+  high = number(factors.max())
   new = low if low == high else f"{low} to {high}"
   words = (
     f"Given the noise of all earlier steps, that of a step has {new} times the clip norm as "

@@ -33,7 +33,8 @@ from dpjax.auditing.games.game import (
 from dpjax.relevance import labels, rigorous
 
 ROOM = "accounting"
-_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
 # Of shuffled rounds: how many records, the epsilon of each answer, delta. In the first one little
 # is amplified, and the bound is close to what is true; so a fault shows.
 _ROUNDS = ((20, 3.0, 0.1), (60, 1.0, 0.01))

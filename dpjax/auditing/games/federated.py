@@ -41,8 +41,11 @@ from dpjax.types import Params
 
 ROOM = "federated"
 ROUNDS = 2
-_ADD, _REPLACE = "add_or_remove_one", "replace_one"
-_Z, _CLIP, _SIZE = 1.5, 0.5, 2.0
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
+_Z = 1.5
+_CLIP = 0.5
+_SIZE = 2.0
 _FAR = 1e6
 _DEAR = 0.2  # of the draws, where each is ordinary Python
 _MANY = 64  # parameters by which the size of the noise itself shows
@@ -191,7 +194,8 @@ def _game(
       in a later one shows it.
     choices: what clients keep differs from draw to draw.
   """
-  made, width = functools.cache(build), params.shape[-1]
+  made = functools.cache(build)
+  width = params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
     algorithm = made()
@@ -205,7 +209,8 @@ def _game(
     ]
 
     def one(key: Any) -> list[Any]:
-      state, leaves = _with_keys(first, key), []
+      state = _with_keys(first, key)
+      leaves = []
       for cohort in cohorts:
         state, _info = algorithm.round(state, cohort)
         leaves += jax.tree.leaves((state.params, state.server))
@@ -334,7 +339,8 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
   ]
 
 
-_SGD, _FAST = optax.sgd(0.5), optax.sgd(1.0)
+_SGD = optax.sgd(0.5)
+_FAST = optax.sgd(1.0)
 _SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
 _NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives the clip
 _scaffold = functools.partial(

@@ -121,12 +121,14 @@ def play(
   True
   """
   validate.integer_at_least(1, num_draws=num_draws)
-  started, n = time.perf_counter(), max(30, round(num_draws * game.draws))
+  started = time.perf_counter()
+  n = max(30, round(num_draws * game.draws))
   outputs = _visible([_drawn(game, world, seed, n) for world in range(2)], n)
   cut = n // _FIT
   score = game.adversary(*(drawn[:cut] for drawn in outputs))
   outside, inside = (np.asarray(score(drawn), np.float64) for drawn in outputs)
-  fit, test = Scores(inside[:cut], outside[:cut]), Scores(inside[cut:], outside[cut:])
+  fit = Scores(inside[:cut], outside[:cut])
+  test = Scores(inside[cut:], outside[cut:])
   each = 1 - (1 - confidence) / len(game.claims)
   bounds = [held_out_bound(fit, test, delta=c.delta, confidence=each) for c in game.claims]
   seconds = time.perf_counter() - started
@@ -211,7 +213,8 @@ def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
   """[levels, 4]: of {score >= level} and of its complement, in both directions."""
-  n, m = len(scores.inside), len(scores.outside)
+  n = len(scores.inside)
+  m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
   zeros = m - np.searchsorted(np.sort(scores.outside), levels, side="left")
   cases = (
@@ -227,10 +230,8 @@ def _bounds(
 def _log_ratio(
   often: np.ndarray, n: int, rarely: np.ndarray, m: int, delta: float, significance: float
 ) -> np.ndarray:
-  low, high = (
-    1 - rate_at_most(n - often, n, significance),
-    rate_at_most(rarely, m, significance),
-  )
+  low = 1 - rate_at_most(n - often, n, significance)
+  high = rate_at_most(rarely, m, significance)
   excess = low - delta
   ratio = np.log(np.where(excess > 0, excess, 1.0) / high)
   return np.where(excess > 0, ratio, -math.inf)
@@ -252,8 +253,10 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
     kept = np.where(finite, outputs, 0.0)
     return np.concatenate([np.arcsinh((kept - middle) / width), kept, ~finite], axis=1)
 
-  zero, one = features(zero), features(one)
-  centre, spread = np.mean(both := np.concatenate([zero, one]), axis=0), both.std(axis=0)
+  zero = features(zero)
+  one = features(one)
+  centre = np.mean(both := np.concatenate([zero, one]), axis=0)
+  spread = both.std(axis=0)
   used = spread > 0
   scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
   within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
@@ -269,7 +272,8 @@ def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
     np.nanmedian(np.nan_to_num(zero), axis=0),
     np.nanmedian(np.nan_to_num(one), axis=0),
   )
-  low, high = np.minimum(*middles), np.maximum(*middles)
+  low = np.minimum(*middles)
+  high = np.maximum(*middles)
   scale = np.abs(np.nan_to_num(zero) - middles[0]).mean(axis=0) + 1e-30
   sign = np.sign(middles[1] - middles[0]) / scale
 

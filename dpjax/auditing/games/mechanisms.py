@@ -33,8 +33,10 @@ from dpjax.types import ArrayTree
 
 ROOM = "mechanisms"
 NOISES = ("laplace", "gumbel", "exponential")
-_ADD, _REPLACE = "add_or_remove_one", "replace_one"
-_NAN, _HUGE = math.nan, 1e30
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
+_NAN = math.nan
+_HUGE = 1e30
 
 
 class Mechanism(Protocol):
@@ -65,7 +67,8 @@ def game(
   relation: str,
 ) -> Game:
   """The game on an input and its neighbour; `call(key, data)` releases leaves."""
-  released, data = mechanism if call is None else call, (zero, one)
+  released = mechanism if call is None else call
+  data = (zero, one)
   traced = zero.shape == one.shape and zero.dtype != np.float64
 
   @functools.cache
@@ -122,7 +125,8 @@ def _laplace(kind: Callable) -> list[Game]:
 
 def _gaussian(kind: Callable) -> list[Game]:
   two = lambda z, **relation: kind(noise_multiplier=z, l2_sensitivity=2.0, **relation)
-  hop, root = two(1.0, neighboring_relation=_REPLACE), math.sqrt(2)
+  hop = two(1.0, neighboring_relation=_REPLACE)
+  root = math.sqrt(2)
   far = np.array([_FAR]), np.array([_FAR + 2])
   return [
     *_games(
@@ -284,8 +288,10 @@ def _aggregate_mean(kind: Callable) -> list[Game]:
   mechanisms = [made(epsilon=1.0), made(epsilon=4.0), made(epsilon=1.0, delta=0.01)]
   low, high, smooth = mechanisms
   of = lambda mechanism, answer: lambda key, examples: mechanism(key, examples, answer)
-  root, one = (lambda shard: jnp.log(jnp.sum(shard))), (_f(0, 0), _f(0, 1))
-  far, negative = (_f(0, 0, 0, -_HUGE), _f(0, 0, 0, _HUGE)), (_f(2, 2, -9), _f(2, 2, 2))
+  root = lambda shard: jnp.log(jnp.sum(shard))
+  one = (_f(0, 0), _f(0, 1))
+  far = (_f(0, 0, 0, -_HUGE), _f(0, 0, 0, _HUGE))
+  negative = (_f(2, 2, -9), _f(2, 2, 2))
   return _games(
     linear,
     _REPLACE,
@@ -298,7 +304,8 @@ def _aggregate_mean(kind: Callable) -> list[Game]:
 
 def _aggregate_vote(kind: Callable) -> list[Game]:
   made = functools.partial(kind, num_shards=2, num_classes=2)
-  low, high = made(epsilon=1.0), made(epsilon=4.0, noise="exponential")
+  low = made(epsilon=1.0)
+  high = made(epsilon=4.0, noise="exponential")
   of = lambda mechanism: lambda key, votes: mechanism(key, votes, lambda shard: shard[0])
   return _games(
     frequency,
@@ -311,8 +318,10 @@ def _aggregate_vote(kind: Callable) -> list[Game]:
 
 def _sparse_vector(kind: Callable) -> list[Game]:
   made = functools.partial(kind, threshold=0.0)
-  low, high = made(epsilon=1.0), made(epsilon=4.0, max_above=2)
-  paid, same = made(epsilon=0.5, epsilon_values=1.0), made(epsilon=2.0, monotonic=True)
+  low = made(epsilon=1.0)
+  high = made(epsilon=4.0, max_above=2)
+  paid = made(epsilon=0.5, epsilon_values=1.0)
+  same = made(epsilon=2.0, monotonic=True)
   above = lambda mechanism: lambda key, queries: mechanism(key, queries).above
   seen = lambda key, queries: paid(key, queries)[1:]
   many = (_f(*[0] * 5, 1), _f(*[1] * 5, 0))

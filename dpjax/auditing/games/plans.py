@@ -46,7 +46,8 @@ def batches(
 ) -> tuple[np.ndarray, np.ndarray]:
   """(rows [n, steps, slots], mask) of n runs, each with its own seed."""
   shape = (n, num_steps, sampler.slots)
-  rows, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
+  rows = np.zeros(shape, np.int64)
+  mask = np.zeros(shape, bool)
   for run in range(n):
     for step in range(num_steps):
       drawn = sampler.draw(num_examples, seed=(seed << 32) + run, step=step)
@@ -157,7 +158,8 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
 # --- the room: what a plan can be given beside a sampler
 
 ROOM = "plans"
-_Z, _CLIP = 1.2, 0.5
+_Z = 1.2
+_CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
 _IN_TURN = CyclicSampler(

@@ -229,7 +229,8 @@ def uncovered(room: str, found: Mapping[str, Any] | None = None) -> list[str]:
 
 def stale(room: str) -> list[str]:
   """Games and reasons whose subject is gone, and subjects that have both."""
-  known, found = ROOMS[room], ROOMS[room].find()
+  known = ROOMS[room]
+  found = ROOMS[room].find()
   gone = [name for name in (*known.covered, *known.no_claim) if name not in found]
   return gone + [name for name in known.covered if name in known.no_claim]
 

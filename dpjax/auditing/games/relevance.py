@@ -196,10 +196,8 @@ def _method(name: str) -> Callable[..., list[Game]]:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
     with _recorded("fit_private") as trainer:
       printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
-    plan, worlds = (
-      attacked(trainer.call_args_list[0].args[3]),
-      samplers.worlds(relation, 0.0),
-    )
+    plan = attacked(trainer.call_args_list[0].args[3])
+    worlds = samplers.worlds(relation, 0.0)
     return plans.game(
       ROOM,
       f"method:{name}",
@@ -224,7 +222,8 @@ def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
       return relevance.run("radp", "rigorous", _job(rigorous=how, epsilon=2.0))
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    made, details = run().noise, run().privacy.details
+    made = run().noise
+    details = run().privacy.details
     x = noisy_records(
       _key(seed, world),
       np.arange(n),

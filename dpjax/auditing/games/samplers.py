@@ -31,7 +31,8 @@ from dpjax.types import NeighboringRelation
 ROOM = "samplers"
 OTHERS = 3
 STEPS = 2
-MUCH, LITTLE = 1.2, 0.9  # noise, as multiples of the sensitivity
+MUCH = 1.2  # noise, as multiples of the sensitivity
+LITTLE = 0.9
 _DELTA = 1e-5
 
 MakePlan = Callable[..., Plan]
@@ -82,7 +83,9 @@ def _game(
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
   """The games of one class of samplers, on its own small settings; with a bound on who takes
   part when, also under correlated noise."""
-  subject, settings, found = kind.__name__, kind.small, []
+  subject = kind.__name__
+  settings = kind.small
+  found = []
   for one in settings:
     tag = f" ({', '.join(f'{k} {v}' for k, v in one.items())})"
     found += _games(subject, kind(**one), make_plan, tag=tag)

@@ -19,10 +19,15 @@ from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.sums import PlainSum
 
 ROOM = "secure"
-_CLIENTS, _LEAST, _DIM = 3, 2, 2
-_Z, _CLIP, _FAR = 1.5, 0.5, 1e6
+_CLIENTS = 3
+_LEAST = 2
+_DIM = 2
+_Z = 1.5
+_CLIP = 0.5
+_FAR = 1e6
 _SHARE = 0.35  # of the draws: each is a round on the host
-_ZERO, _REPLACE = "replace_special", "replace_one"
+_ZERO = "replace_special"
+_REPLACE = "replace_one"
 
 Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
 # the relation, the first number that a client sends in either input, how many clients there are
@@ -69,7 +74,8 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
       messages = np.zeros((size, charged.dim), np.float32)
       messages[:, 0] = [-_FAR] * (size - 1) + [worlds[world]]
-      run, there = aggregator(2 * seed + world), np.ones(size, bool)
+      run = aggregator(2 * seed + world)
+      there = np.ones(size, bool)
       draws = (run.update(messages, there, draw)[0] for draw in range(n))
       return np.array([size * np.asarray(drawn) for drawn in draws])
 

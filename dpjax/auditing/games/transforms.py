@@ -26,8 +26,11 @@ from dpjax.noise.correlated.strategies import matrix
 
 ROOM = "transforms"
 STEPS = 2
-_ADD, _REPLACE = "add_or_remove_one", "replace_one"
-_Z, _CLIP = 1.5, 0.5  # noise multiplier; clip norm of everything that is played here
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
+# noise multiplier; clip norm of everything that is played here
+_Z = 1.5
+_CLIP = 0.5
 _FAR = 1e3 * _CLIP
 _PARAMS = 2
 
@@ -65,8 +68,10 @@ def game(
   @jax.jit
   @functools.partial(jax.vmap, in_axes=(0, None, None))
   def run(key: Any, grads: Any, mask: Any) -> Any:
-    tx, params = make(key), jnp.zeros(_PARAMS, dtype)
-    state, seen = tx.init(params), []
+    tx = make(key)
+    params = jnp.zeros(_PARAMS, dtype)
+    state = tx.init(params)
+    seen = []
     for call in range(steps * calls):
       there = mask.at[0].set(False) if leaves and call >= calls else mask
       updates, state = tx.update(stacked(grads), state, params, mask=there)

@@ -45,7 +45,8 @@ from dpjax.relevance import labels, record_noise, rigorous
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 from dpjax.types import ClippedSum, LossFn
 
-_REUSED, _FRESH = "one", "fresh"
+_REUSED = "one"
+_FRESH = "fresh"
 _FRESH_NUMBER = 2**30  # of a release, or of a key, that no game makes
 
 
@@ -361,7 +362,8 @@ def _in_rounds(
   """An aggregator that counts clients twice, or stays at its first noise."""
   assert loud.partial is not None
   assert loud.finish is not None
-  sums, release = loud.partial, loud.finish
+  sums = loud.partial
+  release = loud.finish
 
   def partial(state: Any, *of_clients: Any) -> Any:
     twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)

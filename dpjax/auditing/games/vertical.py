@@ -13,7 +13,8 @@ from dpjax.auditing.games.game import Game, claims, linear
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 
 ROOM = "vertical"
-_ADD, _REPLACE = "add_or_remove_one", "replace_one"
+_ADD = "add_or_remove_one"
+_REPLACE = "replace_one"
 _FAR = 1e30
 
 Rows = tuple[Any, Any]  # (x [n, f], y [n]) of one client

@@ -56,7 +56,8 @@ def _law(event: Any, n: int) -> _Law | None:
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
     if event.source_dataset_size != n:  # of a part of the data: not uniform over all
       return None
-    b, m = event.sample_size, event.source_dataset_size
+    b = event.sample_size
+    m = event.source_dataset_size
     spread = b * (b / m) * (1 - b / m) * (m - b) / max(m - 1, 1)
     return _Law(m, b / m, 0.0, b * b / m, spread)
   if isinstance(event, dpa.TruncatedSubsampledGaussianDpEvent):
@@ -66,19 +67,24 @@ def _law(event: Any, n: int) -> _Law | None:
 
 def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
   """Sizes are min(binomial, capacity), members uniform given the size."""
-  n, most = event.dataset_size, event.truncated_batch_size
+  n = event.dataset_size
+  most = event.truncated_batch_size
   drawn = np.arange(n + 1)
   weight = stats.binom.pmf(drawn, n, event.sampling_probability)
   size = np.minimum(drawn, most)
-  mean, square = float(weight @ size), float(weight @ size**2)
-  variance, missing = square - mean**2, mean - square / n
+  mean = float(weight @ size)
+  square = float(weight @ size**2)
+  variance = square - mean**2
+  missing = mean - square / n
   spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
   again = 2 * mean**2 * variance / n**2  # neighbouring overlaps share a batch
   return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
 
 
 def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
-  times, n, q = len(draws), law.n, law.rate
+  times = len(draws)
+  n = law.n
+  q = law.rate
   sizes = np.array([d.size for d in draws], float)
   yield _z(sizes.mean(), n * q, law.size_variance / times), "mean batch size"
   spread = 2 * law.size_variance**2 / (times - 1)
@@ -119,7 +125,9 @@ def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
 
 def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
   """No two rows come together oftener than they may."""
-  times, n, taken = len(draws), law.n, _taken(draws, law.n)
+  times = len(draws)
+  n = law.n
+  taken = _taken(draws, law.n)
   square = law.size_variance + (n * law.rate) ** 2
   chance = min(1.0, max(0.0, (square - n * law.rate) / max(1, n * (n - 1))))
   if n <= _PAIRED:
@@ -132,7 +140,9 @@ def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float
 
 def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
   """No step of the run has an unlikely size, and no row comes oftener than it may."""
-  sizes, counts, more = [], np.zeros(law.n, int), max(_DRAWS[1], _INDICES // max(law.n, 1))
+  sizes = []
+  counts = np.zeros(law.n, int)
+  more = max(_DRAWS[1], _INDICES // max(law.n, 1))
   for drawn in _of_run(subject, law.n, at_least=min(more, _ROWS)):
     sizes.append(drawn.size)
     counts[drawn] += 1
@@ -141,7 +151,8 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
   yield _unlikely_size(sizes, law), "size of a batch"
   yield _missing_sizes(sizes, law), "no size beyond those that were seen"
   # Of more draws than are compared with each other: sizes that are cut have less variance.
-  seen, times = np.array(sizes, float), len(sizes)
+  seen = np.array(sizes, float)
+  times = len(sizes)
   yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
   if times > 1:
     spread = 2 * law.size_variance**2 / (times - 1)
@@ -150,7 +161,8 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
 
 def _unlikely_size(sizes: list[int], law: _Law) -> float:
   """z of the size that is least likely."""
-  mean, most = law.n * law.rate, np.array([min(sizes), max(sizes)])
+  mean = law.n * law.rate
+  most = np.array([min(sizes), max(sizes)])
   if law.size_variance < 1e-9:
     return 0.0 if (np.abs(most - mean) < 1e-6).all() else math.inf
   tails: list[Any] = [stats.binom.cdf(most[0], law.n, law.rate)]
@@ -195,7 +207,8 @@ def _stretches(plan: Any, n: int) -> tuple[range, range]:
 def sampler_law(subject: Subject) -> Row:
   """Batches are drawn by the law that is charged: sizes, members, and no memory, at the
   start of the run and at its end."""
-  name, n = "sampler as charged", len(subject.train)
+  name = "sampler as charged"
+  n = len(subject.train)
   if subject.plan.sampler.participation is not None:
     return _participation(subject, name, n)
   if subject.plan.sampler.law == "shuffled":
@@ -206,7 +219,8 @@ def sampler_law(subject: Subject) -> Row:
   law = _law(event, n)
   if law is None:
     return _no_oftener(subject, name, n, event)
-  found, draws = [], []
+  found = []
+  draws = []
   for steps in _stretches(subject.plan, n):
     drawn = _drawn(subject, n, steps)
     found += _law_deviations(drawn, law)
@@ -251,7 +265,8 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
     return not_applicable(name, "no epsilon is claimed")
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
-  times, charged = len(draws), "no sampling is charged"
+  times = len(draws)
+  charged = "no sampling is charged"
   if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
     told = f"examples drawn again in the same step, of {times} steps; {charged}"
     return row(name, twice, 0, told)
@@ -272,7 +287,8 @@ def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
   """z of the two batches, of any two steps, that share the most examples."""
   taken = _taken(draws, n)
-  size, shared = taken.sum(axis=1, dtype=np.float64), (taken @ taken.T).astype(np.float64)
+  size = taken.sum(axis=1, dtype=np.float64)
+  shared = (taken @ taken.T).astype(np.float64)
   mean, variance = _overlap_law(size[:, None], size[None], n)
   z = np.where(variance > 1e-9, (shared - mean) / np.sqrt(np.maximum(variance, 1e-9)), 0)
   i, j = np.unravel_index(np.argmax(np.triu(z, 1)), z.shape)
@@ -282,7 +298,9 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
 
 def sampler_seed(subject: Subject) -> Row:
   """Batches follow from the seed, from all of it, and never come again in the run."""
-  name, n, plan = "sampler from its seed", len(subject.train), subject.plan
+  name = "sampler from its seed"
+  n = len(subject.train)
+  plan = subject.plan
   if isinstance(plan.sampler, sampling.PoissonSampler) and plan.sampler.prob == 1:
     return not_applicable(name, "every example takes part in every step")
   steps = np.unique(np.linspace(0, plan.num_steps - 1, _DRAWS[0]).astype(int)).tolist()
@@ -371,7 +389,9 @@ def _comes_again(subject: Subject, n: int) -> float:
 def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
   """No example comes twice in an epoch, which is charged as one step on all data."""
   sampler: Any = subject.plan.sampler
-  length, epochs, twice = sampler.steps_per_epoch, 3, 0
+  length = sampler.steps_per_epoch
+  epochs = 3
+  twice = 0
   for epoch in range(epochs):
     steps = range(epoch * length, (epoch + 1) * length)
     drawn = np.concatenate([subject.draw(n, seed=SEED, step=t) for t in steps])
@@ -384,7 +404,9 @@ def _participation(subject: Subject, name: str, n: int) -> Row:
   plan: Any = subject.plan
   apart, cyclic, prob = plan.sampler.participation
   times = int(min(plan.num_steps, max(3 * apart, _DRAWS[0])))
-  last, early, mean = np.full(n, -1), 0, 0.0
+  last = np.full(n, -1)
+  early = 0
+  mean = 0.0
   for step in range(times):
     drawn = np.asarray(subject.draw(n, seed=SEED, step=step))
     gaps = step - last[drawn][last[drawn] >= 0]
@@ -407,8 +429,10 @@ def records_alone(subject: Subject) -> Row:
   Data that subtract the mean of a batch, or pad it to its longest record, let one example change
   the others before the loss sees them. The drawn indices of each read are cut into two parts.
   """
-  name, n = "records read alone", len(subject.train)
-  changed, read = 0, 0
+  name = "records read alone"
+  n = len(subject.train)
+  changed = 0
+  read = 0
   for drawn in itertools.islice(_of_run(subject, n, at_least=_READS), _READS):
     indices = np.asarray(drawn)[: _RECORDS // 8]
     if indices.size < 2 or read > _RECORDS:

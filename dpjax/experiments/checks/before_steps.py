@@ -36,13 +36,16 @@ def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans
 def influence(subject: Subject) -> Row:
   """No example moves a sum by more than the noise covers, whatever it holds; what was released
   before that sum is the same."""
-  statistics, relation = subject.plan.statistics, subject.plan.neighboring_relation
+  statistics = subject.plan.statistics
+  relation = subject.plan.neighboring_relation
   assert statistics is not None
   x = np.asarray(subject.batch().x, np.float32)
   quiet = _public(statistics, x, noise_multiplier=_QUIET)
   exchanged = relation is NeighboringRelation.REPLACE_ONE
-  key, without = jax.random.key(SEED), x if exchanged else x[1:]
-  found, moves = quiet(key, without), []
+  key = jax.random.key(SEED)
+  without = x if exchanged else x[1:]
+  found = quiet(key, without)
+  moves = []
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor

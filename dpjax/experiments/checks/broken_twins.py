@@ -21,7 +21,8 @@ from dpjax.auditing.games import CONFIDENCE, Result, play, twins
 from dpjax.experiments.checks import resumable
 from dpjax.experiments.run import provenance, report, writers
 
-RESULT, CSV = "twins.json", "twins.csv"
+RESULT = "twins.json"
+CSV = "twins.csv"
 DRAWS = (3_000, 12_000, 48_000)  # of each game in turn, as long as nothing is refuted
 
 

@@ -54,12 +54,11 @@ def _derived_epsilon(subject: Subject) -> float | None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
   elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too
     times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
-    counted, event = accountant(), dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
+    counted = accountant()
+    event = dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
   elif plan.sampler.law in _SAMPLED:
-    event, times = (
-      _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan)),
-      plan.num_steps,
-    )
+    event = _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan))
+    times = plan.num_steps
     only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
     accountant = only.get(plan.sampler.law, accountant)
     counted = accountant(neighboring_relation=relation)
@@ -99,7 +98,8 @@ def _levels_before(plan: Any) -> list[float]:
 
 
 def _multiplier(plan: Any) -> float:
-  z, rule = plan.noise_multiplier, plan.l2_clip_norm.rule
+  z = plan.noise_multiplier
+  rule = plan.l2_clip_norm.rule
   if not rule.adapts:
     return z
   # a count of sensitivity 1/2 is released as well
@@ -128,7 +128,8 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
 
 def agreement(subject: Subject) -> Row:
   """Sampler, relation and accountant fit, and epsilon follows from the public fields."""
-  name, plan = "accountant agrees", subject.plan
+  name = "accountant agrees"
+  plan = subject.plan
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   if sampling.assumption(plan.sampler):
@@ -139,7 +140,8 @@ def agreement(subject: Subject) -> Row:
     allowed = ", ".join(relations) or "no relation"
     why = f"{type(plan.sampler).__name__} is proved under {allowed} only"
     return Row(name, False, math.inf, 0.0, f"{plan.neighboring_relation}: {why}")
-  derived, claimed = _derived_epsilon(subject), plan.epsilon()
+  derived = _derived_epsilon(subject)
+  claimed = plan.epsilon()
   if derived is None:
     return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
   off = abs(claimed - derived) / max(derived, 1e-12)
@@ -150,7 +152,8 @@ def agreement(subject: Subject) -> Row:
 
 def overflow(subject: Subject) -> Row:
   """A draw above the capacity is rare enough to be paid for by delta's share."""
-  name, plan = "overflow fits delta", subject.plan
+  name = "overflow fits delta"
+  plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
   # the neighbour may have one more
@@ -176,7 +179,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
   """(a sum of random direction that clipping allows, mask): its length, the number of
   examples in it, their norms and losses are others in each of the two runs."""
-  plan, leaves = subject.plan, jax.tree.leaves(subject.params)
+  plan = subject.plan
+  leaves = jax.tree.leaves(subject.params)
   length = min(plan.l2_bound, 1e6) / math.sqrt(max(1, trees.size(leaves)))
   length *= jnp.asarray(_LENGTHS[number])[step % len(_LENGTHS[number])]
   key = jax.random.fold_in(jax.random.key(SEED + 1 + number), step)
@@ -195,7 +199,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   """[T] norm of what the updates of two runs with one noise key differ by, besides their
   sums: the same transform on other sums, other batch sizes and other parameters."""
-  plan, gaps = subject.plan, np.diff(steps, prepend=-1) - 1
+  plan = subject.plan
+  gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
   frozen = lambda bound, group: trees.scale(group, float(bound > 0))
 
@@ -210,7 +215,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
   def one(states, gap_and_step):
     gap, step = gap_and_step
-    seen, after = [], []
+    seen = []
+    after = []
     for number, state in enumerate(states):
       if gaps.any():  # XLA draws no noise where only the state is used
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
@@ -262,7 +268,8 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 def own_sum(subject: Subject) -> Row:
   """An update is its own step's sum and noise, over a public divisor, at every step of the
   run: the noise sees neither the sum nor the batch, no earlier sum comes again."""
-  plan, key = subject.plan, jax.random.key(SEED)  # not on a release key's grid
+  plan = subject.plan  # not on a release key's grid
+  key = jax.random.key(SEED)
   steps = _own_steps(subject, key)
   off = np.array([*_unasked(subject, key, steps), *_of_another_size(subject, key)])
   rounding = 1e-6 * plan.noise_multiplier * math.sqrt(trees.size(subject.params))
@@ -277,7 +284,8 @@ def own_sum(subject: Subject) -> Row:
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
   """(epsilon, where it stands) of all that a run prints or writes at its end."""
-  promise, config = subject.promise, subject.config
+  promise = subject.promise
+  config = subject.config
   assert promise is not None and config is not None
   yield float(promise.curve(config.num_steps)), "printed"
   left = promise.accounted_delta
@@ -301,12 +309,10 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
 def stated(subject: Subject) -> Row:
   """What the run prints, and what its ledger is charged, is what its steps cost, at the delta
   and for the steps that its config asks for."""
-  name, plan, config, promise = (
-    "stated as charged",
-    subject.plan,
-    subject.config,
-    subject.promise,
-  )
+  name = "stated as charged"
+  plan = subject.plan
+  config = subject.config
+  promise = subject.promise
   if config is None or promise is None or not plan.is_private or promise.kind == "none":
     return not_applicable(name, "nothing is stated of a run")
   if plan.num_steps != config.num_steps:
@@ -330,7 +336,8 @@ def stated(subject: Subject) -> Row:
 
 def divisor(subject: Subject) -> Row:
   """The noisy sum is divided by a public constant, however many examples took part."""
-  plan, key = subject.plan, jax.random.key(SEED)
+  plan = subject.plan
+  key = jax.random.key(SEED)
   size = trees.size(subject.params)
   length = min(plan.l2_bound, 1.0) / math.sqrt(size)
   if not plan.l2_clip_norm.is_one_number:
@@ -454,9 +461,11 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
     again[at] = (at + 1) % len(part)
     yield f"record {at}, exchanged", part.subset(again)
   try:
-    x, y = np.asarray(part.x), np.asarray(part.y)
+    x = np.asarray(part.x)
+    y = np.asarray(part.y)
     for at in (0, len(part) - 1):
-      changed, labels = x.copy(), y.copy()
+      changed = x.copy()
+      labels = y.copy()
       entry = changed.reshape(len(part), -1)[at, -1:]
       entry[...] = entry + np.ones((), x.dtype)
       yield f"one number of record {at}", dataclasses.replace(part, x=changed)
@@ -470,7 +479,8 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
 def _shared_keys(subject: Subject) -> Iterator[str]:
   """Fields of the config, and changes of the data, that two runs differ in with one key."""
   assert subject.streams is not None
-  streams, config = subject.streams, subject.config
+  streams = subject.streams
+  config = subject.config
   assert config is not None
   holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
 
@@ -512,7 +522,8 @@ def key_reuse(subject: Subject) -> Row:
   name = "no key serves twice"
   if subject.streams is None or subject.config is None:
     return not_applicable(name, "keys are the caller's own: one for each run")
-  random, config = subject.streams(subject.config), subject.config
+  random = subject.streams(subject.config)
+  config = subject.config
   own = _identities(random)
   shared = list(dict.fromkeys(_shared_keys(subject)))
   fewer = data.digest(subject.train.subset(slice(1, None)))
@@ -541,7 +552,8 @@ def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
 def white_box_audit(subject: Subject) -> Row:
   """Gradient canaries through the run's own sampler, transform and steps: what they prove
   stays below what is claimed."""
-  name, plan = "white-box audit", subject.plan
+  name = "white-box audit"
+  plan = subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):
     return not_applicable(name, "needs Poisson sampling and a claimed epsilon")
   if not plan.l2_clip_norm.is_one_number:

@@ -144,7 +144,8 @@ def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
   """The same in a batch of the run's own size whose examples are all one: their sum is as long
   as can be, so that whatever rounds the sum shows."""
   size = subject.plan.sampler.slots
-  total, own = _total(subject), _scaled(subject.batch(), _FACTORS[1])
+  total = _total(subject)
+  own = _scaled(subject.batch(), _FACTORS[1])
   alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], own)
   everyone = np.ones(size, bool)
   whole = total(subject.params, alike, everyone)
@@ -192,7 +193,9 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 def one_term(subject: Subject) -> Row:
   """Each example alone contributes its own gradient, as long as its bound at most, and
   shortened as the rule's paper says."""
-  bounds, off, over = subject.plan.l2_clip_norm, [], []
+  bounds = subject.plan.l2_clip_norm
+  off = []
+  over = []
   for factor in _FACTORS[:2]:
     batch = _scaled(subject.batch(), factor)
     for i in range(BATCH):
@@ -271,7 +274,9 @@ def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
     return jax.lax.scan(step, (params, state), length=steps)[0]
 
   large = trees.size(subject.params) > _LARGE
-  params, state, done = subject.params, tx.init(subject.params), 0
+  params = subject.params
+  state = tx.init(subject.params)
+  done = 0
   for steps in _FITTED[:1] if large else _FITTED:
     params, state = train(params, state, steps - done)
     done = steps
@@ -280,7 +285,9 @@ def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
 
 def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, Any]]:
   """(name, total, params, batch) with gradients of very different lengths."""
-  total, batch, params = _total(subject), subject.batch(), subject.params
+  total = _total(subject)
+  batch = subject.batch()
+  params = subject.params
   few = trees.size(params) > _LARGE
   yield "as they are", total, params, batch
   yield "two of them alike", total, params, _copied(batch, 0)
@@ -333,7 +340,9 @@ def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
 def any_mask(subject: Subject) -> Row:
   """Whoever takes part, and however long the gradients are, the sum is that of the terms:
   no example's term depends on how many others there are, on their lengths or their labels."""
-  worst, where, shortest = 0.0, "", math.inf
+  worst = 0.0
+  where = ""
+  shortest = math.inf
   for name, total, params, batch in _regimes(subject):
     alone = [
       total(params, batch, np.arange(BATCH) == i)  # the last slot is one of them
@@ -343,12 +352,14 @@ def any_mask(subject: Subject) -> Row:
     for mask in _masks():
       off = _off(total(params, batch, mask), terms, mask) / _EXACT
       if not off <= worst:
-        worst, where = off, f"{name}, {int(mask.sum())} of {BATCH}"
+        worst = off
+        where = f"{name}, {int(mask.sum())} of {BATCH}"
     least = min(_norm(one) for one in alone)
     shortest = min(shortest, least or shortest)
   off, name = _by_another_route(subject)
   if not off <= worst:
-    worst, where = off, name
+    worst = off
+    where = name
   return row(
     "sum for every mask and scale",
     worst,
@@ -363,7 +374,9 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
   clip = subject.plan.l2_clip_norm
   if _published(clip.rule, 1.0, 1.0) is None:
     return 0.0, ""
-  own_grads, total, found = _own_grads(subject.loss_fn), _total(subject), []
+  own_grads = _own_grads(subject.loss_fn)
+  total = _total(subject)
+  found = []
   more = 1 if trees.size(subject.params) > _LARGE else _MORE_BATCHES
   cases = [
     (f"examples {k}", subject.params, subject.batch(start=k)) for k in range(1, more)
@@ -380,7 +393,9 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
 
 def padding(subject: Subject) -> Row:
   """What lies in padded slots, NaN included, changes nothing."""
-  total, batch, half = _total(subject), subject.batch(), np.arange(BATCH) < BATCH // 2
+  total = _total(subject)
+  batch = subject.batch()
+  half = np.arange(BATCH) < BATCH // 2
 
   filled = lambda value: _put(batch, slice(BATCH // 2, None), lambda own: value)
   clean = total(subject.params, _copied(batch, BATCH - 1), half)
@@ -422,7 +437,8 @@ def whole_batch(subject: Subject) -> Row:
 
 def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
   """Norm of the sum of a large batch less those of its parts that hold an example."""
-  size, total = len(mask), _total(subject)
+  size = len(mask)
+  total = _total(subject)
   hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
   batch = _put(batch, hole, lambda own: float("nan"))
   left = total(subject.params, batch, mask)
@@ -437,8 +453,10 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
   """Clip norms by which an example moves the sum whose own gradient is not finite."""
-  total, batch = _total(subject), subject.batch()
-  own_grad, everyone = _own_grad(subject.loss_fn), np.ones(BATCH, bool)
+  total = _total(subject)
+  batch = subject.batch()
+  own_grad = _own_grad(subject.loss_fn)
+  everyone = np.ones(BATCH, bool)
   for value in _SPOILT:
     for j in (0, BATCH - 1):
       spoilt = _put(batch, j, lambda own, value=value: value)
@@ -456,7 +474,8 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
   """The same for stacked gradients of which one is spoilt, through the transform."""
-  plan, key = subject.plan, jax.random.key(SEED)
+  plan = subject.plan
+  key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
   floats = noise.source.as_floats(subject.params)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
@@ -501,11 +520,13 @@ def dropped(subject: Subject) -> Row:
 
 def no_memory(subject: Subject) -> Row:
   """The sum of a batch does not depend on any of the batches before it (error feedback)."""
-  batch, everyone = subject.batch(), jnp.ones(BATCH, bool)
+  batch = subject.batch()
+  everyone = jnp.ones(BATCH, bool)
   other = _scaled(_copied(batch, 0), -3.0)
   total = lambda params, examples: subject.clipped_grad(params, examples, everyone).total
   is_large = trees.size(subject.params) > _LARGE
-  traced, later = _TRACED_CALLS[is_large], _LATER_CALLS[is_large]
+  traced = _TRACED_CALLS[is_large]
+  later = _LATER_CALLS[is_large]
 
   @jax.jit
   def in_one_trace(params, first):  # what the trace of a call leaves, the later ones see
@@ -585,7 +606,9 @@ def _leak(clean: np.ndarray, moved: np.ndarray, j: int) -> float:
 
 def _sum_leakage(subject: Subject) -> float:
   """The same for the sum: what the others contribute must not depend on example j."""
-  total, batch, worst = _total(subject), subject.batch(), 0.0
+  total = _total(subject)
+  batch = subject.batch()
+  worst = 0.0
   own = np.arange(BATCH) == 0
   rest = lambda b: _minus(
     total(subject.params, b, np.ones(BATCH, bool)), total(subject.params, b, own)

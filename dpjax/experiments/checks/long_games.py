@@ -27,7 +27,9 @@ from dpjax.experiments.checks import resumable
 from dpjax.experiments.run import provenance, writers
 from dpjax.validate import UserError
 
-RESULT, TABLE, CSV = "result.json", "table.md", "table.csv"
+RESULT = "result.json"
+TABLE = "table.md"
+CSV = "table.csv"
 PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
 MOST = 200_000  # draws of one game
 _YEAR = 366 * 24 * 60  # minutes
@@ -86,7 +88,8 @@ def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, Any]:
-  started, games = time.perf_counter(), registry.games(room, subject)
+  started = time.perf_counter()
+  games = registry.games(room, subject)
   confidence = 1 - (1 - CONFIDENCE) / len(games)
   each = seconds / len(games)
   results = [r for game in games for r in _play(game, each, seed, confidence)]

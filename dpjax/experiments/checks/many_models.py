@@ -76,7 +76,8 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   UserError: a data set without images of classes, or with too few records; a folder that cannot
   be written, or that holds the result of other settings or versions.
   """
-  started, folder = time.perf_counter(), pathlib.Path(out)
+  started = time.perf_counter()
+  folder = pathlib.Path(out)
   _check_folder(settings, folder)
   records, own, test = _parts(settings)
   model: Any = models.build("linear", num_classes=records.num_classes)

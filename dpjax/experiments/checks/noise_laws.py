@@ -109,10 +109,13 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
   Rounding to a grid (in standard deviations) adds its variance, and what is near may be
   half a step farther.
   """
-  times, rounded = len(recorded.steps), 1 + grid**2 / 12
+  times = len(recorded.steps)
+  rounded = 1 + grid**2 / 12
   yield from _over_time(recorded, rounded)
   for energy, (by_place, near) in zip(recorded.energy or (), recorded.places or ()):
-    size, energy, by_place = by_place.size, energy / rounded, by_place / rounded
+    size = by_place.size
+    energy = energy / rounded
+    by_place = by_place / rounded
     yield _energy_z(energy, size), "a leaf at one step"
     for part in np.array_split(energy, min(4, times)):
       yield (
@@ -187,7 +190,8 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 
 def noise_tails(subject: Subject) -> Row:
   """Noise is cut off nowhere: its tails hold what a Gaussian's hold."""
-  name, multiplier = "noise has its tails", _charged_multiplier(subject.plan)
+  name = "noise has its tails"
+  multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
@@ -204,7 +208,8 @@ def noise_tails(subject: Subject) -> Row:
 def noise_std(subject: Subject) -> Row:
   """The noise has the standard deviation that is paid for, in every leaf and at every
   step, and is Gaussian."""
-  name, multiplier = "noise as charged", _charged_multiplier(subject.plan)
+  name = "noise as charged"
+  multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
     return not_applicable(name, "no noise is charged")
   std = multiplier * subject.plan.l2_bound
@@ -225,7 +230,8 @@ def noise_std(subject: Subject) -> Row:
 
 
 def _span(recorded: Record) -> str:
-  steps, coordinates = len(recorded.steps), sum(x.shape[1] for x in recorded.sampled)
+  steps = len(recorded.steps)
+  coordinates = sum(x.shape[1] for x in recorded.sampled)
   skipped = f", {recorded.stepped_over} skipped" if recorded.stepped_over else ""
   return f"{steps} steps{skipped} x {coordinates} coordinates"
 
@@ -241,11 +247,13 @@ def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
   Args:
     skip: (row numbers of a [n', 1], of b [1, m]) -> pairs that are one row, or None.
   """
-  dimension, worst = a.shape[1], 0.0
+  dimension = a.shape[1]
+  worst = 0.0
   if dimension < 3 or not len(a) or not len(b):
     return 0.0
   unit = lambda x: (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
-  a, b = unit(a), unit(b)
+  a = unit(a)
+  b = unit(b)
   for start in range(0, len(a), 512):
     seen = np.abs(a[start : start + 512] @ b.T)
     if skip is not None:
@@ -308,7 +316,8 @@ def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[floa
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
   # Signs that are drawn anew hide a correlation, but not that of the sizes.
-  sizes, other_sizes = _gaussian_sizes(rows / std), _gaussian_sizes(others / std)
+  sizes = _gaussian_sizes(rows / std)
+  other_sizes = _gaussian_sizes(others / std)
   yield _alike(sizes, sizes, _below), "sizes in steps"
   yield _alike(other_sizes, sizes), "sizes under keys"
   yield _alike(sizes.T, sizes.T, _below), "sizes of coordinates"
@@ -333,7 +342,8 @@ def _ties(values: np.ndarray, std: float) -> float:
   """z of the pairs of values that agree in size, which no two should: values of one leaf that
   come again in it, atoms, and noise on a grid."""
   sizes, often = np.unique(np.abs(values) / std, return_counts=True)
-  count, same = values.size, values.size - sizes.size
+  count = values.size
+  same = values.size - sizes.size
   expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
   pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
   # No value comes m times: about n^m / m! (spacing times density)^(m - 1) of them are expected.

@@ -147,7 +147,8 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   plan = subject.plan
   if plan.noise_shape.correlation is not None:
     return None
-  size, steps = max(1, trees.size(subject.params)), plan.num_steps
+  size = max(1, trees.size(subject.params))
+  steps = plan.num_steps
   together = int(np.clip(_AT_ONCE // size, 1, 64))
   calls = max(1, -(-_TAIL // (size * steps * together)))
   length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
@@ -263,7 +264,8 @@ def updated(
 
 def _updater(subject: Subject, key: jax.Array):
   """(state at step 0, state -> (noise leaves in units of the update, next state))."""
-  tx, plan = subject.transform(key), subject.plan
+  tx = subject.transform(key)
+  plan = subject.plan
   # A sum is at least float32, whatever the parameters are.
   zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
   empty = jnp.zeros(1)

@@ -39,7 +39,8 @@ def _checked_rows(data: Any) -> _Rows:
   needs = "data: must have len() and data[indices], a tree of stacked arrays"
   kind = type(data).__name__
   try:
-    size, rows = len(data), _Rows(data)
+    size = len(data)
+    rows = _Rows(data)
     taken = rows[np.zeros(min(size, 2), int)] if size else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(taken)]
   except Exception as error:
@@ -202,7 +203,8 @@ def check(
 
 def _try(subject: Subject) -> None:
   """Raises UserError where the loss cannot be clipped for a batch of these data at all."""
-  batch, mask = subject.batch(), jnp.ones(BATCH, bool)
+  batch = subject.batch()
+  mask = jnp.ones(BATCH, bool)
   try:
     jax.eval_shape(subject.clipped_grad, subject.params, batch, mask)
     if subject.apply is not None:

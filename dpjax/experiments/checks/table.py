@@ -138,7 +138,8 @@ def table(rows: list[Row]) -> str:
   >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
   pass  noise  0.5 <= 1  z-score
   """
-  lines, width = [], max(len(row.name) for row in rows)
+  lines = []
+  width = max(len(row.name) for row in rows)
   for row in rows:
     word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
     found = f"{row.measured:.4g} {sign} {row.bound:.4g}  "

@@ -150,7 +150,8 @@ def whole_step(subject: Subject) -> Row:
   state = algorithm.init(subject.params)
   advance: Callable[..., Any] = jax.jit(algorithm.step)
   expected = _Parts(subject, key)
-  worst, before = 0.0, subject.params
+  worst = 0.0
+  before = subject.params
   for parts in _batches(subject):
     wanted = expected.after(before, parts)
     moved = max(_distance(wanted, before), 1e-30)

@@ -158,8 +158,10 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
   """
   default = default if prefix else type(config)()
   for field in dataclasses.fields(config):
-    path, hint = f"{prefix}{field.name}", hints_of(type(config))[field.name]
-    value, usual = getattr(config, field.name), getattr(default, field.name, None)
+    path = f"{prefix}{field.name}"
+    hint = hints_of(type(config))[field.name]
+    value = getattr(config, field.name)
+    usual = getattr(default, field.name, None)
     choice = choice_of(hint)
     has_fields = _is_room(value) if choice is None else choice.holds(value)
     if choice is not None:
@@ -193,7 +195,8 @@ def to_dict(config: Any) -> dict[str, Any]:
   """
   found: dict[str, Any] = {}
   for field in dataclasses.fields(config):
-    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
+    value = getattr(config, field.name)
+    choice = choice_at(type(config), field.name)
     if dataclasses.is_dataclass(value):
       named = {} if choice is None else {"name": choice.name(value)}
       found[field.name] = named | to_dict(value)
@@ -209,7 +212,8 @@ def name_of(config: Any, field: str) -> Any:
   >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
   'automatic'
   """
-  value, choice = getattr(config, field), choice_at(type(config), field)
+  value = getattr(config, field)
+  choice = choice_at(type(config), field)
   return value if choice is None else choice.name(value)
 
 

@@ -64,11 +64,13 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
   """
   head, _, rest = path.partition(".")
   if isinstance(config, dict):
-    value, choice = config.get(head), None
+    value = config.get(head)
+    choice = None
   else:
     _check_room(config, path, name)
     _check_field(config, head, name)
-    value, choice = getattr(config, head), choice_at(type(config), head)
+    value = getattr(config, head)
+    choice = choice_at(type(config), head)
   if choice is not None and not rest:
     return choice.told(value)
   if choice is not None and rest in choice.owners():
@@ -146,10 +148,12 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
   """
   if not isinstance(held, dict):
     raise _wrong(held, kind, name)
-  config, hints = kind(), hints_of(kind)
+  config = kind()
+  hints = hints_of(kind)
   for field, value in held.items():
     _check_field(config, field, name)
-    hint, at = hints[field], f"{name}.{field}"
+    hint = hints[field]
+    at = f"{name}.{field}"
     rooms = [option for option in _members(hint) if dataclasses.is_dataclass(option)]
     if choice_of(hint) is None and rooms and isinstance(value, dict):
       value = from_dict(rooms[0], value, name=at)
@@ -159,7 +163,8 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
 def _unwritten(value: Any, hint: Any) -> Any:
   """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
-  choice, members = choice_of(hint), _members(hint)
+  choice = choice_of(hint)
+  members = _members(hint)
   if choice is not None and isinstance(value, dict) and value.get("name") in choice.table:
     hints = hints_of(choice.table[value["name"]])
     return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
@@ -302,7 +307,8 @@ def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
 def _paths(config: Any, prefix: str = "") -> Iterator[str]:
   for field in dataclasses.fields(config):
     yield f"{prefix}{field.name}"
-    value, choice = getattr(config, field.name), choice_at(type(config), field.name)
+    value = getattr(config, field.name)
+    choice = choice_at(type(config), field.name)
     if choice is not None:
       yield from (f"{prefix}{field.name}.{owned}" for owned in choice.owners())
     elif dataclasses.is_dataclass(value):
@@ -318,7 +324,8 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
   _check_room(config, path, name)
   hints = hints_of(type(config))
   _check_field(config, head, name, choice_of(hint))
-  at, value = f"{name}.{head}", getattr(config, head)
+  at = f"{name}.{head}"
+  value = getattr(config, head)
   hint = hints[head]
   new = _update(value, rest, change, at, hint) if rest else change(hint, at, value)
   return _replaced(config, {head: new}, name)
@@ -366,7 +373,8 @@ def _check_union(value: Any, hint: Any, name: str) -> Any:
 
 
 def _check_container(value: Any, hint: Any, name: str) -> Any:
-  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  kind = typing.get_origin(hint)
+  inner = typing.get_args(hint)
   if kind is list and isinstance(value, tuple):
     value = list(value)
   if not isinstance(value, kind):
@@ -450,7 +458,8 @@ def _describe(hint: Any) -> str:
     return f"a {hint.__name__} (set its fields one by one)"  # type: ignore[union-attr]
   if hint in (Any, object):
     return "anything"
-  kind, inner = typing.get_origin(hint), typing.get_args(hint)
+  kind = typing.get_origin(hint)
+  inner = typing.get_args(hint)
   if kind is not None:
     kept = inner[1:] if kind is dict else [one for one in inner if one is not ...]
     words = ", ".join(_describe(one) for one in kept if one not in (Any, object))

@@ -214,7 +214,8 @@ def _written(value: Any, name: str) -> None:
 
 def in_float32(name: str, value: Any) -> None:
   """Raises UserError for a positive number that float32 turns into 0 or infinity."""
-  low, high = float(_FLOAT32.tiny), float(_FLOAT32.max)
+  low = float(_FLOAT32.tiny)
+  high = float(_FLOAT32.max)
   if isinstance(value, (int, float)) and value > 0 and not low <= value <= high:
     raise UserError(
       f"must be in [{low:.3g}, {high:.3g}], the range of float32", field=name, value=value
@@ -268,7 +269,8 @@ def training(config: TrainConfig) -> None:
   validate.one_of(gradients.METHODS, grad_method=config.grad_method)
   validate.probability(**named("privacy", config.privacy, "sampling_prob"))
   validate.positive(**named("privacy", config.privacy, "clip_schedule_final"))
-  low, high = validate.MIN_FACTOR, validate.MAX_FACTOR
+  low = validate.MIN_FACTOR
+  high = validate.MAX_FACTOR
   if not low <= config.privacy.clip_schedule_final <= high:
     raise UserError(
       f"must be in [{low:g}, {high:g}]",

@@ -78,7 +78,8 @@ def of_training(config: TrainConfig) -> Unused:
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   """What can be told from the name; `of_dataset` tells the rest. A folder that LEAF wrote may
   hold text, another one holds the arrays of an .npz."""
-  path, folder = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith("/")
+  path = pathlib.Path(os.path.expanduser(data.name))
+  folder = data.name.endswith("/")
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()

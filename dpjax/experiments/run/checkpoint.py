@@ -32,13 +32,11 @@ import orbax.checkpoint as ocp
 from dpjax import files, trees
 from dpjax import parallel as processes
 from dpjax.experiments.run import writers
-from dpjax.parallel import row_journal
-from dpjax.parallel.client_states import ClientStates, Keeper
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 FOLDER = "checkpoints"
-_KEEP = row_journal.KEPT  # the newest, and one before it
+_KEEP = 2  # the newest, and one before it; as many as a journal of rows keeps
 _ROWS = "clients"
 _ALONE = "state"
 _NEW = ".new"  # where a step is written before it has its number
@@ -68,14 +66,16 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   return jax.tree.map(wrap, arrays, like)
 
 
-def _states(tree: ArrayTree) -> list[ClientStates]:
-  return [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, ClientStates)]
+def _states(tree: ArrayTree) -> list[processes.ClientStates]:
+  return [
+    leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, processes.ClientStates)
+  ]
 
 
 def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
   """The tree with these, in order, where `like` has `ClientStates`."""
   left = list(others)
-  place = lambda old, leaf: left.pop(0) if isinstance(leaf, ClientStates) else old
+  place = lambda old, leaf: left.pop(0) if isinstance(leaf, processes.ClientStates) else old
   return jax.tree.map(place, tree, like)
 
 
@@ -160,7 +160,8 @@ class Checkpoints:
   """
 
   def __init__(self, workdir: pathlib.Path, phase: str = "", *, rows_on_disk: bool = False):
-    self._rows_on_disk, self._keepers = rows_on_disk, None
+    self._rows_on_disk = rows_on_disk
+    self._keepers = None
     self.directory = pathlib.Path(workdir).resolve() / FOLDER / phase
     self._orbax: Any = _orbax(self.directory) if processes.is_first() else None
     self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
@@ -173,7 +174,7 @@ class Checkpoints:
     """The state that a run begins with, its `ClientStates` where they are to lie."""
     folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
     self._keepers = [
-      Keeper(folder(i), states, on_disk=self._rows_on_disk)
+      processes.Keeper(folder(i), states, on_disk=self._rows_on_disk)
       for i, states in enumerate(_states(state))
     ]
     return _with_states(state, [keeper.begun for keeper in self._keepers], state)
@@ -226,8 +227,9 @@ class Checkpoints:
     """
     if self._keepers is None:
       self.begun(like)
-    empty = [row_journal.no_rows(states.num_clients) for states in _states(like)]
-    like_arrays, read = to_arrays(_with_states(like, empty, like)), []
+    empty = [processes.row_journal.no_rows(states.num_clients) for states in _states(like)]
+    like_arrays = to_arrays(_with_states(like, empty, like))
+    read = []
     meta = processes.on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
@@ -237,7 +239,7 @@ class Checkpoints:
     indexes = [
       index
       for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
-      if isinstance(leaf, ClientStates)
+      if isinstance(leaf, processes.ClientStates)
     ]
     pairs = zip(self._keepers or (), indexes)
     rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]
@@ -283,7 +285,8 @@ class Checkpoints:
       )
       return
     try:
-      saved, now = writers.read_json(listed), _file_digests(step)
+      saved = writers.read_json(listed)
+      now = _file_digests(step)
     except (UserError, OSError) as error:
       raise self._unreadable(str(error)[-120:]) from None
     if not isinstance(saved, dict):

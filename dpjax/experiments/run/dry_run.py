@@ -154,7 +154,8 @@ def rehearsed(kind: Kind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   zeros, features = _blank(kind, config.model, loaded)
   job = kind.build(config, zeros)
   play = job.start(streams.derived(job.seed, job.digest, job.data()))
-  before, found = time.monotonic() - began + features, []
+  before = time.monotonic() - began + features
+  found = []
 
   def fit(work: Work) -> NoReturn:
     found.append(Rehearsal(work, timed(work)[0], before))
@@ -185,7 +186,8 @@ def _blank(
   """Zeros for the data, as inputs of the model; estimated seconds for their features."""
   train, test = loaded
   held = train.dataset if isinstance(train, Federation) else train
-  seconds, shape = 0.0, held.x.shape[1:]
+  seconds = 0.0
+  shape = held.x.shape[1:]
   if models.needs_features(model.name):
     assert kind.featured is not None
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
@@ -269,7 +271,8 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _minutes(found: Rehearsal) -> str:
-  timing, begun = found.timing, found.before + found.timing.start
+  timing = found.timing
+  begun = found.before + found.timing.start
   return (
     f"about {found.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
     f"is done, then {1e3 * timing.step:.3g} ms a step, the median of {len(timing.steps)} on "

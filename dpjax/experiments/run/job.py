@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
+from dpjax import parallel as processes
 from dpjax import trees, validate
 from dpjax.accounting import Ledger
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
-from dpjax.parallel.client_states import ClientStates
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -215,7 +215,8 @@ def begun(work: Work) -> ArrayTree:
 
 def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
   """(the next state, info)."""
-  before, made = jax.tree.structure(state), work.step(state, draw)
+  before = jax.tree.structure(state)
+  made = work.step(state, draw)
   if not isinstance(made, tuple) or len(made) != 2:
     _refuse("Work.step", "return (state, info)", jax.tree.structure(made))
   after = jax.tree.structure(made[0])
@@ -249,7 +250,7 @@ def _check_functions(part: Any, *names: str) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-  if isinstance(leaf, ClientStates):
+  if isinstance(leaf, processes.ClientStates):
     return True
   if isinstance(leaf, np.generic):  # it would be saved, and could not be read again
     return False

@@ -299,10 +299,15 @@ class _Fit:
     *,
     release: bool,
   ):
-    self.folder, self.run_id, self.release = folder, run_id, release
-    self.key_name, self.on_save = key_name, on_save
-    self.code, self.changes = code, run_code.number_of_changes()
-    self.started, self.before = time.monotonic(), 0.0
+    self.folder = folder
+    self.run_id = run_id
+    self.release = release
+    self.key_name = key_name
+    self.on_save = on_save
+    self.code = code
+    self.changes = run_code.number_of_changes()
+    self.started = time.monotonic()
+    self.before = 0.0
 
   def seconds(self) -> float:
     """Of all starts together."""
@@ -340,9 +345,14 @@ class Running:
   """The state of a running work; one object so that each phase stays a short method."""
 
   def __init__(self, work: Work, fit: _Fit):
-    self.work, self.fit, self.metrics = job_lib.checked_work(work), fit, None
-    self.state, self.ledger, self.step = job_lib.begun(work), Ledger(), 0
-    self.reached, self.saved_at = False, time.monotonic()  # work.enough; by the clock
+    self.work = job_lib.checked_work(work)
+    self.fit = fit
+    self.metrics = None
+    self.state = job_lib.begun(work)
+    self.ledger = Ledger()
+    self.step = 0
+    self.reached = False  # work.enough; by the clock
+    self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # what the checkpoint knows of metrics.jsonl
     self.checkpoints = checkpoint.Checkpoints(
       fit.folder, work.phase, rows_on_disk=work.rows_on_disk
@@ -352,7 +362,8 @@ class Running:
       self.save()
     else:
       self._resume()
-    self.final_epsilon, promise = float("inf"), work.promise
+    self.final_epsilon = float("inf")
+    promise = work.promise
     if promise is not None:
       promise.check_budget(self.ledger)
       # Now, so that what cannot be accounted at the end is refused at the beginning.

@@ -64,7 +64,8 @@ def in_place_of(
     UserError: beginning with `told`, other leaves or shapes: of another model; or numbers that
       its dtypes cannot hold.
   """
-  leaves, treedef = trees.named_leaves(like), jax.tree.structure(like)
+  leaves = trees.named_leaves(like)
+  treedef = jax.tree.structure(like)
   for name in sorted({*leaves, *arrays} - {*fresh}):
     got = arrays[name].shape if name in arrays else "no such leaf"
     wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
@@ -114,7 +115,8 @@ def begun(path: str | None, params: Params) -> Params:
   """
   if path is None:
     return params
-  arrays, leaves = read(path, "pretrained"), trees.named_leaves(params)
+  arrays = read(path, "pretrained")
+  leaves = trees.named_leaves(params)
   last = list(filter(in_head, leaves))
   shape = lambda name: arrays[name].shape if name in arrays else None
   same = all(shape(name) == np.shape(leaves[name]) for name in last)

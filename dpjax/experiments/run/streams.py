@@ -35,10 +35,16 @@ from dpjax.types import Config
 from dpjax.validate import UserError
 
 # names in what a run remembers
-_DATA, _STREAMS, _OWN, _RUN = "data_sha256", "release_streams", "user_code", "run_id"
-CODE, _INPUTS = "code", "code_inputs"
-_KEYS, _NUMBERS = ("noise", "local"), ("sampler", "order")
-_SAMPLER_BITS, _ORDER_BITS = 256, 64
+_DATA = "data_sha256"
+_STREAMS = "release_streams"
+_OWN = "user_code"
+_RUN = "run_id"
+CODE = "code"
+_INPUTS = "code_inputs"
+_KEYS = ("noise", "local")
+_NUMBERS = ("sampler", "order")
+_SAMPLER_BITS = 256
+_ORDER_BITS = 64
 
 
 class Streams(NamedTuple):

@@ -41,7 +41,8 @@ def settled(before: Any, steps: Sequence[tuple[str, Any]], kind: Kind) -> tuple[
   """
   if not steps:
     return before, ""
-  config, line = steps[-1][1], ""
+  config = steps[-1][1]
+  line = ""
   # What is wrong with a value is told where the run checks it.
   with contextlib.suppress(UserError):
     unread = kind.unread

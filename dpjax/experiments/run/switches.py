@@ -43,7 +43,9 @@ def settled(
   >>> found[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), found[1]
   (True, ['privacy.l2_clip_norm'])
   """
-  asked, dropped, now = dict.fromkeys(explicit, ""), list[str](), config
+  asked = dict.fromkeys(explicit, "")
+  dropped = list[str]()
+  now = config
   while True:
     table = unread(now)
     found = [

@@ -329,7 +329,8 @@ class MetricsWriter:
 
   def close(self) -> None:
     """Closes the files; a second call does nothing."""
-    events, self._events = self._events, None
+    events = self._events
+    self._events = None
     try:
       self._file.close()
     finally:
@@ -406,7 +407,8 @@ class _Events:
     proto: Any = event_pb2  # its names are made at run time
 
     folder.mkdir(parents=True, exist_ok=True)
-    self._scalar, self._event = summary.scalar, proto.Event
+    self._scalar = summary.scalar
+    self._event = proto.Event
     self._file = event_file_writer.EventsWriter(str(folder / "events"))
     start = proto.SessionLog(status=proto.SessionLog.START)
     self._add(purge_step, session_log=start)  # hides what a resume redoes
@@ -450,7 +452,8 @@ def took(result: Mapping[str, Any]) -> str:
 
 
 def _check_epsilon(result: dict[str, Any]) -> None:
-  epsilon, kind = result["epsilon"], result["epsilon_kind"]
+  epsilon = result["epsilon"]
+  kind = result["epsilon_kind"]
   if kind == "none":
     if epsilon is not None and number(epsilon) != math.inf:
       raise ValueError(f"epsilon={epsilon!r}: epsilon_kind 'none' has no finite epsilon")
@@ -502,8 +505,11 @@ class Progress:
   """Progress as plain lines; also a context manager."""
 
   def __init__(self, total: int, initial: int, desc: str):
-    self._total, self._count, self._desc = total, initial, desc
-    self._initial, self._start = initial, time.monotonic()
+    self._total = total
+    self._count = initial
+    self._desc = desc
+    self._initial = initial
+    self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
     self._said = initial  # nothing done, nothing to say
@@ -522,7 +528,8 @@ class Progress:
 
   def _say(self) -> None:
     now = time.monotonic()
-    self._next, self._said = now + _LINE_SECONDS, self._count
+    self._next = now + _LINE_SECONDS
+    self._said = self._count
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
     values = "".join(
       f" {name}={_short(name, value)}" for name, value in self._postfix.items()

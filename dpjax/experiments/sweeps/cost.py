@@ -106,7 +106,8 @@ def _bound(total: dict[str, Any], num_data_sets: int) -> str:
       "promises none, their neighbouring relations or units differ, or the records of one "
       "user are dealt to other users in another run."
     )
-  epsilon, delta = upper(total["epsilon"]), upper(total["delta"])
+  epsilon = upper(total["epsilon"])
+  delta = upper(total["delta"])
   failed = promise.named(total["failed_assumptions"])
   claim = f"; nothing is proved, fails: {failed}" if failed else ""
   overlap = (

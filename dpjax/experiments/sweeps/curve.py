@@ -55,7 +55,8 @@ def sweep_report(
   Raises:
     UserError: a run has no such key, or its value is no number.
   """
-  out_dir, references = pathlib.Path(out_dir), list(references)
+  out_dir = pathlib.Path(out_dir)
+  references = list(references)
   groups = summarize(rows, x=x, y=y, series=series)
   header = [*([series] if series else []), x, "seeds", "not_finite"]
   header += [f"{y}_mean", f"{y}_min", f"{y}_max", "epsilon", *report.WHAT_EPSILON_MEANS]

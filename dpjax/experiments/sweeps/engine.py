@@ -241,7 +241,8 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     writers.alone_in(workdir) as lock,
     contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
   ):
-    left_out, rows = _failed_of_the_rest(grid, now, workdir), {}
+    left_out = _failed_of_the_rest(grid, now, workdir)
+    rows = {}
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
       writers.say(f"[{count}/{len(now.points)}] {_line(grid, row)}")
@@ -291,7 +292,8 @@ def _rows(
   grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
 ) -> Generator[tuple[Point, tuple[Row, bool]]]:
   """The points with what `_Work` says of them, as they end."""
-  work, points = _Work(grid, workdir), grouped(grid.points)
+  work = _Work(grid, workdir)
+  points = grouped(grid.points)
   left = sum(not _result_of(point, workdir).exists() for point in points)
   if min(num_processes, left) > 1:
     return side_by_side.outcomes(work, points, min(num_processes, left), lock=lock)
@@ -303,7 +305,9 @@ class _Work:
   data of the last one."""
 
   def __init__(self, grid: Grid, workdir: pathlib.Path):
-    self._grid, self._workdir, self._load = grid, workdir, LastData(grid.load)
+    self._grid = grid
+    self._workdir = workdir
+    self._load = LastData(grid.load)
 
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
@@ -332,11 +336,14 @@ class LastData:
   """`load_fn` with a memory of one: the data of the last config asked for."""
 
   def __init__(self, load_fn: LoadFn):
-    self._load_fn, self._key, self._data = load_fn, "", None
+    self._load_fn = load_fn
+    self._key = ""
+    self._data = None
 
   def __call__(self, config: Any) -> Any:
     if self._key != _data_key(config):
-      self._key, self._data = "", None  # free the old data before the new come
+      self._key = ""  # free the old data before the new come
+      self._data = None
       self._data = self._load_fn(config)
       self._key = _data_key(config)
     return self._data

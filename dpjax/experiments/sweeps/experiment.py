@@ -69,11 +69,13 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
       process is at work; nothing is overwritten. A folder of several runs may get more. What
       is wrong with one run of several is recorded in its row, and the others go on.
   """
-  workdir, found = pathlib.Path(workdir), points(config)
+  workdir = pathlib.Path(workdir)
+  found = points(config)
   if len(found) == 1:
     return [_alone(config, found[0], workdir)]
   check_folders(found, workdir)
-  kept, draw = lambda point, result: result, functools.partial(_draw, config, "points")
+  kept = lambda point, result: result
+  draw = functools.partial(_draw, config, "points")
   grid = Grid(config, found, _train, lambda config: {}, kept, draw)
   return engine.run(grid, workdir)
 

@@ -181,7 +181,8 @@ def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
   ]
-  named, settings = named or rows, collections.defaultdict(set)
+  named = named or rows
+  settings = collections.defaultdict(set)
   told = [", ".join(_word(row[name]) for name in varied if name in row) for row in rows]
   for row, setting in zip(named, told):
     place = row.get(config.x) if row.get("epsilon_kind") != "none" else None
@@ -230,8 +231,10 @@ def run_sweep(
       "its runs are chosen by tuning.run_selection", field="selection.enabled", value=True
     )
   found = placed(config)
-  train, load = functools.partial(_train, train_fn), load_fn or _no_data
-  kept, draw = functools.partial(_kept, config), functools.partial(_draw, config)
+  train = functools.partial(_train, train_fn)
+  load = load_fn or _no_data
+  kept = functools.partial(_kept, config)
+  draw = functools.partial(_draw, config)
   grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
   return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
 
@@ -247,7 +250,8 @@ def _no_data(config: Any) -> None:
 def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
   rows, series = _lines(config, rows)
   drawn = {"x": config.x, "y": config.y, "series": series}
-  references, title = config.references, config.title
+  references = config.references
+  title = config.title
   curve.sweep_report(rows, folder, **drawn, references=references, title=title)
   table.write(rows, folder, **drawn)
 

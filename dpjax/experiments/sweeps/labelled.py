@@ -61,7 +61,8 @@ def points(
   for (label, run), changes in zip(runs_of(config, alone), rows.values()):
     settle(run, changes, f"rows[{label!r}]")
     runs.append((run, changes))
-  base, found = fields.replace_all(config, whole), []
+  base = fields.replace_all(config, whole)
+  found = []
   for label, (run, dropped) in zip(rows, engine.resettled(base, runs, unread)):
     try:
       check(run)

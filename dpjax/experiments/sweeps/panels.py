@@ -97,7 +97,8 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
       color=color, lw=1.4, ls=_STYLES[mine[0]["epsilon_kind"]], marker=marker, ms=3
     )
     axis.plot(epochs, list(map(statistics.mean, values)), label=label, **look)
-    low, high = [min(v) for v in values], [max(v) for v in values]
+    low = [min(v) for v in values]
+    high = [max(v) for v in values]
     axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
   axis.xaxis.set_major_locator(MaxNLocator(integer=True))
   if metric == "test_loss":

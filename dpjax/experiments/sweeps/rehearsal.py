@@ -59,7 +59,8 @@ def told(
   kind = FEDERATED if isinstance(config.base, FedConfig) else CENTRAL
   assert kind.load_data is not None
   assert kind.build is not None
-  load_data, build = kind.load_data, kind.build
+  load_data = kind.load_data
+  build = kind.build
   load = engine.LastData(lambda run: load_data(run, features=False))
 
   def rehearse(point: Point) -> _Planned:
@@ -85,14 +86,16 @@ def told(
 def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
   """The plan of an experiment of relevance; attacks of an audit are not in its minutes."""
   shared: dict[Any, Any] = {}
-  found, workdir = experiment.points(config), pathlib.Path(workdir)
+  found = experiment.points(config)
+  workdir = pathlib.Path(workdir)
   if len(found) > 1:
     experiment.check_folders(found, workdir)
 
   def state(point: Point, folder: pathlib.Path) -> str:
     job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
     if len(found) == 1:  # it lives in the folder of the experiment
-      job, folder = job._replace(config=config), workdir
+      job = job._replace(config=config)
+      folder = workdir
     return dry_run.state_of(job, folder)
 
   rehearse = lambda point: _relevance_on_zeros(point, shared)
@@ -106,7 +109,11 @@ def _of_points(
   state: Callable[[Point, pathlib.Path], str],
   num_processes: int = 1,
 ) -> str:
-  rows, lines, seconds, over, seen = [], {}, 0.0, 0, {}
+  rows = []
+  lines = {}
+  seconds = 0.0
+  over = 0
+  seen = {}
   for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
@@ -117,7 +124,8 @@ def _of_points(
       lines[point.name] = f"would fail: {error}"
       continue
     done = there == dry_run.FINISHED
-    over, seconds = over + done, seconds + (0.0 if done else plan.seconds)
+    over = over + done
+    seconds = seconds + (0.0 if done else plan.seconds)
     rows.append(engine.head(point) | plan.facts)
     lines[point.name] = f"{promise.told(plan.facts)}, {plan.num_steps} steps, " + (
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
@@ -172,7 +180,9 @@ def _of_selection(
 
 def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   """Every training of the method, a few steps of each; all else as in the run."""
-  config, began, counted = point.config, time.monotonic(), []
+  config = point.config
+  began = time.monotonic()
+  counted = []
   zeros = {key: tuple(map(_blank, held)) for key, held in shared.items() if _is_data(held)}
   random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
 

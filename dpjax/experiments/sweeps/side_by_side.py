@@ -77,14 +77,16 @@ def outcomes(
     BaseException: what else a task raised.
   """
   _check_picklable(work, tasks)
-  waiting, doing = iter(tasks), {}  # doing: the pipe to a process -> its task
+  waiting = iter(tasks)  # doing: the pipe to a process -> its task
+  doing = {}
 
   def give(pipe: Any) -> None:
     for task in itertools.islice(waiting, 1):
       doing[pipe] = task
       _send(pipe, task)
 
-  bar, held = writers.progress(len(tasks), 0, "runs"), None if lock is None else _Held(lock)
+  bar = writers.progress(len(tasks), 0, "runs")
+  held = None if lock is None else _Held(lock)
   with bar, _crew(work, min(num_processes, len(tasks)), held) as processes:
     for pipe in processes:
       give(pipe)

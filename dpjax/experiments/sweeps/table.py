@@ -106,7 +106,8 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 def _cell(group: Row, y: str) -> str:
   """Of the seeds that ended with a finite number, and how many did not."""
-  lost, seeds = group["not_finite"], group["seeds"]
+  lost = group["not_finite"]
+  seeds = group["seeds"]
   if lost == seeds:
     return "not finite"
   mean, low, high = (_number(group[f"{y}_{part}"], y) for part in ("mean", "min", "max"))

@@ -72,12 +72,14 @@ def run_selection(
       process at work in the folder.
   """
   validate.folder(workdir=workdir)
-  workdir, load = pathlib.Path(workdir), LastData(load_fn)
+  workdir = pathlib.Path(workdir)
+  load = LastData(load_fn)
   settings, cost = planned(config, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   writers.secret_folder(_folder(workdir, 0).parent)
   with writers.alone_in(workdir):  # two at once would draw two numbers of trials
-    drawn, results = _trials(workdir, config, len(settings)), []
+    drawn = _trials(workdir, config, len(settings))
+    results = []
     for index, (choice, seed) in enumerate(drawn):
       # with a seed of its own, so that a setting drawn twice has other noise
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")

@@ -80,7 +80,8 @@ def of_curves(config: RelevanceConfig) -> Unused:
           "would be ignored, it is of the whole experiment", field=f"{where}{path}"
         )
     curve = fields.replace_all(config, changes, name=f"config.curves[{label!r}]")
-    unread, own = relevance_unused.of(curve), dict.fromkeys(changes, "")
+    unread = relevance_unused.of(curve)
+    own = dict.fromkeys(changes, "")
     set_here = (
       path for path in fields.set_fields(curve) if unread_lib.reason(path, own) == ""
     )

@@ -35,7 +35,8 @@ from dpjax.validate import UserError
 
 # No client can name it, and so sum over others in its step.
 _AXIS = f"devices {secrets.token_hex(16)}"
-_SAME, _APART = PartitionSpec(), PartitionSpec(_AXIS)
+_SAME = PartitionSpec()
+_APART = PartitionSpec(_AXIS)
 
 
 def _devices(num_devices: int | None) -> list[Any]:

@@ -64,13 +64,16 @@ class _Loop:
     self, client: ClientAlgorithm, partial: Partial, jit: bool, num_threads: int | None
   ):
     compiled = jax.jit if jit else (lambda fn: fn)
-    self.client, self.partial, self._jit = client, partial, jit
+    self.client = client
+    self.partial = partial
+    self._jit = jit
     self._num_threads = _num_cores() if num_threads is None else num_threads
     # One program is a few percent faster but rounds differently from its parts: for those who
     # ask for one thread, not for those who happen to have one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
-    self._nobody, self._placed = shared.nobody(client, partial), shared.Placed()
+    self._nobody = shared.nobody(client, partial)
+    self._placed = shared.Placed()
     self._local_program = compiled(self._local)
     self._last_program = compiled(self._last)
     self._whole_program = compiled(self._whole)
@@ -106,7 +109,8 @@ class _Loop:
 
     With `threads` all that needs nothing of the clients before it is done on return.
     """
-    who, n = np.int32(cohort.ids[place]), np.int32(cohort.num_examples[place])
+    who = np.int32(cohort.ids[place])
+    n = np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
     num_steps = np.int32(len(batches.mask))
     batches = batches.padded(max(1, bucket(len(batches.mask))))
@@ -150,14 +154,17 @@ class _Loop:
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
     context = self._placed(context)
     nothing = self._nobody(context)
-    sums, rows, done = nothing.sums, [], []
+    sums = nothing.sums
+    rows = []
+    done = []
     for place, finish in enumerate(self._all_begun(context, cohort)):
       with _naming(cohort.ids[place]):
         collected, memory, info = finish(sums)
       sums = sums if self.partial is None else collected
       rows.append((collected if self.partial is None else None, memory, info))
       if len(rows) == _FLUSH or place + 1 == cohort.size:
-        done, rows = [*done, _stacked_on_host(rows)], []
+        done = [*done, _stacked_on_host(rows)]
+        rows = []
     if not done:
       return nothing
     joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *done)

@@ -140,7 +140,8 @@ def client_app(
   @app.train()
   def train(message: Any, context: Any) -> Any:
     try:
-      who, asked = int(context.node_config["partition-id"]), message.content["config"]
+      who = int(context.node_config["partition-id"])
+      asked = message.content["config"]
       sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
     except Exception as error:  # Flower would send its text, which may hold data
       _say(error)
@@ -239,7 +240,9 @@ class _Server:
         value=Verbatim(given),
       )
     plan.check_capacity(num_clients)
-    self.plan, self.num_clients, self._rng = plan, num_clients, rng
+    self.plan = plan
+    self.num_clients = num_clients
+    self._rng = rng
     self._key_id = None if noise_key is None else noise.key_id(noise_key)
     self._answers = _Answers()
     aggregator = weighted_mean() if noise_key is None else central(plan, noise_key)
@@ -322,7 +325,8 @@ class _Strategy:
     asked = [_message("query", node, {}) for node in present - self._known]
     for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
       try:
-        node, client = reply.metadata.src_node_id, int(reply.content["config"]["client"])
+        node = reply.metadata.src_node_id
+        client = int(reply.content["config"]["client"])
       except Exception:  # it says nothing of use: as in `aggregate_train`
         continue
       self._known.add(node)

@@ -80,14 +80,16 @@ class Client:
     folder: pathlib.Path | str,
   ):
     validate.integer_at_least(1, num_rounds=num_rounds)
-    self._folder, self._num_rounds = pathlib.Path(folder), num_rounds
+    self._folder = pathlib.Path(folder)
+    self._num_rounds = num_rounds
     if not self._folder.is_absolute():
       raise UserError(
         "must be absolute, so that every program of this client finds the same",
         field="folder",
         value=str(folder),
       )
-    self._local_data, self.like = local_data, like
+    self._local_data = local_data
+    self.like = like
     self._run = execution.loop_clients()(client, None)
 
   def answer(self, who: int, round: object, params: Params) -> Any:

@@ -155,7 +155,8 @@ def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
 
 def holding(forms: Sequence[RowForm], platform: str) -> float:
   """Seconds to hold one example's product until the sum, and to sum it."""
-  machine, elements = constants(platform), size(forms[0])
+  machine = constants(platform)
+  elements = size(forms[0])
   new = max(0, elements - _recorded(forms))
   return elements * machine.hold_seconds + new * machine.fault_seconds
 

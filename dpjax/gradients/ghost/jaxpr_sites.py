@@ -72,7 +72,8 @@ class Value(NamedTuple):
   source: Source = Source(frozenset())
 
 
-_CONST, _DATA = Value(Kind.CONST), Value(Kind.DATA)
+_CONST = Value(Kind.CONST)
+_DATA = Value(Kind.DATA)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -225,7 +226,8 @@ def trace(
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
-  ids, lifted = itertools.count(), set(lifted)
+  ids = itertools.count()
+  lifted = set(lifted)
   chosen = [v if i in lifted else _CONST for i, v in enumerate(values)]
   lifts = _lifts(enumerate(closed.jaxpr.invars), chosen, (), ids)
   values = [_DATA if i in lifted else v for i, v in enumerate(values)]
@@ -347,7 +349,9 @@ def _view(eqn, values) -> Source:
 
 
 def _view_of_one(eqn, source, plain) -> Source:
-  name, before, after = eqn.primitive.name, eqn.invars[0].aval, eqn.outvars[0].aval
+  name = eqn.primitive.name
+  before = eqn.invars[0].aval
+  after = eqn.outvars[0].aval
   if name == "transpose":
     perm = source.perm and tuple(source.perm[d] for d in eqn.params["permutation"])
     return source._replace(perm=perm)

@@ -41,7 +41,8 @@ def from_square(
 
   `more` is what may be missing from `reach`.
   """
-  norm, longest = jnp.sqrt(square), jnp.sqrt(square + lost)
+  norm = jnp.sqrt(square)
+  longest = jnp.sqrt(square + lost)
   return Length(norm + reach, longest + (reach + more))
 
 

@@ -142,7 +142,9 @@ def clipped_sum(
     factors, norms = clipping.clip_factors(pick("norm"), clip, mask, longest=longest)
     leaf_factors = _spread(factors, params)  # of each leaf: [B]
     most = _spread(longest, params)  # of each leaf: [B]
-    sums, used, waiting = [], [], {}
+    sums = []
+    used = []
+    waiting = {}
     for i, (unit, known) in enumerate(zip(ordered, first)):
       each = of(unit, leaf_factors)
       alone = unit_rules.waiting(unit, known, each[0], of(unit, most)[0])
@@ -158,7 +160,8 @@ def clipped_sum(
       sums.append(unit_rules.totals(unit, flow, recorded, known, each))
     return sums, norms, used, waiting
 
-  ordered, of = [*held, *rest], lambda unit, leaves: [leaves[i] for i in unit.leaves]
+  ordered = [*held, *rest]
+  of = lambda unit, leaves: [leaves[i] for i in unit.leaves]
   sums, norms, used, waiting = on_settled(
     clipped, (early, unit_rules.sites_only(rest, recorded))
   )

@@ -95,12 +95,15 @@ def _dot_form(site: Site) -> RowForm | None:
   param_first = site.eqn.invars[0] is site.params[0]
   param_c, data_c = (lhs_c, rhs_c) if param_first else (rhs_c, lhs_c)
   param_b, data_b = (lhs_b, rhs_b) if param_first else (rhs_b, lhs_b)
-  shape, data_shape = site.params[0].aval.shape, site.data[0].aval.shape
+  shape = site.params[0].aval.shape
+  data_shape = site.data[0].aval.shape
   param_f = _others(len(shape), param_c, param_b)
   data_f = _others(len(data_shape), data_c, data_b)
-  batch, out_rank = len(param_b), len(param_b) + len(param_f) + len(data_f)
+  batch = len(param_b)
+  out_rank = len(param_b) + len(param_f) + len(data_f)
   middle = batch + (len(param_f) if param_first else len(data_f))
-  first, last = tuple(range(batch, middle)), tuple(range(middle, out_rank))
+  first = tuple(range(batch, middle))
+  last = tuple(range(middle, out_rank))
   out_p, out_t = (first, last) if param_first else (last, first)
   sliced, shared = _split_loops(site)
   depth = len(site.loops)
@@ -178,15 +181,21 @@ def _conv_form(site: Site) -> RowForm | None:
   params = site.eqn.params
   if params["batch_group_count"] != 1 or site.eqn.invars[1] is not site.params[0]:
     return None
-  numbers, groups = params["dimension_numbers"], params["feature_group_count"]
+  numbers = params["dimension_numbers"]
+  groups = params["feature_group_count"]
   (lhs_n, lhs_c, *lhs_s), (out_n, out_c, *out_s) = numbers.lhs_spec, numbers.out_spec
   rhs_o, rhs_i, *rhs_s = numbers.rhs_spec
-  shape, out_shape = site.params[0].aval.shape, site.out_avals[0].shape
-  kernel, out = _sizes(shape, rhs_s), _sizes(out_shape, out_s)
-  channels, features = shape[rhs_i], shape[rhs_o] // groups
-  count, offsets = out_shape[out_n], math.prod(kernel)
+  shape = site.params[0].aval.shape
+  out_shape = site.out_avals[0].shape
+  kernel = _sizes(shape, rhs_s)
+  out = _sizes(out_shape, out_s)
+  channels = shape[rhs_i]
+  features = shape[rhs_o] // groups
+  count = out_shape[out_n]
+  offsets = math.prod(kernel)
   sliced, shared = _split_loops(site)
-  depth, loop_sizes = len(site.loops), _loop_sizes(site, sliced)
+  depth = len(site.loops)
+  loop_sizes = _loop_sizes(site, sliced)
   blocks = math.prod(loop_sizes)
   rows = math.prod(_loop_sizes(site, shared)) * count * math.prod(out)
 
@@ -228,13 +237,15 @@ def _conv_form(site: Site) -> RowForm | None:
 
 
 def _gather_form(site: Site) -> RowForm | None:
-  numbers, params = site.eqn.params["dimension_numbers"], site.eqn.params
+  numbers = site.eqn.params["dimension_numbers"]
+  params = site.eqn.params
   clip = params["mode"] == lax.GatherScatterMode.CLIP
   table = _table(site, params["slice_sizes"], numbers.start_index_map, clip)
   plain = not numbers.operand_batching_dims and not is_float(site.data[0].aval)
   if table is None or not plain or site.eqn.invars[0] is not site.params[0]:
     return None
-  depth, index_shape = len(site.loops), site.data[0].aval.shape
+  depth = len(site.loops)
+  index_shape = site.data[0].aval.shape
   out_rows = _others(len(site.out_avals[0].shape), numbers.offset_dims)
 
   def build(data, cotangents):
@@ -351,7 +362,8 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
-  a, b = trees.at_least_float32(a), trees.at_least_float32(b)
+  a = trees.at_least_float32(a)
+  b = trees.at_least_float32(b)
   return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
 
 
@@ -404,9 +416,12 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   K eps / 2 times the lengths of both rows (Higham 2002, section 3.1). Constant rows come
   near it: their sums are rounded the same way K times.
   """
-  total, size, reach = jnp.float32(0), jnp.float32(0), jnp.float32(0)
+  total = jnp.float32(0)
+  size = jnp.float32(0)
+  reach = jnp.float32(0)
   extent = jnp.float32(0)
-  left_trace, right_trace = jnp.float32(0), jnp.float32(0)
+  left_trace = jnp.float32(0)
+  right_trace = jnp.float32(0)
   # Those of one-hot rows are bool.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
   own = [

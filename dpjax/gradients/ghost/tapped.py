@@ -139,7 +139,8 @@ def _remat(step: Step, values: list[Any], taps: Taps):
 
 
 def _scan(step: Step, values: list[Any], taps: Taps):
-  params, inner = step.eqn.params, step.inner
+  params = step.eqn.params
+  inner = step.inner
   first_carry, first_xs = equations.ScanParts.of(step.eqn)
   consts = values[:first_carry]
   carry = values[first_carry:first_xs]

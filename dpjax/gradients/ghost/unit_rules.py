@@ -428,7 +428,8 @@ def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
 
 def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
   """Back from the one matrix that all sites of the leaf share."""
-  site, form = unit.sites[0], unit.forms[0]
+  site = unit.sites[0]
+  form = unit.forms[0]
   if unit.swapped[0]:
     product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
   _, back = flow.pull(unit.leaves, (site,))

@@ -74,7 +74,8 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
   padded = np.zeros(num_steps, coefficients.dtype)
   kept = min(num_steps, len(coefficients))
   padded[:kept] = coefficients[:kept]
-  total, starts = padded.copy(), np.flatnonzero(comb)[1:]
+  total = padded.copy()
+  starts = np.flatnonzero(comb)[1:]
   for start in starts:
     total[start:] = total[start:] + padded[: num_steps - start]
   return (total**2).sum()
@@ -96,7 +97,8 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     c = np.concatenate([[1.0], tail])
     noise = prefix_noise(c, num_steps)
     slope = signal.lfilter([1.0], c, noise)  # -d noise / d c_j = x^j slope
-    error, norm = (weights * noise**2).sum(), (c**2).sum()
+    error = (weights * noise**2).sum()
+    norm = (c**2).sum()
     pull = weights * noise
     overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
     gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
@@ -130,7 +132,8 @@ def optimized_buffers(
   arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
 
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    shares, gaps = np.exp(free[:buffers]), 1 / (1 + np.exp(-free[buffers:]))
+    shares = np.exp(free[:buffers])
+    gaps = 1 / (1 + np.exp(-free[buffers:]))
     return shares / (1 + shares.sum()), 1 - gaps  # falling from 1: sum of the scales < 1
 
   def log_loss(free: np.ndarray):

@@ -194,7 +194,8 @@ class BufferedToeplitz:
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
     """C x for x [n, ...], in float64."""
-    scales, decays = np.array(self.scales), np.array(self.decays)
+    scales = np.array(self.scales)
+    decays = np.array(self.decays)
     return _times(series.buffered(scales, decays, len(x)), x)
 
   def init(self, like: ArrayTree) -> Any:

@@ -180,7 +180,8 @@ class _Levels:
   """Scale and name of each level of a chain."""
 
   def __init__(self, chain: Chain):
-    data, self.ids = _context(chain).first_context_data(), []
+    data = _context(chain).first_context_data()
+    self.ids = []
     primes = [prime.value() for prime in data.parms().coeff_modulus()]
     for _ in primes:
       self.ids.insert(0, data.parms_id())
@@ -195,14 +196,17 @@ class _Coder:
   """Numbers to plaintexts of a level."""
 
   def __init__(self, chain: Chain):
-    self.chain, self.seal, self.context = chain, _library(), _context(chain)
+    self.chain = chain
+    self.seal = _library()
+    self.context = _context(chain)
     self.levels = _Levels(chain)
     self._encoder = self.seal.CKKSEncoder(self.context)
 
   def encode(self, values: np.ndarray | float, level: int, scale: float | None = None):
     validate.integer_in(0, self.chain.levels, level=level)
     try:
-      plain, given = self.seal.Plaintext(), np.asarray(values, np.float64)
+      plain = self.seal.Plaintext()
+      given = np.asarray(values, np.float64)
     except (ValueError, TypeError) as error:
       raise UserError("must be real numbers", field="values") from error
     if given.ndim > 1:
@@ -232,8 +236,10 @@ class SecretKeys:
   """
 
   def __init__(self, chain: Chain, rotations: Iterable[int] = ()):
-    self.chain, self._coder = chain, _Coder(chain)
-    seal, context = self._coder.seal, self._coder.context
+    self.chain = chain
+    self._coder = _Coder(chain)
+    seal = self._coder.seal
+    context = self._coder.context
     keys = seal.KeyGenerator(context)
     self._decryptor = seal.Decryptor(context, keys.secret_key())
     self._encryptor = seal.Encryptor(context, keys.secret_key())
@@ -274,8 +280,10 @@ class SlotEvaluator:
   """
 
   def __init__(self, chain: Chain, public: PublicKeys):
-    self.chain, self._coder = chain, _Coder(chain)
-    self._seal, context = self._coder.seal, self._coder.context
+    self.chain = chain
+    self._coder = _Coder(chain)
+    self._seal = self._coder.seal
+    context = self._coder.context
     self._evaluator = self._seal.Evaluator(context)
     self._relin = _loads("RelinKeys", chain, public.relin)
     self._rotations = _loads("GaloisKeys", chain, public.rotations)
@@ -321,7 +329,8 @@ class SlotEvaluator:
     right; `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
-      stride, count = 2 * stride, count // 2
+      stride = 2 * stride
+      count = count // 2
     return cipher
 
   @_one_line()
@@ -390,7 +399,8 @@ class SlotEvaluator:
     before = self.level(cipher)
     if before == level:
       return cipher
-    out, levels = self._seal.Ciphertext(), self._coder.levels
+    out = self._seal.Ciphertext()
+    levels = self._coder.levels
     self._evaluator.mod_switch_to(cipher, levels.ids[level + 1], out)
     scale = self.scales[level] * levels.primes[level + 1] / self.scales[before]
     one = self._coder.encode(1.0, level + 1, scale)
@@ -413,5 +423,6 @@ def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
   for stride, count in zip(strides, counts):
     while count > 1:
       found.append(stride)
-      stride, count = 2 * stride, count // 2
+      stride = 2 * stride
+      count = count // 2
   return found

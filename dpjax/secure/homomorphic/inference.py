@@ -71,7 +71,8 @@ class SquareNetwork(NamedTuple):
     """Of a logit on ciphertexts, about: no bound, but the standard deviations of rounding, 16
     times for rotations and sums. Large where one layer undoes what the other does."""
     hidden = float((np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)).max())
-    unit, width = 16 * CHAIN.error, len(self.bias)
+    unit = 16 * CHAIN.error
+    width = len(self.bias)
     square = 2 * hidden * unit + unit
     rounded = CHAIN.encoding_error * width**0.5 * hidden**2
     return float(np.abs(self.head).sum(axis=0).max()) * square + rounded + unit
@@ -119,7 +120,9 @@ class _Packed:
   """
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
-    self.d, self.h, self.k = num_inputs, _power(hidden), _power(classes)
+    self.d = num_inputs
+    self.h = _power(hidden)
+    self.k = _power(classes)
     self.block = self.h * _power((num_inputs + self.h) / self.h)
     if self.h + self.k > self.block or self.block > CHAIN.slots:
       raise UserError(
@@ -129,7 +132,8 @@ class _Packed:
         field="num_inputs",
         value=num_inputs,
       )
-    self.classes, self.images_each = classes, CHAIN.slots // self.block
+    self.classes = classes
+    self.images_each = CHAIN.slots // self.block
     self.questions = self.answers = 1
     self.baby = _power(self.h**0.5)
     self.parts = (self.block // self.h, _power((self.h + self.k) / self.k))
@@ -154,7 +158,8 @@ class _Packed:
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
     hidden = on.plus(on.folded(whole, self.h, self.parts[0]), bias)
-    moved, pairs = on.products([(hidden, hidden)]), []
+    moved = on.products([(hidden, hidden)])
+    pairs = []
     for plain in head:
       pairs.append((moved, plain))
       moved = on.rotate(moved, CHAIN.slots - 1)
@@ -200,8 +205,11 @@ class _Pixels:
   rotations: list[int] = []  # noqa: RUF012 - of all
 
   def __init__(self, num_inputs: int, hidden: int, classes: int):
-    self.d, self.classes, self.images_each = num_inputs, classes, CHAIN.slots
-    self.questions, self.answers = num_inputs, classes
+    self.d = num_inputs
+    self.classes = classes
+    self.images_each = CHAIN.slots
+    self.questions = num_inputs
+    self.answers = classes
 
   def pack(self, images: np.ndarray) -> list[np.ndarray]:
     return list(np.asarray(images, np.float64).T)

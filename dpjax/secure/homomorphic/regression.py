@@ -84,7 +84,8 @@ class DataOwner:
   """
 
   def __init__(self, x: np.ndarray, y: np.ndarray, plan: RegressionPlan):
-    x, y = _numbers("x", x), _numbers("y", y)
+    x = _numbers("x", x)
+    y = _numbers("y", y)
     if x.shape != (plan.num_rows, plan.num_features) or y.shape != (plan.num_rows,):
       raise UserError(
         f"must be ({plan.num_rows}, {plan.num_features}) and ({plan.num_rows},), "
@@ -94,14 +95,17 @@ class DataOwner:
       )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
       raise UserError("x, y: hold NaN or infinity; leave those rows out")
-    self._mean, self._scale = x.mean(axis=0), x.std(axis=0)
-    self._y_mean, self._y_scale = float(y.mean()), float(y.std())
+    self._mean = x.mean(axis=0)
+    self._scale = x.std(axis=0)
+    self._y_mean = float(y.mean())
+    self._y_scale = float(y.std())
     if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
       raise UserError("x, y: hold numbers whose squares are infinite; scale them")
     least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
     if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
       raise UserError("x, y: hold a constant column, which has no scale; leave it out")
-    self.plan, self.refreshes = plan, 0
+    self.plan = plan
+    self.refreshes = 0
     self._x = (x - self._mean) / self._scale
     self._y = (y - self._y_mean) / self._y_scale
     self._keys = SecretKeys(plan.chain, plan.rotations)
@@ -113,7 +117,8 @@ class DataOwner:
 
   def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
     """[n, <= width] as ciphertexts of `rows_each` rows."""
-    held, found = self.plan.rows_each, []
+    held = self.plan.rows_each
+    found = []
     for start in range(0, len(rows), held):
       block = np.zeros((self.plan.width, held))
       part = rows[start : start + held].T
@@ -147,7 +152,8 @@ class DataOwner:
       UserError: another shape, NaN, or a row so far from the others that its prediction may
         wrap around.
     """
-    x, chain = _numbers("new", x), self.plan.chain
+    x = _numbers("new", x)
+    chain = self.plan.chain
     if x.ndim != 2 or not len(x) or x.shape[1] != self.plan.num_features:
       raise UserError(
         f"must be [n, {self.plan.num_features}], n >= 1", field="new.shape", value=x.shape
@@ -180,12 +186,14 @@ class DataOwner:
 
   def descended(self) -> np.ndarray:
     """[d] what the server computes, in float64: `plan.num_steps` steps from zero."""
-    plan, n = self.plan, len(self._x)
+    plan = self.plan
+    n = len(self._x)
     eye = np.eye(plan.num_features)
     matrix = eye - plan.step_size * (self._x.T @ self._x / n + plan.ridge * eye)
     w = plan.step_size * self._x.T @ self._y / n
     for _ in range(plan.doublings):
-      w, matrix = w + matrix @ w, matrix @ matrix
+      w = w + matrix @ w
+      matrix = matrix @ matrix
     return w
 
 
@@ -193,7 +201,8 @@ class RegressionServer:
   """Who computes, and holds no secret key: public keys and ciphertexts alone."""
 
   def __init__(self, plan: RegressionPlan, keys: PublicKeys):
-    self.plan, self._evaluator = plan, SlotEvaluator(plan.chain, keys)
+    self.plan = plan
+    self._evaluator = SlotEvaluator(plan.chain, keys)
     self.refresh_bytes = 0  # sent and received in refreshes
 
   def fit(self, upload: Upload, refresh: Refresh) -> bytes:
@@ -211,7 +220,8 @@ class RegressionServer:
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
     """E(y_hat) of new rows, standardised; one ciphertext for each of theirs."""
-    on, plan = self._evaluator, self.plan
+    on = self._evaluator
+    plan = self.plan
     # In lane 0 of each column; rotated by one it is the last lane of the column before, which
     # every window of R slots of that column meets. Then back to its own column.
     spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
@@ -227,11 +237,13 @@ class RegressionServer:
 
   def _first_step(self, upload: Upload) -> tuple[list[Any], Any]:
     """Diagonals of M up to m / 2, and c = eta b, the first step from zero."""
-    on, plan = self._evaluator, self.plan
+    on = self._evaluator
+    plan = self.plan
     x, y = ([on.load(cipher) for cipher in held] for held in (upload.x, upload.y))
     share = plan.step_size / plan.num_rows
     w = self._column_sums(list(zip(x, y)), share)
-    diagonals, moved = [], x
+    diagonals = []
+    moved = x
     for shift in range(plan.width // 2 + 1):
       if shift:
         moved = [on.rotate(cipher, plan.rows_each) for cipher in moved]
@@ -259,9 +271,11 @@ class RegressionServer:
     rotations of the diagonals 0..m/2 meets them all, as those beyond are rotations of these:
     D_(m-t) is D_t rotated by m - t columns.
     """
-    on, m = self._evaluator, self.plan.width
+    on = self._evaluator
+    m = self.plan.width
     whole = half + [self._column(half[t], m - t) for t in range(m // 2 - 1, 0, -1)]
-    moved, raw = w, None
+    moved = w
+    raw = None
     for diagonal in whole:
       raw = on.total(raw, on.product(diagonal, moved))
       moved = on.rotate(moved, self.plan.rows_each)
@@ -271,7 +285,8 @@ class RegressionServer:
     return self._squared(half, whole), w
 
   def _squared(self, half: list[Any], whole: list[Any]) -> list[Any]:
-    on, m = self._evaluator, self.plan.width
+    on = self._evaluator
+    m = self.plan.width
     raws: list[Any] = [None] * (m // 2 + 1)
     for t, moved in enumerate(half):
       for steps in range(m):  # `moved` is D_t rotated by `steps` columns

@@ -102,7 +102,8 @@ def signs(party: Party, x: Shares) -> Signs:
   # the bit wanted is v ^ s: the sign bit, inverted
   v = (hidden & np.uint8(1)).astype(np.uint64) ^ (opened >> np.uint64(63)) ^ _ONE
   flip = _ONE - (v << _ONE)  # 1 or -1
-  bit, part = flip * number, flip * (opened * number - product)
+  bit = flip * number
+  part = flip * (opened * number - product)
   if party.number == 0:
     bit = bit + v
   return Signs(bit, part + v * x)
@@ -114,9 +115,11 @@ def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.
   generates = inverse & bits & _LOW  # place 63 stays itself: neither generates nor stops
   passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW
   for half, (a, b, product) in zip(_HALVES, triples):
-    kind, shift = a.dtype.type, a.dtype.type(half)
+    kind = a.dtype.type
+    shift = a.dtype.type(half)
     ones = kind((1 << half) - 1)
-    generates, passes = generates.astype(kind), passes.astype(kind)
+    generates = generates.astype(kind)
+    passes = passes.astype(kind)
     left = (passes >> shift) & ones
     left = left | (left << shift)
     right = (generates & ones) | ((passes & ones) << shift)
@@ -164,8 +167,10 @@ def argmax(party: Party, x: Shares) -> Shares:
   while x.shape[-1] > 1:
     odd = x.shape[-1] % 2
     pairs = x.shape[-1] - odd
-    first, second = x[..., 0:pairs:2], x[..., 1:pairs:2]
-    one, two = places[..., 0:pairs:2], places[..., 1:pairs:2]
+    first = x[..., 0:pairs:2]
+    second = x[..., 1:pairs:2]
+    one = places[..., 0:pairs:2]
+    two = places[..., 1:pairs:2]
     found = signs(party, first - second)
     place = two + multiply(party, found.bit, one - two, truncated=False)
     x = np.concatenate([second + found.part, x[..., pairs:]], axis=-1)
@@ -193,7 +198,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       value=Verbatim(f"{low:g}"),
     )
   ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
-  y, two = np.full(x.shape, constant(party, 1.0 / high)), constant(party, 2.0)
+  y = np.full(x.shape, constant(party, 1.0 / high))
+  two = constant(party, 2.0)
   for _ in range(int(np.ceil(ratio)) + 5):
     y = multiply(party, y, two - multiply(party, x, y))
   return y

@@ -122,7 +122,8 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
   """The arrays of these (shape, dtype) whose bytes, one after another, are `data`."""
-  found, start = [], 0
+  found = []
+  start = 0
   for shape, dtype in forms:
     count = math.prod(shape)
     found.append(np.frombuffer(data, dtype, count, start).reshape(shape))

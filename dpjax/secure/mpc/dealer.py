@@ -25,7 +25,9 @@ class Dealt(Unique):
   """One party's shares of one correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
-    self.number, self.name, self._parts = number, name, parts
+    self.number = number
+    self.name = name
+    self._parts = parts
 
   def use(self) -> list[np.ndarray]:
     """The parts, once: a second product with the same masks would tell x - x'."""
@@ -34,7 +36,8 @@ class Dealt(Unique):
         f"correlation {self.number} ({self.name}): was used already; each masks one product, "
         "two openings under one mask tell the difference of what they hide"
       )
-    parts, self._parts = self._parts, []
+    parts = self._parts
+    self._parts = []
     return parts
 
 
@@ -68,7 +71,9 @@ class Supply(Unique):
   """
 
   def __init__(self, key: bytes, ask: Ask | None):
-    self._key, self._ask, self._lock = key, ask, threading.Lock()
+    self._key = key
+    self._ask = ask
+    self._lock = threading.Lock()
     self.dealt: dict[str, int] = {}  # by name, how many
     self.bytes_received = 0
 

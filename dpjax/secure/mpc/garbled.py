@@ -104,7 +104,8 @@ def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
   zeros = [secrets.randbits(128) for _ in range(num_inputs)]
   tables = []
   for gate in circuit.gates:
-    a, b = zeros[gate.a], zeros[gate.b]
+    a = zeros[gate.a]
+    b = zeros[gate.b]
     if gate.kind == "xor":
       zeros.append(a ^ b)
     elif gate.kind == "not":
@@ -144,9 +145,11 @@ def evaluate(
   known = [*labels, *(part for table in garbled.tables for part in table)]
   if not all(isinstance(part, int) and 0 <= part < 1 << 128 for part in known):
     raise UserError("a table or a label is no text of 16 bytes", field="garbled")
-  values, tables = list(labels), iter(enumerate(garbled.tables))
+  values = list(labels)
+  tables = iter(enumerate(garbled.tables))
   for gate in circuit.gates:
-    a, b = values[gate.a], values[gate.b]
+    a = values[gate.a]
+    b = values[gate.b]
     if gate.kind == "and":
       index, (of_garbler, of_evaluator) = next(tables)
       value = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
@@ -173,7 +176,8 @@ class Garbler(Unique):
 
   def __init__(self, x: int, *, bits: int):
     """x: unsigned, below 2^bits. UserError: it is not."""
-    circuit, own = comparison(bits), _bits("x", x, bits)
+    circuit = comparison(bits)
+    own = _bits("x", x, bits)
     zeros, offset, garbled = garble(circuit)
     self._theirs = [(zero, zero ^ offset) for zero in zeros[bits : 2 * bits]]
     self._sender = oblivious_transfer.OtSender()
@@ -194,7 +198,8 @@ class Evaluator:
 
   def __init__(self, y: int, *, bits: int):
     """y: unsigned, below 2^bits. UserError: it is not."""
-    self._circuit, self._own = comparison(bits), _bits("y", y, bits)
+    self._circuit = comparison(bits)
+    self._own = _bits("y", y, bits)
     self._offer: Offer | None = None
 
   def choose(self, offer: Offer) -> list[bytes]:
@@ -222,7 +227,8 @@ def less(x: int, y: int, *, bits: int) -> bool:
   >>> less(1_000_000, 1_000_001, bits=20), less(7, 7, bits=3)
   (True, False)
   """
-  garbler, evaluator = Garbler(x, bits=bits), Evaluator(y, bits=bits)
+  garbler = Garbler(x, bits=bits)
+  evaluator = Evaluator(y, bits=bits)
   return evaluator.less(garbler.answer(evaluator.choose(garbler.offer)))
 
 

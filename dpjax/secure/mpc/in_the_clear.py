@@ -33,7 +33,8 @@ class _Pass(NamedTuple):
 
 
 def _forward(network: Network, x: np.ndarray, hidden: str) -> _Pass:
-  inputs, slopes = [x], []
+  inputs = [x]
+  slopes = []
   for kernel, bias in network[:-1]:
     z = inputs[-1] @ kernel + bias
     inputs.append(np.maximum(z, 0) if hidden == "relu" else z * z)

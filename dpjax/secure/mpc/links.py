@@ -71,7 +71,10 @@ class QueueLink:
   def __init__(
     self, peer: str, outgoing: queue.Queue, incoming: queue.Queue, timeout: float
   ):
-    self.peer, self._out, self._in, self._timeout = peer, outgoing, incoming, timeout
+    self.peer = peer
+    self._out = outgoing
+    self._in = incoming
+    self._timeout = timeout
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def send(self, data: bytes) -> None:
@@ -143,10 +146,12 @@ class SocketLink:
       raise UserError(
         f"has {len(token)} bytes, must have at least {TOKEN_BYTES}", field="token"
       )
-    self.peer, self._connection = peer, connection
+    self.peer = peer
+    self._connection = connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    self._sent, self._received = itertools.count(), 0  # frames: no number is used twice
+    self._sent = itertools.count()  # frames: no number is used twice
+    self._received = 0
     self._until = time.monotonic() + self._timeout  # of the greeting, however it drips
     connection.setblocking(False)
     with contextlib.suppress(OSError):
@@ -157,7 +162,8 @@ class SocketLink:
     except UserError:
       connection.close()
       raise
-    self._timeout, self._until = timeout, math.inf
+    self._timeout = timeout
+    self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
 
   def _agree(self, me: str, token: bytes, topic: str) -> tuple[Any, Any]:
@@ -200,7 +206,9 @@ class SocketLink:
       self._transfer(out, None)
       return b""
     frame = self._transfer(out, lambda start: self._due(start, length))
-    nonce, head, sealed = self._received.to_bytes(12, "big"), frame[:8], frame[8:]
+    nonce = self._received.to_bytes(12, "big")
+    head = frame[:8]
+    sealed = frame[8:]
     try:
       opened = self._unseal.decrypt(nonce, bytes(sealed), bytes(head))
     except primitives.library().exceptions.InvalidTag as error:
@@ -229,7 +237,8 @@ class SocketLink:
 
   def _transfer(self, out: bytes, due: Any) -> bytes:
     """Writes `out` and reads what `due(read so far)` says, whichever is possible first."""
-    left, read = memoryview(out), bytearray()
+    left = memoryview(out)
+    read = bytearray()
     wanted = due(read) if due else 0
     silent_until = time.monotonic() + self._timeout
     while left or len(read) < wanted:
@@ -241,7 +250,8 @@ class SocketLink:
 
   def _move(self, left: memoryview, read: bytearray, wanted: int, until: float) -> int:
     """Waits until something can be moved, and moves it; bytes written."""
-    writing, reading = bool(left), len(read) < wanted
+    writing = bool(left)
+    reading = len(read) < wanted
     events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading
     with selectors.DefaultSelector() as ready:
       ready.register(self._connection, events)

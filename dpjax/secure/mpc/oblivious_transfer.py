@@ -63,7 +63,8 @@ class OtSender(Unique):
     own = self._key.pointQ
     theirs = [_decoded(point) for point in points]
     self._answered = True
-    sent, shift = [], -(own * self._key.d)
+    sent = []
+    shift = -(own * self._key.d)
     for index, (point, encoded, pair) in enumerate(zip(theirs, points, pairs)):
       first = point * self._key.d
       seeds = (first, first + shift)  # aB, and a(B - A) = aB - aA
@@ -76,7 +77,8 @@ class OtReceiver:
   """Who chooses."""
 
   def __init__(self, sender_point: bytes, choices: Sequence[int]):
-    theirs, curve = _decoded(sender_point), library()
+    theirs = _decoded(sender_point)
+    curve = library()
     keys = [curve.generate(curve="P-256") for _ in choices]
     # both candidates are computed, whatever is chosen
     candidates = [(key.pointQ, key.pointQ + theirs) for key in keys]
@@ -138,7 +140,8 @@ def _decoded(message: bytes) -> Any:
   """A point. UserError: off the curve, at infinity, of another length."""
   if not isinstance(message, bytes) or len(message) != POINT_BYTES:
     raise UserError("of the other party is none of the curve P-256", field="point")
-  x, y = int.from_bytes(message[:32], "big"), int.from_bytes(message[32:], "big")
+  x = int.from_bytes(message[:32], "big")
+  y = int.from_bytes(message[32:], "big")
   try:
     point = library().EccPoint(x, y, curve="P-256")
   except ValueError:

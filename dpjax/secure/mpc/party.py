@@ -58,13 +58,18 @@ class Party(Unique):
     validate.integer_in(0, 1, number=number)
     validate.integer_in(0, ring64.MOST_FRAC_BITS, frac_bits=frac_bits)
     validate.one_of(TRUNCATIONS, truncation=truncation)
-    self.number, self.link, self.supply = number, link, supply
-    self.frac_bits, self.truncation = frac_bits, truncation
-    self._key, self._masks = key, itertools.count(1)
+    self.number = number
+    self.link = link
+    self.supply = supply
+    self.frac_bits = frac_bits
+    self.truncation = truncation
+    self._key = key
+    self._masks = itertools.count(1)
 
   @property
   def spent(self) -> Spent:
-    link, supply = self.link, self.supply
+    link = self.link
+    supply = self.supply
     counts = link.bytes_sent, link.bytes_received, supply.bytes_received, link.rounds
     return Spent(*counts, dict(supply.dealt))
 

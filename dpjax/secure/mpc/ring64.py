@@ -101,7 +101,8 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def _digits(x: jax.Array) -> list[jax.Array]:
   """Three float64 digits in [-2^21, 2^21), lowest first; the sum stands modulo 2^64."""
-  signed, digits = x.astype(jnp.int64), []
+  signed = x.astype(jnp.int64)
+  digits = []
   for _ in range(3):
     digit = ((signed + (1 << 21)) & ((1 << 22) - 1)) - (1 << 21)
     signed = (signed - digit) >> 22

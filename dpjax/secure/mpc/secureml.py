@@ -119,7 +119,8 @@ class _Pass(NamedTuple):
 
 
 def _forward(party: Party, network: Network, x: Shares, hidden: str) -> _Pass:
-  inputs, slopes = [x], []
+  inputs = [x]
+  slopes = []
   for layer in network[:-1]:
     z = matmul(party, inputs[-1], layer.kernel, bias=layer.bias)  # [n, d_out]
     output, slope = _relu(party, z) if hidden == "relu" else _square(party, z)

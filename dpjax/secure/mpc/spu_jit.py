@@ -204,7 +204,8 @@ def checked_parties(protocol: str, parties: int | None) -> int:
   validate.one_of(PROTOCOLS, protocol=protocol)
   allowed = PROTOCOLS[protocol]
   if parties is not None and parties not in allowed:
-    least, most = allowed[0], allowed[-1]
+    least = allowed[0]
+    most = allowed[-1]
     bound = f"{least}" if least == most else f"{least} to {most}"
     raise UserError(f"must be {bound} for {protocol}", field="parties", value=parties)
   return allowed[0] if parties is None else parties
@@ -212,7 +213,8 @@ def checked_parties(protocol: str, parties: int | None) -> int:
 
 def share(tree: Any, *, protocol: str = "SEMI2K", parties: int | None = None) -> Any:
   """The same tree of `Secret`: shared once, for many calls."""
-  count, config = checked_parties(protocol, parties), runtime_config(protocol)
+  count = checked_parties(protocol, parties)
+  config = runtime_config(protocol)
   leaves, structure = jax.tree.flatten(tree)
   arrays = [spu_program.as_input(f"tree[{i}]", leaf) for i, leaf in enumerate(leaves)]
   secrets = [

@@ -276,9 +276,11 @@ def _read(message: bytes) -> Any:
   lengths = struct.unpack_from(f"<{count}Q", message, 8)
   if start + sum(lengths) != len(message):
     raise wrong
-  share, parts = spu_program.library().libspu.Share(), []
+  share = spu_program.library().libspu.Share()
+  parts = []
   for length in lengths:
     parts.append(message[start : start + length])
     start += length
-  share.meta, share.share_chunks = parts[0], parts[1:]
+  share.meta = parts[0]
+  share.share_chunks = parts[1:]
   return share

@@ -103,7 +103,9 @@ class _Greetings:
   def __init__(
     self, server: socket.socket, greet: Callable[[socket.socket], Any], until: float
   ):
-    self._server, self._greet, self._until = server, greet, until
+    self._server = server
+    self._greet = greet
+    self._until = until
     server.setblocking(False)  # who has left again is not waited for
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
@@ -210,7 +212,8 @@ def serve_dealer(listen: str, agreed: Agreed) -> None:
 
 
 def _serve(server: socket.socket, agreed: Agreed) -> None:
-  dealer, until = Dealer(agreed.seed), time.monotonic() + agreed.timeout
+  dealer = Dealer(agreed.seed)
+  until = time.monotonic() + agreed.timeout
   links: dict[int, SocketLink] = {}
 
   def greet(connection: socket.socket) -> tuple[int, SocketLink]:
@@ -310,7 +313,8 @@ def _meet(
 ) -> Party:
   """`peer`: where party 0 listens already, or where party 1 finds it."""
   until = time.monotonic() + agreed.timeout
-  me, other = f"party {number}", f"party {1 - number}"
+  me = f"party {number}"
+  other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
   to_dealer.sendall(str(number).encode())
@@ -419,7 +423,9 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   """Of both; where both failed, the fault that is not of losing the other."""
-  found, faults, left = {}, [], list(pipes)
+  found = {}
+  faults = []
+  left = list(pipes)
   while left:
     ready = wait(left, timeout=GRACE if faults else None)
     if not ready:

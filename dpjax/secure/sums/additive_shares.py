@@ -96,7 +96,8 @@ class AdditiveSharing(SumSettings):
     total = np.zeros(read.length, self.dtype)
     for who in parties:
       total += held[who]
-    each, others = letters.size(1, total.nbytes), len(parties) - 1
+    each = letters.size(1, total.nbytes)
+    others = len(parties) - 1
     cost = Cost(
       client_bytes=each * (2 * others + 1),
       server_bytes=each * len(parties),
@@ -141,7 +142,8 @@ class AdditiveServers(SumSettings):
     total = sums[0]
     for held in sums[1:]:
       total += held
-    each, servers = letters.size(1, total.nbytes), self.num_servers
+    each = letters.size(1, total.nbytes)
+    servers = self.num_servers
     cost = Cost(
       client_bytes=each * servers,
       server_bytes=each * (servers * len(survivors) + 2 * (servers - 1)),

@@ -38,11 +38,9 @@ _LIMB = 32  # bits of a vector in one ciphertext
 # modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and leave
 # noise for so many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
-_CKKS_DEGREE, _CKKS_MODULI, _CKKS_SCALE = (
-  4096,
-  (60, 49),
-  2.0**44,
-)  # 109 bits: 128-bit secure
+_CKKS_DEGREE = 4096  # 109 bits: 128-bit secure
+_CKKS_MODULI = (60, 49)
+_CKKS_SCALE = 2.0**44
 _CKKS_LARGEST = 2.0**14  # of a sum: half of what 60 bits hold at the scale
 _CKKS_DECIMALS = 7
 
@@ -113,7 +111,8 @@ class KeyHolder:
   """
 
   def __init__(self, scheme: _Scheme):
-    self._scheme, self._context = scheme, scheme.open(scheme.secret)
+    self._scheme = scheme
+    self._context = scheme.open(scheme.secret)
 
   def encrypt(self, rows: Sequence[np.ndarray]) -> list[bytes]:
     """Ciphertexts of vectors, each cut to the number of slots."""
@@ -138,7 +137,8 @@ class AddingServer:
   """
 
   def __init__(self, scheme: _Scheme):
-    self._scheme, self._context = scheme, scheme.open(scheme.public)
+    self._scheme = scheme
+    self._context = scheme.open(scheme.public)
     self.sums: list[Any] = []
 
   def add(self, ciphers: Sequence[bytes]) -> None:
@@ -167,7 +167,8 @@ def _sum_encrypted(
   """`scheme(num_clients)` makes keys, `cut(vector)` the rows that are encrypted."""
   start = time.perf_counter()
   there = present(settings, vectors, drops)
-  survivors, awake = there.uploading, there.unmasking
+  survivors = there.uploading
+  awake = there.unmasking
   enough(settings, len(survivors), "before upload")
   if not awake:
     raise UserError(
@@ -175,7 +176,8 @@ def _sum_encrypted(
     )
   keys = scheme(len(survivors))
   read = Reader(settings, vectors, survivors)
-  server, holder = AddingServer(keys), KeyHolder(keys)
+  server = AddingServer(keys)
+  holder = KeyHolder(keys)
   sent: dict[int, int] = {}
   num_rows = count = 0
   for who in survivors:

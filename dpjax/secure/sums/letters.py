@@ -29,10 +29,9 @@ _HEADER = struct.Struct(
   "<8sB16sIII"
 )  # magic and version, kind, session, sender, count, size
 _MAGIC = b"dpjxsum1"
-OVERHEAD, ID = (
-  _HEADER.size,
-  4,
-)  # bytes of a letter, and of a record, beside the records' own
+# bytes of a letter, and of a record, beside the records' own
+OVERHEAD = _HEADER.size
+ID = 4
 
 
 class Letter(NamedTuple):

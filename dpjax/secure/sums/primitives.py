@@ -143,7 +143,8 @@ def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> No
     for key, plus in streams
   ]
   step = _CHUNK // vector.itemsize
-  zeros, words = memoryview(bytes(_CHUNK)), np.empty(step, vector.dtype)
+  zeros = memoryview(bytes(_CHUNK))
+  words = np.empty(step, vector.dtype)
   for start in range(0, len(vector), step):
     part = vector[start : start + step]  # [<= step]
     stream = words[: len(part)]

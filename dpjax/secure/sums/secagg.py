@@ -207,7 +207,8 @@ def run(
   Raises:
     UserError: as `sum`.
   """
-  tally, silent = _Tally(), dict[int, UserError]()
+  tally = _Tally()
+  silent = dict[int, UserError]()
   server = secagg_server.start(terms)
   members: dict[int, Member] = {}
   said: dict[int, bytes] = {}

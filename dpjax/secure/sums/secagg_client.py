@@ -39,8 +39,10 @@ KEY_BYTES = 96  # public keys of channel and mask, commitment to the seed of the
 SIGNATURE_BYTES = 64
 SEALED_BYTES = 2 * SECRET_BYTES + 16  # two shares, and the tag
 REVEALED_BYTES = 1 + SECRET_BYTES
-OWN_MASK, MASK_KEY = b"\0", b"\1"  # which of two secrets a revealed share is of
-DEAD, ALIVE = b"\0", b"\1"
+OWN_MASK = b"\0"  # which of two secrets a revealed share is of
+MASK_KEY = b"\1"
+DEAD = b"\0"
+ALIVE = b"\1"
 
 
 class Member(NamedTuple):
@@ -103,7 +105,9 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
-  channel, mask, seed = entropy(32), entropy(SECRET_BYTES), entropy(SECRET_BYTES)
+  channel = entropy(32)
+  mask = entropy(SECRET_BYTES)
+  seed = entropy(SECRET_BYTES)
   member = Member(terms, me, "roster", channel, mask, seed, signing_key, {}, {}, {}, {})
   public = b"".join(
     (
@@ -181,7 +185,8 @@ def answer(
 
 
 def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
-  terms, me = member.terms, member.me
+  terms = member.terms
+  me = member.me
   roster = {who: bytes(record) for who, record in letter.records.items()}
   _check_roster(member, roster)
   there = holders(terms, me, roster)
@@ -206,7 +211,8 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
 
 
 def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
-  terms, me = member.terms, member.me
+  terms = member.terms
+  me = member.me
   strangers = sorted({*roster} - {*neighbours(terms, me)})
   if strangers:
     raise UserError(f"client {strangers[0]} is no neighbour of client {me}", field="roster")
@@ -225,14 +231,16 @@ def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
   low, high = sorted((member.me, who))
   info = member.terms.context(b"channel", low, high)
   both = primitives.agree(member.channel_key, public, info, 64)
-  upwards, downwards = both[:32], both[32:]
+  upwards = both[:32]
+  downwards = both[32:]
   return (upwards, downwards) if member.me == low else (downwards, upwards)
 
 
 def _mask(
   member: Member, letter: Letter, vector: np.ndarray | None
 ) -> tuple[Member, bytes]:
-  terms, me = member.terms, member.me
+  terms = member.terms
+  me = member.me
   strangers = sorted({*letter.records} - {*member.roster})
   if strangers:
     raise UserError(f"client {strangers[0]} was not on the roster", field="forwarded")
@@ -263,7 +271,8 @@ def _mask(
 
 
 def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
-  terms, me = member.terms, member.me
+  terms = member.terms
+  me = member.me
   survivors = {who: bytes(mark) for who, mark in letter.records.items()}
   if {*survivors} != {*member.shares} or not {*survivors.values()} <= {DEAD, ALIVE}:
     raise UserError(

@@ -100,7 +100,8 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
     UserError: no letter of this phase and session, a second one, of somebody who is no
       client or was silent before, or of the wrong content. The state stays as it was.
   """
-  terms, kind = state.terms, state.phase
+  terms = state.terms
+  kind = state.phase
   if not kind:
     raise UserError("came after the sum was closed", field="letter")
   letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
@@ -129,7 +130,8 @@ def _own_record(kind: str, letter: letters.Letter) -> memoryview:
 
 
 def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
-  record, terms = bytes(_own_record("keys", letter)), state.terms
+  record = bytes(_own_record("keys", letter))
+  terms = state.terms
   if terms.directory and not is_signed(terms, letter.sender, record):
     raise UserError(f"of client {letter.sender} are not signed by it", field="keys")
   _check_keys(state, letter.sender, record)
@@ -296,7 +298,8 @@ def _rebuilt(state: Collected, whose: int) -> bytes:
   A wrong share is known by what it comes to; runs of threshold shares around the circle of
   holders are tried, so that one wrong share among more than enough does no harm.
   """
-  terms, keys = state.terms, state.keys[whose]
+  terms = state.terms
+  keys = state.keys[whose]
   order = holders(terms, whose, state.keys)
   shares = [
     (order.index(holder), revealed[whose])

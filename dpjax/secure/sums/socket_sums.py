@@ -122,7 +122,8 @@ class _Line:
 
   def __init__(self, connection: socket.socket):
     self._connection = connection
-    self._data, self._wanted = bytearray(), _FRAME.size
+    self._data = bytearray()
+    self._wanted = _FRAME.size
     self._head = True  # whether the length is still to come
     self._unsent: collections.deque[memoryview] = collections.deque()
     self.bytes_sent = 0
@@ -151,12 +152,14 @@ class _Line:
     data = bytes(self._data)
     self._data = bytearray()
     if not self._head:
-      self._head, self._wanted = True, _FRAME.size
+      self._head = True
+      self._wanted = _FRAME.size
       return data
     (announced,) = _FRAME.unpack(data)
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
-    self._head, self._wanted = False, announced
+    self._head = False
+    self._wanted = announced
     return None
 
   def put(self, data: bytes) -> None:
@@ -190,7 +193,9 @@ class _Phase:
     self, lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
   ):
     start = time.monotonic()
-    self._lines, self._most, self._until = lines, most, until
+    self._lines = lines
+    self._most = most
+    self._until = until
     self.waiting = set(wanted)
     self._begun = dict[int, float]()  # client -> when it last said something
     self._first = dict[int, float]()  # client -> when it began
@@ -294,7 +299,8 @@ def serve(
     UserError: too few clients came, or are left; nothing was revealed.
   """
   validate.positive(connect_timeout=connect_timeout, phase_timeout=phase_timeout)
-  start, at = time.perf_counter(), lobby.address(coordinator)
+  start = time.perf_counter()
+  at = lobby.address(coordinator)
   fewest = max(terms.min_survivors, terms.threshold)
   met = lobby.host(at, hello(terms, 0), connect_timeout, fewest=fewest)
   lines = {terms.clients[place - 1]: _Line(link) for place, link in met.items()}
@@ -308,10 +314,12 @@ def serve(
 def _served(
   terms: Terms, lines: dict[int, _Line], seconds: float, report: Report, start: float
 ) -> Summed:
-  state, moved = secagg_server.start(terms), Counter[int]()
+  state = secagg_server.start(terms)
+  moved = Counter[int]()
   there: list[tuple[int, ...]] = []
   while state.phase:
-    kind, until = state.phase, time.monotonic() + seconds
+    kind = state.phase
+    until = time.monotonic() + seconds
     most = letters.size(len(terms.clients), record_bytes(terms, kind))
     if kind in ("keys", "masked", "agreed"):
       most = letters.size(1, record_bytes(terms, kind))

@@ -129,7 +129,8 @@ def _graph(
   if degree is None:
     return {who: tuple(x for x in clients if x != who) for who in clients}
   place = lambda who: hashlib.sha256(session + who.to_bytes(4, "little")).digest()
-  ring, half = sorted(clients, key=place), degree // 2
+  ring = sorted(clients, key=place)
+  half = degree // 2
   around = [offset for offset in range(-half, half + 1) if offset]
   return {
     who: tuple(sorted(ring[(at + offset) % len(ring)] for offset in around))

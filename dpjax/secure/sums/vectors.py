@@ -127,7 +127,8 @@ class LazyVectors(Mapping[int, np.ndarray]):
   """Clients' vectors, computed as they are read: never two of them at once."""
 
   def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
-    self._clients, self._make = dict.fromkeys(sorted(clients)), make
+    self._clients = dict.fromkeys(sorted(clients))
+    self._make = make
 
   def __getitem__(self, client: int) -> np.ndarray:
     if client not in self._clients:
@@ -150,8 +151,10 @@ class Reader:
   def __init__(
     self, settings: SumSettings, vectors: Mapping[int, np.ndarray], ids: tuple[int, ...]
   ):
-    self._settings, self._vectors = settings, vectors
-    self._first, self._held = ids[0], np.asarray(vectors[ids[0]])
+    self._settings = settings
+    self._vectors = vectors
+    self._first = ids[0]
+    self._held = np.asarray(vectors[ids[0]])
     if self._held.ndim != 1 or not 1 <= len(self._held) <= MOST_ENTRIES:
       raise UserError(
         f"must be a vector of 1 to {MOST_ENTRIES} entries, is of shape {self._held.shape}",

@@ -52,7 +52,8 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   ...
   dpjax.validate.UserError: ids_a: 'ann' comes twice; an id must name one row
   """
-  places_a, places_b = _places(ids_a, "ids_a"), _places(ids_b, "ids_b")
+  places_a = _places(ids_a, "ids_a")
+  places_b = _places(ids_b, "ids_b")
   psi = _library()
   client, server = (party.CreateWithNewKey(True) for party in (psi.client, psi.server))
   setup = server.CreateSetupMessage(0.0, len(ids_a), list(ids_b), psi.DataStructure.RAW)

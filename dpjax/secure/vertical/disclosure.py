@@ -51,7 +51,8 @@ from dpjax.validate import UserError
 MAX_LEVERAGE = 0.9
 # What is too small to be learnt: a share of the largest singular value, and no more than the
 # step of the masks' lattice, for small columns may stand beside large ones.
-_RANK, _STEP = 1e-9, 2.0**-28
+_RANK = 1e-9
+_STEP = 2.0**-28
 _ROUNDING = 1e-14  # of the singular values themselves, as a share of the largest
 # Binary digits below the point of a sum that the coordinator tells; CKKS errs by about 1e-6.
 SUM_BITS = 20

@@ -53,7 +53,8 @@ def statistics(x: np.ndarray, y: np.ndarray) -> Statistics:
 
 
 def _rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+  x = np.asarray(x, np.float64)
+  y = np.asarray(y, np.float64)
   if x.ndim != 2:
     raise UserError("must be [n, features]", field="x.shape", value=x.shape)
   if y.shape != (len(x),):
@@ -113,10 +114,12 @@ def fed_avg(
   held = [client for client in clients if client.count]
   if not held:
     raise UserError("hold no rows at all", field="clients")
-  eye, path = np.eye(len(held[0].xy)), [np.zeros_like(held[0].xy)]
+  eye = np.eye(len(held[0].xy))
+  path = [np.zeros_like(held[0].xy)]
 
   def descended(client: Statistics, w: np.ndarray) -> np.ndarray:
-    matrix, vector = client.xx / client.count + ridge * eye, client.xy / client.count
+    matrix = client.xx / client.count + ridge * eye
+    vector = client.xy / client.count
     for _ in range(num_local_steps):
       w = w - 2 * learning_rate * (matrix @ w - vector)
     return w
@@ -214,7 +217,8 @@ class PrivateStatistics:
     """The rows as they enter the sums; a function of each row alone."""
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
-    x, y = x[kept], y[kept]
+    x = x[kept]
+    y = y[kept]
     largest = np.abs(x).max(axis=1, keepdims=True, initial=1e-300)
     with np.errstate(over="ignore"):  # an infinite norm scales its row to zero
       norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)

@@ -263,7 +263,8 @@ def two_party_logistic(
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
-    scores_b, labels = np.tile(x_b @ state.weights_b, copies), np.tile(y, copies)
+    scores_b = np.tile(x_b @ state.weights_b, copies)
+    labels = np.tile(y, copies)
     encrypted = _encrypted_residuals(keys.public, powers, scores_b, labels, degree)
     sum_a, bytes_a = masked_sums(keys, encrypted, x_a)
     sum_b, bytes_b = masked_sums(keys, encrypted, x_b)
@@ -328,7 +329,8 @@ def masked_sums(
   """
   num_rows, num_columns = columns.shape
   copies = keys.public.slots // num_rows
-  sums, sent = [], 0
+  sums = []
+  sent = 0
   for start in range(0, num_columns, copies):
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))

@@ -91,7 +91,8 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
   state = fit(kind.work(config, attacked)).state
-  found, own = kind.found(config, attacked, state), room(config)
+  found = kind.found(config, attacked, state)
+  own = room(config)
   num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
   result = {
     **promised(attacked.promise, num_steps),

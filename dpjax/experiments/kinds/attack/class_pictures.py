@@ -56,7 +56,8 @@ def work(config: AttackConfig, attacked: central.Run) -> Work:
 def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
   """How many inverted inputs the judge calls by their class, against one of K by chance."""
   own = config.attack
-  params, x = training.eval_params(state), np.asarray(run.test.x)
+  params = training.eval_params(state)
+  x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
   key = jax.random.fold_in(run.random.init, 1)  # not that of the target's own first weights

@@ -33,9 +33,11 @@ class Copied(NamedTuple):
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
   """Builds the run, and deals the test inputs: what is not asked is compared on."""
   run = central.assemble(config.train, loaded, random)
-  asked, x = max(config.attack.num_queries), np.asarray(run.test.x)
+  asked = max(config.attack.num_queries)
+  x = np.asarray(run.test.x)
   order = np.random.default_rng(random.order).permutation(len(x))
-  queries, others = x[order[:asked]], x[order[asked:]]
+  queries = x[order[:asked]]
+  others = x[order[asked:]]
   known = {row.tobytes() for row in queries}
   others = others[[row.tobytes() not in known for row in others]]
   if not len(others):
@@ -54,7 +56,8 @@ def work(config: AttackConfig, attacked: Copied) -> Work:
 
 def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   """Fidelity of a copy for each number of queries, beside always the commonest answer."""
-  run, own = attacked.run, config.attack
+  run = attacked.run
+  own = config.attack
   params = training.eval_params(state)
   door = attacks.ask(run.apply, params, labels_only=own.labels_only, decimals=own.decimals)
   init = lambda key: central.start(config.train, run.train, run.random._replace(init=key))[

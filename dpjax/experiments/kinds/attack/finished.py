@@ -31,7 +31,8 @@ def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConf
     UserError: one line: no folder of such a run, one that is not finished, without params.npz, of
       another version of dpjax, audited (its records are not the data's alone), or changed.
   """
-  path, at = pathlib.Path(folder), f"run={str(folder)[-100:]!r}"
+  path = pathlib.Path(folder)
+  at = f"run={str(folder)[-100:]!r}"
   if not path.is_dir():
     raise UserError(f"{at}: must be the folder of a run of launch.train; there is none")
   train = _config(path, at)

@@ -64,7 +64,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
   client, memory = federated.client_of(federate, loss)
   guessed, _ = federated.client_of(federate, loss, guessed=True)
-  x, y = federation.dataset.x, federation.dataset.y
+  x = federation.dataset.x
+  y = federation.dataset.y
   truths = [Example(jnp.asarray(x[at]), jnp.asarray(y[at])) for at in federation.indices]
 
   @jax.jit  # once for all clients
@@ -81,7 +82,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   plan, reported = privacy.make_plan(federate, number)
   mechanism = distributed.mechanism(federate, trees.size(params))
   promise = privacy.make_promise(federate, plan, reported, number, mechanism)
-  seen, show = truths, send
+  seen = truths
+  show = send
   if together > 1:
     aggregator = federated.secure_aggregator(
       federate, plan, random.noise, together, mechanism
@@ -177,7 +179,8 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
   """One step a message: sent, and inverted."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
-  number, shape = len(attacked.truths), np.shape(first.x)
+  number = len(attacked.truths)
+  shape = np.shape(first.x)
 
   def init() -> Arrays:
     return {
@@ -187,7 +190,8 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
     }
 
   def fill(state: Arrays, place: int) -> None:
-    truth, seen = attacked.truths[place], attacked.send(place)
+    truth = attacked.truths[place]
+    seen = attacked.send(place)
     x, labels = invert(seen, truth, place)
     order = attacks.matched(truth.x, x)  # a batch comes back in no order
     state["found"][place], state["labels"][place] = x[order], labels
@@ -210,7 +214,8 @@ def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   """(message, truth, client) -> (examples [b, ...], labels [b]); of the truth it takes the
   shape, and its labels where the config says that they are known."""
-  own, shape = config.attack, np.shape(attacked.truths[0].x)
+  own = config.attack
+  shape = np.shape(attacked.truths[0].x)
 
   def labels(message: Any, truth: Example) -> np.ndarray:
     if own.labels == "known":

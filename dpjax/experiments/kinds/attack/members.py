@@ -32,7 +32,9 @@ _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
 )  # fmt: skip
-_LEFT, _COUNT = 1e-4, 81  # least and number of the rates of the curves in result.json
+# least and number of the rates of the curves in result.json
+_LEFT = 1e-4
+_COUNT = 81
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
 
@@ -82,7 +84,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
-  promise, told = run.promise, {}
+  promise = run.promise
+  told = {}
   if own.target is not None:
     arrays = saved.read(own.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
@@ -106,7 +109,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
   if not len(test):
     raise UserError("has no test data, so there are no non-members", field="data.name")
-  x, y = np.concatenate([train.x, test.x]), np.concatenate([train.y, test.y])
+  x = np.concatenate([train.x, test.x])
+  y = np.concatenate([train.y, test.y])
   both = data.from_arrays(x, y, num_classes=train.num_classes, name=train.name)
   return both, np.arange(len(y)) < len(train)
 
@@ -146,7 +150,8 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 
   UserError: its run had other data, so that its members are not those of `train`.
   """
-  config, none = pathlib.Path(path).parent / workdir.CONFIG, dict.fromkeys(_PROMISED)
+  config = pathlib.Path(path).parent / workdir.CONFIG
+  none = dict.fromkeys(_PROMISED)
   result = saved.result_of(path, params)
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
@@ -175,7 +180,8 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 def work(config: AttackConfig, attacked: Targets) -> Work:
   """One step a group of models: trained, and asked about all records."""
   both = attacked.included.shape  # models, records
-  width, asked = config.attack.side_by_side, _questions(attacked, config.attack.queries)
+  width = config.attack.side_by_side
+  asked = _questions(attacked, config.attack.queries)
   odds = (both[0], config.attack.queries * both[1])  # query by query
   shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
   empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -196,7 +202,8 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
 def _questions(attacked: Targets, queries: int) -> Any:
   """(params, index) -> what is asked of one model: log odds [queries * n], confidences [n] of the
   records as they are, accuracy."""
-  run, records = attacked.run, attacked.records
+  run = attacked.run
+  records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
   odds = attacks.queries_of_model(
     signals.log_odds_of_model(run.apply), queries, shift=shift
@@ -271,7 +278,8 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
   """Rates, verdicts and curves of every method, beside the line of the promise."""
   by_method, members, odds = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
-  line, private = None, attacked.run.plan.is_private
+  line = None
+  private = attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
   if attacked.target is not None:  # the shadows' plan is not what trained it
     private = attacked.told["epsilon_kind"] in ("proved", "claimed")
@@ -350,7 +358,8 @@ def _lower_bounds(
   Indicative, no proof: who trained was decided by the data set, not by coins, and the records
   share one training. All methods hold together at 95 % (Bonferroni).
   """
-  confidence, delta = 1 - 0.05 / len(by_method), told.get("delta") or 0.0
+  confidence = 1 - 0.05 / len(by_method)
+  delta = told.get("delta") or 0.0
 
   def bound(scores: np.ndarray) -> float:
     sides = auditing.Scores(inside=scores[members], outside=scores[~members])
@@ -364,7 +373,8 @@ def _lower_bounds(
 
 
 def _line(attacked: Targets) -> attacks.AllowedRoc:
-  plan, sizes = attacked.run.plan, attacked.included.sum(axis=1)
+  plan = attacked.run.plan
+  sizes = attacked.included.sum(axis=1)
   line = allowed.by_plan(plan)
   exact = np.ptp(sizes) == 0  # as `_halves` dealt them: else one record more or less
   same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE

@@ -136,7 +136,8 @@ def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
 
 
 def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-  out, done = np.empty(shape, np.float32), 0
+  out = np.empty(shape, np.float32)
+  done = 0
   for block in blocks:
     out[done : done + len(block)] = block
     done += len(block)

@@ -82,7 +82,8 @@ def sampler(
 ) -> sampling.Sampler:
   """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob`, over rows
   that are one `unit` each."""
-  apart, rate = separation(privacy), privacy.sampling_prob
+  apart = separation(privacy)
+  rate = privacy.sampling_prob
   if names.is_path(privacy.ftrl.sampler):
     field = "privacy.ftrl.sampler"
     return user_code.sampler(
@@ -137,7 +138,8 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
   """How noise is shaped over the steps, and over groups by their shares."""
-  privacy, steps = config.privacy, config.num_steps
+  privacy = config.privacy
+  steps = config.num_steps
   return NoiseShape(
     schedule=staircase(privacy.noise_levels, steps) if privacy.noise_levels else (),
     correlation=correlation(privacy, steps) if privacy.method == "dp_ftrl" else None,

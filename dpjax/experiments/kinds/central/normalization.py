@@ -9,6 +9,7 @@ with the same key, and is refused where they are not the same, bit for bit.
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +25,17 @@ from dpjax.experiments.kinds.central.config import (
   Whitened,
 )
 from dpjax.experiments.run.streams import Streams
-from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-_MECHANISMS = {ByStatistics: mechanisms.ChannelStatistics, Whitened: mechanisms.Whitening}
-Released = mechanisms.ChannelMoments | mechanisms.Spread
+if TYPE_CHECKING:
+  from dpjax.mechanisms.noisy_means import NoisyMeans
+
+  Released = mechanisms.ChannelMoments | mechanisms.Spread
+
+# What a config asks for -> its mechanism, by name: a run without statistics imports none.
+_MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
 RELEASED = "statistics"  # their name beside the parameters in params.npz
 _CHUNK = 1000  # examples
 
@@ -73,15 +78,18 @@ def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
 ) -> NoisyMeans | None:
   """What the plan charges, for so many examples (public), under the relation of its sampler."""
-  chosen, relation = config.privacy.normalization, "add_or_remove_one"
+  chosen = config.privacy.normalization
+  relation = "add_or_remove_one"
   if not is_private(config):
     return None
   if sampler is not None:
-    asked, name = config.privacy.neighboring_relation, type(sampler).__name__
+    asked = config.privacy.neighboring_relation
+    name = type(sampler).__name__
     relation = accounting.checked_relation(sampler.law, asked, name)
   given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
-    return _MECHANISMS[type(chosen)](**given, **dataclasses.asdict(chosen))
+    made_by = getattr(mechanisms, _MECHANISMS[type(chosen)])
+    return made_by(**given, **dataclasses.asdict(chosen))
   except UserError as error:
     raise error.within("privacy.normalization") from error
 
@@ -94,7 +102,9 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
   if plan.statistics is None:
     return None
   known = {
-    name: _MECHANISMS[one] for name, one in NORMALIZATIONS.items() if one in _MECHANISMS
+    name: getattr(mechanisms, _MECHANISMS[one])
+    for name, one in NORMALIZATIONS.items()
+    if one in _MECHANISMS
   }
   chosen = next(name for name, one in known.items() if isinstance(plan.statistics, one))
   if train.x.dtype == np.int32:
@@ -117,7 +127,8 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
-    out, chunk = np.empty_like(x), np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
+    out = np.empty_like(x)
+    chunk = np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
       chunk[: len(rows)] = rows  # of one shape, however many a batch from files has

@@ -64,7 +64,8 @@ def check(config: TrainConfig) -> None:
 
 
 def _check_clipping(config: TrainConfig) -> None:
-  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
+  privacy = config.privacy
+  name = fields.name_of(config.optimizer, "rule")
   validate.one_of(
     transforms.CLIP_SCHEDULES, **{"privacy.clip_schedule": privacy.clip_schedule}
   )
@@ -99,7 +100,8 @@ def _check_clipping(config: TrainConfig) -> None:
 
 
 def _check_noise_aware(config: TrainConfig) -> None:
-  privacy, name = config.privacy, fields.name_of(config.optimizer, "rule")
+  privacy = config.privacy
+  name = fields.name_of(config.optimizer, "rule")
   noiseless = privacy.method == "sgd" or privacy.noise_multiplier == 0
   if name == "dp_adam" and noiseless:
     raise UserError(
@@ -169,7 +171,8 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   """Of a run on so many examples, with slots for all of them and for one more."""
-  privacy, capacity = config.privacy, num_examples + 1
+  privacy = config.privacy
+  capacity = num_examples + 1
   if (privacy.capacity or 0) > capacity:
     raise UserError(
       f"must be at most {capacity}, the examples and one more",
@@ -220,7 +223,8 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
 def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
   """By default three standard deviations above the mean: one step in a thousand is cut."""
   prob = privacy.sampling_prob
-  mean, deviation = prob * num_examples, math.sqrt(prob * (1 - prob) * num_examples)
+  mean = prob * num_examples
+  deviation = math.sqrt(prob * (1 - prob) * num_examples)
   return sampling.TruncatedPoissonSampler(
     prob=prob,
     capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
@@ -230,7 +234,8 @@ def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   """Per-layer norms follow from the public shapes of the layers alone."""
-  privacy, schedule = config.privacy, ()
+  privacy = config.privacy
+  schedule = ()
   if privacy.method == "sgd":
     return gradients.Clip(math.inf)
   if privacy.clip_schedule != "constant":
@@ -247,7 +252,8 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   `num_examples` is that of `public_size`: every number of the plan follows from it. `params`,
   of which only the shapes are read, are needed for clipping="per_layer".
   """
-  privacy, clip = config.privacy, _clip(config, params)
+  privacy = config.privacy
+  clip = _clip(config, params)
   rule = privacy.clipping
   numbers: dict[str, Any] = dict(
     num_steps=config.num_steps,

@@ -20,7 +20,8 @@ _MOST_EXPONENT = 50.0
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
   """Raises UserError for a batch of a client that is padded to more examples than there are."""
-  size, most = config.local.batch_size, max(num_examples, _ANY_BATCH)
+  size = config.local.batch_size
+  most = max(num_examples, _ANY_BATCH)
   if size is not None and size > most:
     raise UserError(
       f"must be <= {most}, or none, a client's examples at once",
@@ -83,8 +84,10 @@ def _partition(config: FedConfig) -> None:
   counts = ("num_clients", "shards_per_client")
   validate.integer_in(1, bounds.MOST_CLIENTS, **named("partition", room, *counts))
   validate.integer_at_least(0, **named("partition", room, "min_size", "seed"))
-  alpha, exponent = getattr(room, "alpha", math.inf), getattr(room, "exponent", 0.0)
-  low, high = _LEAST_ALPHA, 1 / _LEAST_ALPHA
+  alpha = getattr(room, "alpha", math.inf)
+  exponent = getattr(room, "exponent", 0.0)
+  low = _LEAST_ALPHA
+  high = 1 / _LEAST_ALPHA
   if not (low <= alpha <= high or alpha == math.inf):
     raise UserError(
       f"must be in [{low:g}, {high:g}] or inf", field="partition.alpha", value=alpha

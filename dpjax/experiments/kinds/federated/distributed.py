@@ -147,7 +147,8 @@ def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Pr
       accountants=("rdp",),
       **asked,
     )
-    least, cohort = found.noise.min_survivors, found.max_clients
+    least = found.noise.min_survivors
+    cohort = found.max_clients
     how = _SIMULATED if config.secure_sum.simulated else _PROTOCOL
     told = [
       how,

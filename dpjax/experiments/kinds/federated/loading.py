@@ -46,7 +46,8 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   fed_bounds.local_batch(config, len(train))
   unread_lib.refuse(config, unused.of_dataset(train.dataset))
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
-  known, asked = train.nominal_users, config.data.num_users
+  known = train.nominal_users
+  asked = config.data.num_users
   if None not in (known, asked) and known != asked:
     raise UserError(
       f"{config.data.name!r} declares {known}", field="data.num_users", value=asked

@@ -36,7 +36,8 @@ def of_federation(config: FedConfig) -> Unused:
 
 
 def _algorithm(config: FedConfig) -> Unused:
-  name, aggregator = fields.name_of(config, "algorithm"), config.aggregator
+  name = fields.name_of(config, "algorithm")
+  aggregator = config.aggregator
   weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
   return (
     needs(
@@ -70,7 +71,8 @@ def _federated_optimizers(config: FedConfig) -> Unused:
 
 
 def _federated_privacy(config: FedConfig) -> Unused:
-  privacy, room = config.privacy, "privacy"
+  privacy = config.privacy
+  room = "privacy"
   method = privacy.method
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
   reported = method != "none" or config.audit.enabled

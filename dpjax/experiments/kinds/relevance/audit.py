@@ -104,14 +104,17 @@ def worst_pair(
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
   room = min(clip, weights.sum() / 2) * (1 + 1e-6)
-  used, last = np.cumsum(weights) <= room, np.cumsum(weights[::-1])[::-1] <= room
-  one, other = used.astype(np.float32), (last & ~used).astype(np.float32)
+  used = np.cumsum(weights) <= room
+  last = np.cumsum(weights[::-1])[::-1] <= room
+  one = used.astype(np.float32)
+  other = (last & ~used).astype(np.float32)
   return one.reshape(shape), other.reshape(shape)
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   """Runs the noise of the method on both records, many times, and thresholds the ratio."""
-  made, n = outcome.noise, config.audit.num_trials
+  made = outcome.noise
+  n = config.audit.num_trials
   pair = made.clipped(np.stack(worst_pair(made.shape, made.beta, made.l1_clip)))
   keys = [jax.random.fold_in(job.streams.noise, 1000 + which) for which in range(2)]
   outputs = [

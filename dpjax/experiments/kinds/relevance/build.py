@@ -205,7 +205,8 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   """Of all that a run trains on: the private data, and the public ones of model 1."""
-  train, public = load_data(config, loaded)[0], load_public(config, loaded)
+  train = load_data(config, loaded)[0]
+  public = load_public(config, loaded)
   key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
@@ -334,7 +335,8 @@ def _result(
   folder: pathlib.Path,
 ) -> dict[str, Any]:
   rows = writers.read_metrics(folder)
-  last, stated = rows[-1], promise(outcome.privacy, job.size)
+  last = rows[-1]
+  stated = promise(outcome.privacy, job.size)
   losses = [row["test_loss"] for row in rows if not math.isnan(row["test_loss"])]
   stated.warn()
   result = {

@@ -29,7 +29,8 @@ def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> Non
 
 
 def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
-  x, y = np.asarray(outcome.test.x[:_PICTURES]), np.asarray(outcome.test.y[:_PICTURES])
+  x = np.asarray(outcome.test.x[:_PICTURES])
+  y = np.asarray(outcome.test.y[:_PICTURES])
   try:
     inputs = jnp.asarray(x), jnp.asarray(y)
     scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores

@@ -29,9 +29,13 @@ def of(config: RelevanceConfig) -> Unused:
   >>> of(RelevanceConfig())["weight_decay"]
   "method='radp' with mode='rigorous'"
   """
-  method, radp, audit = config.method, config.method == "radp", config.audit
-  paper, rigorous = radp and config.mode == "paper", radp and config.mode == "rigorous"
-  proof, noised = "method='radp' with mode='rigorous'", radp or method in _CLAIMED
+  method = config.method
+  radp = config.method == "radp"
+  audit = config.audit
+  paper = radp and config.mode == "paper"
+  rigorous = radp and config.mode == "rigorous"
+  proof = "method='radp' with mode='rigorous'"
+  noised = radp or method in _CLAIMED
   public = rigorous and config.rigorous.model1 == "public"
   of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
   return (
@@ -68,7 +72,8 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 
 def _data(data: DataConfig) -> Unused:
-  path, is_file = pathlib.Path(os.path.expanduser(data.name)), data.name.endswith(".npz")
+  path = pathlib.Path(os.path.expanduser(data.name))
+  is_file = data.name.endswith(".npz")
   embedded = data.name in EMBEDDED or (is_file and path.is_absolute())
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
     "data.max_length": "text, and relevance is of images",
@@ -86,7 +91,8 @@ def of_dataset(dataset: Any) -> Unused:
 
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
   """Model 1 is the first net, model 2 the second; one may be what the other is not."""
-  method, second = config.method, config.model
+  method = config.method
+  second = config.model
   reduced = rigorous and config.rigorous_model is not None
   if reduced and config.rigorous_model is not None:
     second = config.rigorous_model
@@ -114,7 +120,8 @@ def _paper(how: Paper) -> Unused:
 
 
 def _rigorous(how: Rigorous) -> Unused:
-  guided, sgd = how.model1 != "none", how.model1 == "dp_sgd"
+  guided = how.model1 != "none"
+  sgd = how.model1 == "dp_sgd"
   of_relevance = ("split", "epsilon_b", "rel_noise", "rel_norm", "beta_power", "floor")
   approximate = how.shuffle or how.features in ("laplace_pld", "gaussian")
   approximate |= guided and (how.rel_noise == "gaussian" or sgd)
@@ -135,7 +142,8 @@ def _rigorous(how: Rigorous) -> Unused:
 
 
 def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
-  method, legacy = config.method, config.method == "dpdligdo"
+  method = config.method
+  legacy = config.method == "dpdligdo"
   model_1 = rigorous and config.rigorous.model1 == "dp_sgd"
   by_sgd = method in _SGD or model_1
   used = {

@@ -44,7 +44,8 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
 def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
   """Builds the training; the first test images are asked about."""
   with bounds.within("train"):
-    run, count = central.assemble(config.train, loaded, random), config.task.num_images
+    run = central.assemble(config.train, loaded, random)
+    count = config.task.num_images
   if count > len(run.test):
     raise UserError(
       f"must be at most {len(run.test)}, the test images of "
@@ -59,8 +60,10 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """Trains, then asks about the images, so many at a time."""
   fitted = fit(central.work(config.train, ready.run)._replace(phase="model"))
-  params, promise = training.eval_params(fitted.state), ready.run.promise
-  net, count = inference.network_of(params), len(ready.x)
+  params = training.eval_params(fitted.state)
+  promise = ready.run.promise
+  net = inference.network_of(params)
+  count = len(ready.x)
   asked = fit(_questions(config, ready, net)).state
   labels = np.asarray(asked["labels"])
   plain = net.logits(ready.x).argmax(axis=1)
@@ -100,7 +103,8 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
   owner = inference.ImageOwner(d, hidden, classes, layout=layout)
   model = inference.ModelOwner(net, owner.public, layout=layout)
   setup = time.monotonic() - begun
-  each, count = owner.images_each, len(ready.x)
+  each = owner.images_each
+  count = len(ready.x)
 
   def init() -> Arrays:
     return {
@@ -111,7 +115,8 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
 
   def ask(held: Arrays, place: int) -> None:
     part = slice(place * each, (place + 1) * each)
-    x, start = ready.x[part], time.monotonic()
+    x = ready.x[part]
+    start = time.monotonic()
     question = owner.encrypt(x)
     answer = model.answer(question)
     logits = owner.logits(answer, len(x))

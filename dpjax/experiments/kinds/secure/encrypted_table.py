@@ -84,7 +84,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
   state = fit(once(compute, like, "regression")).state
   told = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
-  refreshes, plan = int(told["refreshes"]), ready.plan
+  refreshes = int(told["refreshes"])
+  plan = ready.plan
   return Computed(
     protocol="ckks",
     sizes=f"{n} rows x {d} columns, {count} predicted",

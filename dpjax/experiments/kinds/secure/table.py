@@ -60,11 +60,13 @@ def amount(num_bytes: int) -> str:
   >>> amount(999), amount(12_345_678)
   ('999 B', '12.3 MB')
   """
-  value, unit = float(num_bytes), "B"
+  value = float(num_bytes)
+  unit = "B"
   for larger in ("kB", "MB", "GB", "TB"):
     if value < 1000:
       break
-    value, unit = value / 1000, larger
+    value = value / 1000
+    unit = larger
   return f"{value:.3g} {unit}"
 
 

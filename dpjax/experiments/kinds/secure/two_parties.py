@@ -69,7 +69,8 @@ def data_digest(loaded: _Rows) -> bytes:
 
 def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   """The public start and the public batches."""
-  task, n = config.task, len(loaded.x)
+  task = config.task
+  n = len(loaded.x)
   if task.batch_size > n or task.num_predicted > len(loaded.test_x):
     raise UserError(
       f"must be at most {n} and {len(loaded.test_x)}, the rows of "
@@ -99,17 +100,20 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """Trains on shares, and predicts on shares for one party that asks."""
-  task, rows = config.task, ready.rows
+  task = config.task
+  rows = ready.rows
   state = jax.tree.map(np.asarray, fit(_training(ready, task.truncation)).state)
   (zero, one), (seconds, sent, dealt, rounds) = state["shares"], state["numbers"].tolist()
-  x, truth = rows.test_x[: task.num_predicted], rows.test_labels[: task.num_predicted]
+  x = rows.test_x[: task.num_predicted]
+  truth = rows.test_labels[: task.num_predicted]
   asked = lambda party, net, x: secureml.predict(party, net, x, ready.recipe, to=0)
   x_zero, x_one = mpc.split(x)
   begun = time.monotonic()
   guesses = mpc.run(
     asked, (zero, x_zero), (one, x_one), truncation=task.truncation
   ).outputs[0]
-  asking, found = time.monotonic() - begun, mpc.join(zero, one)
+  asking = time.monotonic() - begun
+  found = mpc.join(zero, one)
   accuracy = float(np.mean(guesses == truth))
   usual = float(np.mean(in_the_clear.predict(ready.plain, x, ready.recipe) == truth))
   pairs = zip(jax.tree.leaves(list(found)), jax.tree.leaves(ready.plain))
@@ -139,7 +143,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
 def _training(ready: _Ready, truncation: str) -> Work:
   """Some gradient steps at a time; its checkpoints hold both parties' shares."""
-  rows, steps = mpc.split((ready.rows.x, ready.rows.y)), len(ready.batches)
+  rows = mpc.split((ready.rows.x, ready.rows.y))
+  steps = len(ready.batches)
   number = -(-steps // _CHUNK)
 
   def init() -> Arrays:

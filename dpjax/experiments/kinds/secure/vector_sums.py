@@ -66,7 +66,8 @@ def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   """One sum."""
-  task, dtype = config.task, ready.vectors[0].dtype
+  task = config.task
+  dtype = ready.vectors[0].dtype
   like = {
     "total": np.zeros(task.length, dtype),
     "cost": np.zeros(4, np.int64),
