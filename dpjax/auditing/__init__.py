@@ -72,6 +72,7 @@ if TYPE_CHECKING:
   from dpjax.auditing.verdict import Audit as Audit
   from dpjax.auditing.verdict import audit as audit
   from dpjax.auditing.verdict import ceiling as ceiling
+  from dpjax.auditing.verdict import check_event as check_event
   from dpjax.auditing.verdict import check_method as check_method
   from dpjax.auditing.verdict import reason as reason
 else:

@@ -40,7 +40,7 @@ an algorithm divides by counts those that are in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,9 @@ from dpjax import trees, validate
 from dpjax.auditing import canaries as records
 from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset, Federation
+from dpjax.federated.algorithms import FederatedAlgorithm
 from dpjax.federated.client import ClientAlgorithm
+from dpjax.federated.client_states import ClientStates
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import hadamard
 from dpjax.federated.execution import MapClients
@@ -83,6 +85,8 @@ class CanaryClients(NamedTuple):
   # [n] int32, of the federation's rows: i + 1 in what canary i holds, -(i + 1) if it sends
   # the opposite, 0 elsewhere; None where canaries are known by their rows alone
   numbers: np.ndarray | None
+  # [m] int64: which client of the changed federation each is; -1 for one that is not there
+  places: np.ndarray
 
 
 def insert_canary_clients(
@@ -132,6 +136,10 @@ def insert_canary_clients(
   changed, canaries = make(
     federation, places, included, kind, change_rng, neighboring_relation
   )
+  if neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
+    # who is left moves up by those that are gone below
+    moved = places - np.searchsorted(places[~included], places)
+    canaries = canaries._replace(places=np.where(included, moved, -1))
   return _without(changed, places[~included], neighboring_relation), canaries
 
 
@@ -156,7 +164,9 @@ def _senders(
   numbers[len(whole) :] = np.where(included, 1, opposite) * np.arange(1, m + 1)
   rows = dataclasses.replace(whole, **joined)
   changed = dataclasses.replace(federation, dataset=rows, indices=indices)
-  return changed, CanaryClients(included, kind, None, np.zeros(0, np.int64), numbers)
+  return changed, CanaryClients(
+    included, kind, None, np.zeros(0, np.int64), numbers, places
+  )
 
 
 def _trainers(
@@ -183,7 +193,7 @@ def _trainers(
   x[rows[come]], y[rows[come]] = made.x[come], made.y[come]
   mixed = dataclasses.replace(whole, x=x, y=y)
   changed = dataclasses.replace(federation, dataset=mixed)
-  return changed, CanaryClients(included, kind, made, owners, None)
+  return changed, CanaryClients(included, kind, made, owners, None, places)
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
@@ -266,6 +276,11 @@ class _Work(NamedTuple):
   own: Any
   number: Array
 
+  @property
+  def key(self) -> Array:
+    """Of the client, from which those around it draw."""
+    return self.own.key
+
 
 def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
   """The cohorts, whose rows say which canary they are of; for clients that are `sending`."""
@@ -277,36 +292,99 @@ def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohor
     yield cohort._replace(data=_Marked(cohort.data, numbers))
 
 
+def sender(
+  client: ClientAlgorithm, directions: Directions, *, l2_clip_norm: float
+) -> ClientAlgorithm:
+  """A client that sends its direction if its rows are a canary's, with a weight of 1, in place
+  of the difference; whatever else a message holds is 0 there."""
+
+  def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
+    return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
+
+  def step(received: Any, work: _Work, rows: _Marked, mask: Array) -> _Work:
+    number = jnp.sum(jnp.where(mask, rows.numbers, 0))  # a canary holds one row
+    own = client.step(received, work.own, rows.examples, mask)
+    return _Work(own, jnp.where(number == 0, work.number, number))
+
+  def finish(received: Any, work: _Work) -> Any:
+    sent, memory, info = client.finish(received, work.own)
+    name = next(name for name in _SENT if name in sent.message)
+    found = directions.one(jnp.abs(work.number) - 1, sent.message[name])
+    length = _LENGTH * l2_clip_norm * jnp.sign(work.number)
+    message = trees.zeros(sent.message) | {name: trees.scale(found, length)}
+    is_one = work.number != 0
+    chosen = lambda own, given: jnp.where(is_one, jnp.asarray(given, own.dtype), own)
+    message = jax.tree.map(chosen, sent.message, message)
+    weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
+    return sent._replace(message=message, weight=weight), memory, info
+
+  return ClientAlgorithm(init, step, finish)
+
+
 def sending(
   map_clients: MapClients, directions: Directions, *, l2_clip_norm: float
 ) -> MapClients:
-  """The same execution of clients that send their direction if their rows are a canary's,
-  with a weight of 1, in place of the difference; whatever else a message holds is 0 there."""
+  """The same execution of clients that are a `sender`: a server's noise is put to the test, and
+  what clients add themselves a canary leaves out."""
 
-  def canary(client: ClientAlgorithm) -> ClientAlgorithm:
-    def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
-      return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
+  def bind(client: ClientAlgorithm, partial: Any) -> Any:
+    return map_clients(sender(client, directions, l2_clip_norm=l2_clip_norm), partial)
 
-    def step(received: Any, work: _Work, rows: _Marked, mask: Array) -> _Work:
-      number = jnp.sum(jnp.where(mask, rows.numbers, 0))  # a canary holds one row
-      own = client.step(received, work.own, rows.examples, mask)
-      return _Work(own, jnp.where(number == 0, work.number, number))
+  return bind
 
-    def finish(received: Any, work: _Work) -> Any:
-      sent, memory, info = client.finish(received, work.own)
-      name = next(name for name in _SENT if name in sent.message)
-      found = directions.one(jnp.abs(work.number) - 1, sent.message[name])
-      length = _LENGTH * l2_clip_norm * jnp.sign(work.number)
-      message = trees.zeros(sent.message) | {name: trees.scale(found, length)}
-      is_one = work.number != 0
-      chosen = lambda own, given: jnp.where(is_one, jnp.asarray(given, own.dtype), own)
-      message = jax.tree.map(chosen, sent.message, message)
-      weight = jnp.where(is_one, jnp.ones_like(sent.weight), sent.weight)
-      return sent._replace(message=message, weight=weight), memory, info
 
-    return ClientAlgorithm(init, step, finish)
+class _Heard(NamedTuple):
+  """A client whose messages are listened to."""
 
-  return lambda client, partial: map_clients(canary(client), partial)
+  own: Any
+  score: Array
+
+
+def heard(
+  client: ClientAlgorithm, directions: Directions, *, l2_clip_norm: float
+) -> ClientAlgorithm:
+  """A client around a `sender`, of which a server that sees each message keeps how far all of
+  them together lie along the canary's direction, in clip norms: of the client alone, for it
+  knows who sends. The sum is a function of the messages as they are sent and of the direction.
+
+  It is kept in the client's memory: see `heard_memory`, `heard_scores`.
+  """
+
+  def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Heard:
+    own = client.init(received, memory["own"], num_examples, key)
+    return _Heard(own, memory["heard"])
+
+  def step(received: Any, work: _Heard, rows: Any, mask: Array) -> _Heard:
+    return work._replace(own=client.step(received, work.own, rows, mask))
+
+  def finish(received: Any, work: _Heard) -> Any:
+    sent, memory, info = client.finish(received, work.own)
+    number = _number(work.own)
+    message = next(sent.message[name] for name in _SENT if name in sent.message)
+    # the direction alone, not its sign, which is the coin
+    direction = directions.one(jnp.abs(number) - 1, message)
+    along = optax.tree.vdot(message, direction) / l2_clip_norm
+    score = work.score + jnp.where(number == 0, 0.0, along)
+    return sent, {"own": memory, "heard": score}, info
+
+  return ClientAlgorithm(init, step, finish)
+
+
+def _number(work: Any) -> Array:
+  """Which canary a client is of, under whatever is around its `sender`."""
+  is_sender = lambda node: isinstance(node, _Work)
+  nodes = jax.tree.leaves(work, is_leaf=is_sender)
+  return next(node.number for node in nodes if is_sender(node))
+
+
+def heard_memory(own: ArrayTree) -> Any:
+  """What a client of `heard` keeps before its first round, `own` the client's own."""
+  return {"own": own, "heard": jnp.zeros((), jnp.float32)}
+
+
+def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
+  """Those of `heard`, from what clients keep."""
+  return records.split_scores(states.rows(canaries.places)["heard"], canaries)
 
 
 # --- scores
@@ -317,10 +395,18 @@ class Watched(NamedTuple):
 
   total: Any  # of the aggregates, a tree; or None
   scores: Any  # [m], of all rounds; or None
+  # [m], who is in the sum of the next round, with the factor that makes the mean of its clients
+  # a multiple of `unit`; None where who takes part is not seen
+  present: Any = None
 
 
 def watching(
-  directions: Directions, *, unit: float, prob: float, opposite: bool = False
+  directions: Directions,
+  *,
+  unit: float,
+  prob: float,
+  opposite: bool = False,
+  present: bool = False,
 ) -> optax.GradientTransformation:
   """Stands before the server's optimizer, changes nothing, and remembers of each round's
   private aggregate what tells canaries: post-processing, a part of the state that checkpoints
@@ -331,9 +417,13 @@ def watching(
     prob: of a canary to take part in a round. At 1 the aggregates are added up, and scored in
       the end: that is best, too, where the noise of a round is taken back by later ones.
     opposite: a canary that is out sends the opposite.
+    present: who is in a sum is seen, too, as by `seeing`; a canary counts where it is.
   """
 
   def init(params: Params) -> Watched:
+    if present:
+      zeros = jnp.zeros(directions.count, jnp.float32)
+      return Watched(None, zeros, zeros)
     if prob == 1:
       zeros = lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32)
       return Watched(jax.tree.map(zeros, params), None)
@@ -342,6 +432,11 @@ def watching(
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
     del params
     aggregate = trees.scale(updates, -1.0 / unit)  # the optimizer's gradient is -aggregate
+    if present:
+      seen = along(directions, aggregate)
+      scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
+      scores = state.scores + jnp.where(state.present > 0, scores, 0.0)
+      return updates, state._replace(scores=scores)
     if prob == 1:
       add = lambda total, leaf: total + leaf.astype(jnp.float32)
       return updates, Watched(jax.tree.map(add, state.total, aggregate), None)
@@ -349,6 +444,34 @@ def watching(
     return updates, Watched(None, state.scores + scores)
 
   return optax.GradientTransformation(init, update)
+
+
+def seeing(
+  algorithm: FederatedAlgorithm,
+  canaries: CanaryClients,
+  in_sum: Callable[[Cohort, int], np.ndarray],
+  *,
+  divisor: float,
+) -> FederatedAlgorithm:
+  """The same, whose `watching` is told in every round who is in the sum: a server knows it.
+
+  Args:
+    in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
+    divisor: of the sum, in the `unit` of `watching`.
+  """
+
+  def one_round(state: Any, cohort: Cohort) -> Any:
+    clients = in_sum(cohort, int(state.round))
+    factor = np.where(np.isin(canaries.places, clients), len(clients) / divisor, 0.0)
+    told = jnp.asarray(factor, jnp.float32)
+    tell = lambda node: node._replace(present=told) if _is_watched(node) else node
+    return algorithm.round(jax.tree.map(tell, state, is_leaf=_is_watched), cohort)
+
+  return algorithm._replace(round=one_round)
+
+
+def _is_watched(node: Any) -> bool:
+  return isinstance(node, Watched)
 
 
 def along(directions: Directions, moved: ArrayTree) -> Array:
@@ -410,8 +533,7 @@ def watched_scores(
   directions: Directions, state: ArrayTree, canaries: CanaryClients
 ) -> Scores:
   """Those of `watching`, from the state of the federated algorithm."""
-  is_watched = lambda leaf: isinstance(leaf, Watched)
-  found = [x for x in jax.tree.leaves(state, is_leaf=is_watched) if is_watched(x)]
+  found = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
   if found[0].scores is None:
     return direction_scores(directions, found[0].total, canaries)
   return records.split_scores(found[0].scores, canaries)

@@ -34,13 +34,23 @@ def check_method(method: str, plan: Plan) -> None:
   dpjax.validate.UserError: method='one_run_fdp': valid only for Gaussian noise without ...
   """
   validate.one_of(METHODS, method=method)
+  if METHODS[method].gaussian_only:
+    check_event(method, plan.event())
+
+
+def check_event(method: str, event: Any) -> None:
+  """As `check_method`, of the event of a whole run.
+
+  >>> check_event("one_run_fdp", events.composed(events.gaussian_event(1.0), 5))
+  """
+  validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:
     return
-  parts = events.merged_parts(plan.event())
+  parts = events.merged_parts(event)
   other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
   if other:
     raise validate.UserError(
-      "valid only for Gaussian noise without sampling, and this plan charges "
+      "valid only for Gaussian noise without sampling, and this run is charged "
       f"{', '.join(other)}; use 'one_run' or 'one_run_two_sided'",
       field="method",
       value=method,

@@ -16,6 +16,7 @@ from dpjax import data
 from dpjax.federated import (
   LocalWork,
   by_examples,
+  client_noise,
   cohort_of,
   execution,
   fed_avg,
@@ -29,6 +30,8 @@ from dpjax.federated import (
 )
 from dpjax.federated import client as clients
 from dpjax.federated.execution import client_blocks
+from dpjax.plan import Plan
+from dpjax.sampling import FixedSizeSampler
 from dpjax.validate import UserError
 from tests.federated import problems
 
@@ -93,6 +96,42 @@ def test_every_execution_is_the_readable_twin(by_the_book, name):
     if state.memories is not None:
       problems.assert_trees_close(state.memories.all(), expected.memories.all(), atol=1e-5)
     problems.assert_trees_close(info, wanted, rtol=1e-4)
+
+
+def _noisy_messages(map_clients, draws):
+  """[5, 4], of clients that add noise to what they send, or in every local step."""
+
+  def loss_fn(w, x):
+    return jnp.sum(w * x)
+
+  if draws == "message":
+    client = clients.local_training(loss_fn, optax.sgd(1.0))
+    client = client_noise(client, l2_clip_norm=1.0, noise_multiplier=1.0)
+  else:
+    plan = Plan(
+      sampler=FixedSizeSampler(batch_size=2, num_examples=2),
+      noise_multiplier=1.0,
+      l2_clip_norm=1.0,
+      normalize_by=2.0,
+      num_steps=1,
+      delta=1e-3,
+    )
+    grad = clients.clipped_grad(loss_fn, plan)
+    client = clients.local_training(loss_fn, plan.transform, grad=grad)
+  cohort = from_batches([np.ones((2, 4), np.float32)] * 5, batch_size=2)
+  context = execution.Context(clients.Received(jnp.zeros(4)), None, None, _KEY, None)
+  return np.asarray(map_clients(client, None)(context, cohort).sent.message["delta"])
+
+
+@pytest.mark.parametrize("draws", ["message", "step"])
+def test_clients_own_noise_is_the_same_in_every_execution(draws):
+  """No execution is refused for it, and none pads with a client that shares another's key: noise
+  that two share is NaN under vmap, and such messages would be left out without a word."""
+  expected = _noisy_messages(loop_clients(), draws)
+  assert np.isfinite(expected).all() and len(np.unique(expected)) == expected.size
+  for name in ("vmap", "blocks", "shard_map"):
+    found = _noisy_messages(_EXECUTIONS[name], draws)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["loop", "blocks", "pmap"])

@@ -9,9 +9,10 @@ from dpjax import federated
 from dpjax.auditing import Scores
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds import audits
-from dpjax.experiments.kinds.federated import build
+from dpjax.experiments.kinds.federated import audit, build
 from dpjax.experiments.kinds.federated.config import FedAuditConfig, FedConfig
 from dpjax.experiments.run import loop, streams, writers
+from dpjax.secure import SkellamSum
 from dpjax.validate import UserError
 from tests.runs import descriptions
 from tests.runs.stops import stop_after
@@ -80,6 +81,92 @@ def test_planted_bugs_are_caught_and_a_sound_run_is_not_refuted(bug, tmp_path, m
     assert result["epsilon_audited_lower"] > result["epsilon"]
 
 
+# Each with what an adversary sees, and the relation of the claim.
+_PROMISES = {
+  "messages": ({"privacy.method": "local"}, audit.MESSAGES, "replace_one"),
+  "messages, of both": (
+    {"privacy.method": "both", "privacy.local_noise_multiplier": 8.0},
+    audit.MESSAGES,
+    "replace_one",
+  ),
+  "sums, of both": (
+    {"privacy.method": "both", "privacy.local_noise_multiplier": 1.0},
+    audit.SUMS,
+    "add_or_remove_one",
+  ),
+  "shares": (
+    {
+      "privacy.method": "distributed",
+      "privacy.sampler": "fixed_size",
+      "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
+    },
+    audit.MEMBERS_SUMS,
+    "replace_special",
+  ),
+}
+
+
+def _hundredth(monkeypatch):
+  """A hundredth of all noise is drawn, of clients and of the server, and nobody notices."""
+  honest, share = federated.client_noise, SkellamSum.share
+
+  def client_noise(client, *, l2_clip_norm, noise_multiplier):
+    quiet = 0.01 * noise_multiplier
+    return honest(client, l2_clip_norm=l2_clip_norm, noise_multiplier=quiet)
+
+  def quiet_share(mechanism, rng, shares=1):
+    variance = 1e-4 * mechanism.noise.share_variance
+    noise = dataclasses.replace(mechanism.noise, share_variance=variance)
+    return share(dataclasses.replace(mechanism, noise=noise), rng, shares)
+
+  monkeypatch.setattr(federated, "client_noise", client_noise)
+  monkeypatch.setattr(federated, "central", _planted(noise=0.01))
+  monkeypatch.setattr(SkellamSum, "share", quiet_share)
+
+
+def _audited(config):
+  """(audit of result.json, the run), of its rounds alone."""
+  run = build.assemble(config)
+  state = run.algorithm.init(run.params, run.federation.num_clients)
+  cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
+  for cohort in audit.marked(run.audited, cohorts):
+    state, _ = run.algorithm.round(state, cohort)
+  epsilon = run.promise.curve(config.num_rounds)
+  parts = {"loss_fn": run.task.loss(run.apply), "before": run.params}
+  found = audit.facts(config, run.audited, **parts, state=state, epsilon=epsilon)
+  return found["audit"], run
+
+
+@pytest.mark.parametrize("promise", _PROMISES)
+def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_it(
+  promise, monkeypatch
+):
+  overrides, sees, relation = _PROMISES[promise]
+  config = _config(
+    **{
+      "data.limit": 100,
+      "partition.num_clients": 80,
+      "clients_per_round": 80.0,
+      "audit.num_canaries": 70,
+      "audit.method": "one_run_two_sided",
+      "num_rounds": 1,
+      "eval_every": 1,
+      "local.batch_size": None,
+      "execution": "vmap",
+      "privacy.noise_multiplier": 4.0,
+      **overrides,
+    }
+  )
+  sound, run = _audited(config)
+  assert not sound["refuted"] and sound["can_refute"], sound["verdict"]
+  assert (sound["adversary_sees"], sound["neighboring_relation"]) == (sees, relation)
+  assert sound["epsilon_claimed"] <= run.promise.curve(1)
+  assert sound["ceiling"]["epsilon_lower"] > sound["epsilon_claimed"]
+  _hundredth(monkeypatch)
+  broken, _ = _audited(config)
+  assert broken["refuted"] and broken["verdict"].startswith("REFUTED"), broken["verdict"]
+
+
 def test_the_result_says_who_the_canaries_are_and_a_resumed_run_the_same(
   tmp_path, monkeypatch
 ):
@@ -113,6 +200,13 @@ _FIXED = {"privacy.sampler": "fixed_size"}
 _ROWS = {"audit.kind": "mislabelled", "audit.score": "final"}
 
 
+_LOCAL = {"privacy.method": "local", "privacy.noise_multiplier": 4.0}
+_BOTH = {**_LOCAL, "privacy.method": "both", "privacy.local_noise_multiplier": 8.0}
+_SHARES = {
+  "privacy.method": "distributed",
+  "privacy.sampler": "fixed_size",
+  "secure_sum": {"name": "secagg", "bits": 16, "threshold": 0.7, "dropout_prob": 0.1},
+}
 _QUICK = [{"audit.score": "final"}, {**_ROWS, **_NONE}, {**_FIXED, **_ROWS}, _FIXED]
 _LONG = [
   _FTRL,
@@ -122,6 +216,12 @@ _LONG = [
   {"privacy.clipping": "adaptive", "compression": "top_k"},
   {"server_optimizer.rule": "adam", "execution": "pmap"},
   {"release": True},
+  {**_LOCAL, "client_state": "disk", "compression": "top_k"},
+  {**_LOCAL, "algorithm": "fed_prox", "secure_sum": {"name": "secagg", "simulated": False}},
+  {**_LOCAL, **_ROWS},
+  {**_BOTH, "audit.score": "final"},
+  {**_SHARES, "secure_sum.simulated": False, "release": True},
+  {**_SHARES, "algorithm": "fed_sgd", "local.epochs": 1},
 ]
 
 
@@ -179,7 +279,7 @@ def test_every_setting_of_an_audit_changes_it():
       FedAuditConfig(enabled=True, **changes),
       scores,
       score="rounds",
-      plan=plan,
+      claim=audits.Claim.of_plan(plan),
       included=coins,
       delta=1e-5,
       epsilon=4.0,
@@ -202,8 +302,6 @@ def test_every_setting_of_an_audit_changes_it():
     ({"audit.confidence": 95.0}, "audit.confidence=95.0"),
     ({"audit.kind": "random"}, "audit.score='rounds': needs audit.kind='direction'"),
     (_NONE, "audit.kind='direction': needs a privacy.method with a clip norm"),
-    ({"privacy.method": "local"}, "audit.enabled=True: needs privacy.method='central'"),
-    ({"privacy.method": "both"}, "audit.enabled=True: .* not 'both'"),
     (
       {"privacy.simulated_cohort": 20, "privacy.simulated_clients": 100},
       "no privacy.simulated_cohort=20",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
@@ -14,6 +16,7 @@ from dpjax.auditing import Scores
 from dpjax.data import Dataset, Federation
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
+from dpjax.experiments.run.promise import Promise
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
@@ -48,17 +51,49 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
   validate.open_unit(**{"audit.confidence": config.confidence})
 
 
-def relation_of(plan: Plan) -> str:
-  """What a canary that is out leaves: what the plan's relation says, so that a sampler which
-  knows the number of examples still fits; where nothing is proved, they are exchanged."""
-  known = plan.sampler.law != "unproved"
-  return str(plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE)
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """What an audit tries to refute. What takes an accountant is computed when it is asked for."""
+
+  relation: str  # what a canary that is out leaves
+  delta: float
+  event: Callable[[], Any]  # of the whole run
+  epsilon: Callable[[], float]  # at delta, as planned; infinity: nothing is claimed
+  trade_off: Callable[[], accounting.TradeOff]  # all pairs at once
+
+  @classmethod
+  def of_plan(cls, plan: Plan) -> Claim:
+    """What the noise of a plan promises; where nothing is proved, canaries are exchanged, so
+    that a sampler which knows the number of examples still fits."""
+    known = plan.sampler.law != "unproved"
+    relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
+    epsilon = plan.epsilon if plan.is_private else lambda: math.inf
+    return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
+
+  @classmethod
+  def of_promise(cls, promise: Promise, num_steps: int) -> Claim:
+    """What a proof says that is not a plan's: of clients' own noise, or of their shares."""
+    event = promise.remaining_event(0)
+    pairs = functools.partial(
+      accounting.all_pairs,
+      event,
+      neighboring_relation=promise.relation,
+      accountant=promise.accountant,
+    )
+    epsilon = functools.partial(promise.curve, num_steps)
+    return cls(promise.relation, promise.delta or 0.0, lambda: event, epsilon, pairs)
+
+  def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
+    """Returns all pairs that are claimed, where `epsilon`, of what ran, is as planned."""
+    if epsilon is None or not math.isfinite(epsilon):
+      return None
+    return self.trade_off() if math.isclose(epsilon, self.epsilon()) else None
 
 
 def insert(
   config: AuditedConfig,
   held: _Data,
-  plan: Plan,
+  claim: Claim,
   make: Callable[..., tuple[_Data, _Canaries]],
 ) -> tuple[_Data, _Canaries | None]:
   """(what to train on, canaries), or the data as they are where no audit is asked for.
@@ -69,37 +104,30 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
-  auditing.check_method(config.audit.method, plan)
-  _warn_of_ceiling(config.audit, plan)
+  auditing.check_event(config.audit.method, claim.event())
+  _warn_of_ceiling(config.audit, claim)
   changed, canaries = make(
     held,
     num_canaries=config.audit.num_canaries,
     seed=config.seed,
     kind=config.audit.kind,
-    neighboring_relation=relation_of(plan),
+    neighboring_relation=claim.relation,
   )
   check_coins(canaries.included, config.seed)
   return changed, canaries
 
 
-def claim_of(plan: Plan, epsilon: float | None) -> accounting.TradeOff | None:
-  """All pairs that are claimed, where the claim is that of the plan."""
-  if epsilon is None or not plan.is_private or not math.isfinite(epsilon):
-    return None
-  return plan.trade_off() if math.isclose(epsilon, plan.epsilon()) else None
-
-
-def _warn_of_ceiling(config: AuditConfig, plan: Plan) -> None:
+def _warn_of_ceiling(config: AuditConfig, claim: Claim) -> None:
   """One line, before anything trains, where no scores could refute the claim."""
-  epsilon = plan.epsilon() if plan.is_private else math.inf
+  epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
   best = auditing.ceiling(
     config.num_canaries,
-    delta=plan.delta,
+    delta=claim.delta,
     method=config.method,
     confidence=config.confidence,
-    claim=plan.trade_off(),
+    claim=claim.trade_off(),
   )
   refutes = auditing.reason(
     best,
@@ -134,7 +162,7 @@ def facts(
   scores: Scores,
   *,
   score: str,
-  plan: Plan,
+  claim: Claim,
   included: np.ndarray,
   delta: float,
   epsilon: float | None,
@@ -145,9 +173,9 @@ def facts(
 
   Args:
     score: what told them.
-    plan: what the run was charged for.
+    claim: as it was planned.
     included: [m] bool, the coins; seed: theirs.
-    delta, epsilon: the claim; epsilon None: nothing is claimed.
+    delta, epsilon: of what ran; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
   """
   found = auditing.audit(
@@ -156,7 +184,7 @@ def facts(
     epsilon_claimed=epsilon,
     method=config.method,
     confidence=config.confidence,
-    claim=claim_of(plan, epsilon),
+    claim=claim.pairs(epsilon),
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
   told = note.format(

@@ -110,10 +110,14 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
   width = max(member.mask.shape[1] for member in members)
   members += [jax.tree.map(np.zeros_like, members[0])] * (size - len(places))
   padded = [member.padded(num_steps, width) for member in members]
-  indices = np.concatenate([places, np.full(size - len(places), places[0])])
+  missing = size - len(places)
+  indices = np.concatenate([places, np.full(missing, places[0])])
+  # No client has these numbers: padding that shared a client's key would share its noise, and
+  # noise that is drawn twice is NaN under vmap.
+  nobody = -1 - np.arange(missing)
   return ClientBlock(
     places=indices,
-    who=np.asarray(cohort.ids)[indices].astype(np.int32),
+    who=np.concatenate([np.asarray(cohort.ids)[places], nobody]).astype(np.int32),
     n=np.asarray(cohort.num_examples)[indices].astype(np.int32),
     mask=np.arange(size) < len(places),
     batches=jax.tree.map(lambda *leaves: np.stack(leaves), *padded),

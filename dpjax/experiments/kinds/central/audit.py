@@ -107,7 +107,7 @@ def facts(
     config.audit,
     scores,
     score=score(config.audit),
-    plan=plan,
+    claim=audits.Claim.of_plan(plan),
     included=canaries.included,
     delta=config.privacy.delta,
     epsilon=epsilon,

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import optax
 
-from dpjax import auditing, federated, trees
+from dpjax import auditing, federated, secure, trees
 from dpjax.auditing import canary_clients
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import audits
+from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.plan import Plan
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
@@ -20,7 +22,19 @@ NOTE = (
   "Canaries are part of this run: {out_of} clients left the federation and {included} came "
   "back as canaries ({kind}). The accuracy and the model are those of that changed federation."
 )
-_METHODS = ("central", "dp_ftrl", "none")
+SUMS = "every noisy sum that the server forms"
+MEMBERS_SUMS = f"{SUMS}, and who is in it"
+MESSAGES = "every noisy message of each client"
+_SEES_MODEL = "the final model"
+
+
+class Target(NamedTuple):
+  """Which promise of a run is put to the test, against whom."""
+
+  claim: audits.Claim
+  sees: str  # SUMS | MEMBERS_SUMS | MESSAGES
+  l2_clip_norm: float  # of a canary's part
+  divisor: float  # of a sum, in the mean that the server gets
 
 
 class Audited(NamedTuple):
@@ -28,9 +42,18 @@ class Audited(NamedTuple):
 
   canaries: auditing.CanaryClients
   directions: canary_clients.Directions | None
-  opposite: bool  # a canary that is out sends the opposite
   prob: float  # of a client to take part in a round
-  plan: Plan
+  target: Target
+
+  @property
+  def opposite(self) -> bool:
+    """Whether a canary that is out sends the opposite."""
+    return self.target.claim.relation == NeighboringRelation.REPLACE_ONE
+
+  @property
+  def hears(self) -> bool:
+    """Whether canaries send what their clients' own noise hides."""
+    return self.directions is not None and self.target.sees == MESSAGES
 
 
 def check(config: FedConfig) -> None:
@@ -42,16 +65,8 @@ def check(config: FedConfig) -> None:
 
 
 def _check_claim(config: FedConfig) -> None:
-  """The bound is for the server's promise to a user of THIS run."""
+  """The bound is for the promise to a user of THIS run."""
   privacy = config.privacy
-  if privacy.method not in _METHODS:
-    raise UserError(
-      f"needs privacy.method={' or '.join(map(repr, _METHODS))}, not "
-      f"{privacy.method!r}: canary clients test what the server's noise promises, "
-      "not what clients add themselves",
-      field="audit.enabled",
-      value=True,
-    )
   if privacy.simulated_cohort is not None:
     raise UserError(
       f"needs no privacy.simulated_cohort={privacy.simulated_cohort}, whose "
@@ -92,10 +107,42 @@ def _check_kind(config: FedConfig) -> None:
     )
 
 
+def target_of(
+  config: FedConfig,
+  plan: Plan,
+  num_clients: int,
+  mechanism: secure.SkellamSum | None,
+) -> Target:
+  """What an audit of this run tests.
+
+  | privacy.method          | the claim              | the adversary sees                       |
+  | ----------------------- | ---------------------- | ---------------------------------------- |
+  | central, dp_ftrl, none  | that of the sum        | every noisy sum                          |
+  | local                   | that of a message      | every noisy message, and who sent it     |
+  | both                    | the tighter of the two | as for the one that is tighter           |
+  | distributed             | that of the shares     | every decoded integer sum, who is in it  |
+
+  Args:
+    plan: of what runs; num_clients: before canaries; mechanism: of noise in shares.
+  """
+  method, rounds = config.privacy.method, config.num_rounds
+  if mechanism is not None:
+    shares = distributed.promise(config, mechanism, num_clients)
+    claim = audits.Claim.of_promise(shares, rounds)
+    return Target(claim, MEMBERS_SUMS, mechanism.l2_clip_norm, config.clients_per_round)
+  of_sums = Target(audits.Claim.of_plan(plan), SUMS, plan.l2_bound, plan.normalize_by)
+  if not config.audit.enabled or method not in ("local", "both"):
+    return of_sums
+  claim = audits.Claim.of_promise(privacy.local_promise(config, num_clients), rounds)
+  if method == "both" and of_sums.claim.epsilon() <= claim.epsilon():
+    return of_sums
+  return Target(claim, MESSAGES, config.privacy.l2_clip_norm, 1.0)
+
+
 def prepared(
   config: FedConfig,
   canaries: auditing.CanaryClients | None,
-  plan: Plan,
+  target: Target,
   params: Params,
   num_clients: int,
 ) -> Audited | None:
@@ -106,14 +153,13 @@ def prepared(
   """
   if canaries is None:
     return None
-  found = None
+  directions = None
   if config.audit.kind == canary_clients.DIRECTION:
-    found = canary_clients.directions(
+    directions = canary_clients.directions(
       params, num_canaries=config.audit.num_canaries, seed=config.seed
     )
-  opposite = audits.relation_of(plan) == NeighboringRelation.REPLACE_ONE
   prob = config.clients_per_round / num_clients
-  return Audited(canaries, found, opposite, prob, plan)
+  return Audited(canaries, directions, prob, target)
 
 
 def marked(
@@ -124,11 +170,47 @@ def marked(
 
 
 def sending(audited: Audited | None, map_clients: Any) -> Any:
-  """The execution, whose canaries send their directions."""
-  if audited is None or audited.directions is None:
+  """The execution, whose canaries send their directions in place of all that a client sends."""
+  if audited is None or audited.directions is None or audited.hears:
     return map_clients
-  bound = audited.plan.l2_bound
+  bound = audited.target.l2_clip_norm
   return canary_clients.sending(map_clients, audited.directions, l2_clip_norm=bound)
+
+
+def hidden(
+  audited: Audited | None, client: federated.ClientAlgorithm
+) -> federated.ClientAlgorithm:
+  """A client before its own noise: there canaries send, where that noise is put to the test."""
+  if audited is None or audited.directions is None or not audited.hears:
+    return client
+  bound = audited.target.l2_clip_norm
+  return canary_clients.sender(client, audited.directions, l2_clip_norm=bound)
+
+
+def heard(
+  config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
+) -> dict[str, Any]:
+  """What is done to a client of FedAvg, and what it keeps; where messages are seen, each is
+  scored as it is sent."""
+  listens = audited is not None and audited.hears and config.audit.score == "rounds"
+  if audited is None or audited.directions is None or not listens:
+    return wrapping
+  directions, bound = audited.directions, audited.target.l2_clip_norm
+  wrap, memory = wrapping["wrap"], wrapping["memory"]
+
+  def listened(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+    return canary_clients.heard(wrap(client), directions, l2_clip_norm=bound)
+
+  def kept(params: Params) -> Any:
+    return canary_clients.heard_memory(None if memory is None else memory(params))
+
+  return {"wrap": listened, "memory": kept}
+
+
+def _scores_sums(config: FedConfig, audited: Audited | None) -> bool:
+  if audited is None or audited.directions is None or config.audit.score != "rounds":
+    return False
+  return audited.target.sees != MESSAGES
 
 
 def watched(
@@ -137,16 +219,35 @@ def watched(
   server_tx: optax.GradientTransformation,
 ) -> Any:
   """The server's optimizer, before which every aggregate is scored if that is asked for."""
-  if audited is None or audited.directions is None or config.audit.score != "rounds":
+  if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
-  plan, correlated = audited.plan, config.privacy.method == "dp_ftrl"
+  target, correlated = audited.target, config.privacy.method == "dp_ftrl"
   watch = canary_clients.watching(
     audited.directions,
-    unit=plan.l2_bound / plan.normalize_by,
+    unit=target.l2_clip_norm / target.divisor,
     prob=1.0 if correlated else audited.prob,
     opposite=audited.opposite,
+    present=target.sees == MEMBERS_SUMS,
   )
   return optax.chain(watch, server_tx)
+
+
+def seeing(
+  config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
+) -> federated.FederatedAlgorithm:
+  """The algorithm, whose server is told who is in a sum where the promise says that it knows."""
+  if audited is None or not _scores_sums(config, audited):
+    return algorithm
+  if audited.target.sees != MEMBERS_SUMS:
+    return algorithm
+  dropout = config.secure_sum.dropout(config.seed)
+
+  def in_sum(cohort: federated.Cohort, round: int) -> np.ndarray:
+    drops = dropout.drops(round, cohort.ids)
+    return np.array(secure.uploading(cohort.ids, drops), np.int64)
+
+  divisor = audited.target.divisor
+  return canary_clients.seeing(algorithm, audited.canaries, in_sum, divisor=divisor)
 
 
 def facts(
@@ -160,22 +261,39 @@ def facts(
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
   canaries, after = audited.canaries, federated.params_of(state)
-  directions = audited.directions
+  directions, target = audited.directions, audited.target
   if directions is None:
     scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
+  elif config.audit.score == "rounds" and target.sees == MESSAGES:
+    scores = canary_clients.heard_scores(state.memories, canaries)
   elif config.audit.score == "rounds":
     scores = canary_clients.watched_scores(directions, state, canaries)
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  return audits.facts(
+  claimed = _claimed(config, target, epsilon)
+  found = audits.facts(
     config.audit,
     scores,
     score=config.audit.score,
-    plan=audited.plan,
+    claim=target.claim,
     included=canaries.included,
     delta=config.privacy.delta,
-    epsilon=epsilon,
+    epsilon=claimed,
     seed=config.seed,
     note=NOTE,
   )
+  final = config.audit.score == "final"
+  found["audit"] |= {
+    "adversary_sees": _SEES_MODEL if final else target.sees,
+    "epsilon_claimed": claimed,
+    "neighboring_relation": target.claim.relation,
+  }
+  return found
+
+
+def _claimed(config: FedConfig, target: Target, epsilon: float | None) -> float | None:
+  """The epsilon of what ran; of both noises the result states that of the sum."""
+  if config.privacy.method == "both" and target.sees == MESSAGES:
+    return target.claim.epsilon()
+  return epsilon

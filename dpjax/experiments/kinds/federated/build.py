@@ -274,7 +274,9 @@ def client_of(
   return wrapping["wrap"](client), wrapping["memory"]
 
 
-def _wrapping(config: FedConfig, *, guessed: bool = False) -> Wrapping:
+def _wrapping(
+  config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
+) -> Wrapping:
   """Noise on the client first, then compression: that is post-processing."""
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
@@ -283,6 +285,7 @@ def _wrapping(config: FedConfig, *, guessed: bool = False) -> Wrapping:
     noise = 0.0
 
   def wrap(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
+    client = audit.hidden(audited, client)
     if noise is not None:
       client = federated.client_noise(
         client, l2_clip_norm=config.privacy.l2_clip_norm, noise_multiplier=noise
@@ -292,7 +295,8 @@ def _wrapping(config: FedConfig, *, guessed: bool = False) -> Wrapping:
     return federated.compressed(client, compressor, error_feedback=feedback)
 
   memory = lambda params: federated.error_memory(None, {"delta": params})
-  return {"wrap": wrap, "memory": memory if feedback else None}
+  wrapping = {"wrap": wrap, "memory": memory if feedback else None}
+  return audit.heard(config, audited, wrapping)
 
 
 def optimizer(config: OptimizerConfig) -> Any:
@@ -351,7 +355,7 @@ def _algorithm(
       **common,
     )
   if name in WRAPPING:
-    options = around(_wrapping(config))
+    options = around(_wrapping(config, audited=audited))
   elif name == "fed_nova":
     options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
   elif name == "scaffold":
@@ -365,7 +369,8 @@ def _algorithm(
   optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
   txs = optimizers.get(name, (client_tx, server_tx))
   made = config.algorithm.make(loss_fn, *txs, **common, **options)
-  return secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
+  made = secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
+  return audit.seeing(config, audited, made)
 
 
 @bounds.names_fields
@@ -387,9 +392,10 @@ def assemble(
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
   make = auditing.insert_canary_clients
-  federation, canaries = audits.insert(config, federation, plan, make)
-  audited = audit.prepared(config, canaries, plan, params, num_clients)
   mechanism = distributed.mechanism(config, trees.size(params))
+  target = audit.target_of(config, plan, num_clients, mechanism)
+  federation, canaries = audits.insert(config, federation, target.claim, make)
+  audited = audit.prepared(config, canaries, target, params, num_clients)
   parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,

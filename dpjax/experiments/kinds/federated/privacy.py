@@ -307,7 +307,7 @@ _LOCAL_NOTE = (
 )
 
 
-def _local_promise(config: FedConfig, num_clients: int) -> Promise:
+def local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
   noise, delta = local_noise(config) or 0.0, config.privacy.delta
   relation, budget = str(NeighboringRelation.REPLACE_ONE), config.privacy.epsilon_budget
@@ -353,7 +353,7 @@ def make_promise(
   if mechanism is not None:
     return distributed.promise(config, mechanism, num_clients)
   if config.privacy.method == "local":
-    return _local_promise(config, num_clients)
+    return local_promise(config, num_clients)
   simulated = reported is not ran
   return promise.of_plan(
     reported,
