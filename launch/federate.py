@@ -14,8 +14,9 @@ model), checkpoints/ (holds the noise key: secret). Stop it at any time; the sam
 on where it stopped.
 
 --audit puts canary clients into the federation and adds epsilon_audited_lower to result.json: a
-lower bound on the true epsilon of a user, and what perfect scores would show. If it is above the
-proved epsilon, or guesses are too good for the proof, the exit code is 1.
+lower bound on the true epsilon of a user, and what perfect scores would show. What is seen is what
+the promise speaks of: sums, each client's message (local), or decoded sums (distributed). If the
+bound is above the proved epsilon, or guesses are too good for the proof, the exit code is 1.
 
 --dry_run prints the plan and ends: epsilon, noise, sampler, rounds, minutes and memory
 (estimates, from a few rounds on zeros); it writes nothing.

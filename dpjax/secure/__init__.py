@@ -24,10 +24,10 @@ from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
 from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
 from dpjax.secure.encoding import Encoding as Encoding
 from dpjax.secure.summation import Dropout as Dropout
-from dpjax.secure.summation import uploading as uploading
 from dpjax.secure.summation import RoundRefused as RoundRefused
 from dpjax.secure.summation import forgiving as forgiving
 from dpjax.secure.summation import secure_mean as secure_mean
+from dpjax.secure.summation import uploading as uploading
 
 if TYPE_CHECKING:  # what `__getattr__` below gives: no round needs them
   from dpjax.secure import homomorphic as homomorphic
