@@ -1,13 +1,19 @@
-"""Gives every launcher thousands of wrong values, and looks at how it refuses them.
+"""Gives every launcher thousands of wrong inputs, and looks at how it refuses them.
 
     python -m tests.wrong_inputs --count=10000 --out=results/wrong_inputs
 
-A value is a text that a command line could hold for a field of a published config: a random
-hostile word, or the field's own value with one mark changed. It goes the way of a launcher's
-override, through the check of its kind of config. Allowed are: to be accepted, or to be refused
-by a UserError of one line under 300 characters. wrong_inputs.csv counts both, and what was
-neither: another error (a traceback for the user), a longer line, a value that took 10 seconds.
-Exit code 1 where there was one.
+| inputs        | what is wrong                                                             |
+| ------------- | ------------------------------------------------------------------------- |
+| `values`      | a text that a command line could hold for a field of a published config: a |
+|               | random hostile word, or the field's own value with one mark changed       |
+| `data sets`   | an .npz file, or the folder of one, damaged in one way: `wrong_files`      |
+| `run folders` | one file of a run's folder, ended or stopped, damaged in one way          |
+
+A value goes the way of a launcher's override, through the check of its kind of config; files are
+read as a run reads them. Allowed are: to be accepted, or to be refused by an error of one line
+under 300 characters. wrong_inputs.csv counts both, and what was neither: another error (a traceback
+for the user), a longer line, a value that took 10 seconds or a file that took 30. Exit code 1 where
+there was one.
 """
 
 import argparse
@@ -15,7 +21,9 @@ import collections
 import importlib
 import pathlib
 import random
+import shutil
 import sys
+import tempfile
 import time
 
 from dpjax.experiments import all_kinds
@@ -32,6 +40,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import report, switched
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.validate import UserError
+from tests import wrong_files
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1] / "configs"
 _LONGEST = 300
@@ -91,21 +100,33 @@ def text_for(value, rng):
 
 def tried(config, check, path, text):
   """Returns "accepted", "refused", or what was wrong with the way that it was refused."""
-  began = time.monotonic()
-  try:
+
+  def checked():
     changed = fields.override(config, path, text, name="--config")
     settled, _ = switched.settled(config, [(path, changed)], all_kinds.of(config))
     check(settled)
+
+  return judged(checked)
+
+
+def judged(call, slow=_SLOW):
+  """Returns the verdict on one call: as of `tried`."""
+  began = time.monotonic()
+  try:
+    call()
     verdict = "accepted"
-  except UserError as error:
-    message = str(error)
+  except (UserError, OSError, MemoryError) as error:  # as `launch.app` ends a process
+    own = isinstance(error, UserError)
+    message = str(error if own else UserError(str(error)))
     verdict = "refused"
     if "\n" in message or len(message) > _LONGEST:
       verdict = f"long: {len(message)} characters: {message[:200]!r}"
+  except wrong_files.Hang:
+    verdict = "slow: does not end"
   except Exception as error:
     verdict = f"traceback: {type(error).__name__}: {str(error)[:200]!r}"
   seconds = time.monotonic() - began
-  return f"slow: {seconds:.0f} s" if seconds > _SLOW else verdict
+  return f"slow: {seconds:.0f} s" if seconds > slow else verdict
 
 
 def walk(launcher, count, seed):
@@ -128,21 +149,80 @@ def walk(launcher, count, seed):
   return verdicts
 
 
+def walk_data(launcher, count, seed):
+  """Reads so many damaged data sets as a run of this launcher would; returns the verdicts."""
+  read = wrong_files.readers().get(launcher)
+  rng = random.Random(f"{seed} {launcher} data")
+  verdicts = collections.Counter()
+  for _ in range(count if read else 0):
+    with tempfile.TemporaryDirectory() as room:
+      path, word = wrong_files.damaged_data(pathlib.Path(room) / "data", rng)
+
+      def call(path=path):
+        with wrong_files.in_time():
+          read(path)
+
+      verdict = judged(call, wrong_files.SECONDS)
+    verdicts[verdict.split(":")[0]] += 1
+    if ":" in verdict:
+      print(f"{launcher}: data set with {word} ({path}): {verdict}", flush=True)
+  return verdicts
+
+
+def walk_folders(launcher, count, seed):
+  """Goes on with so many damaged folders of a small run; returns the verdicts."""
+  if not count:
+    return collections.Counter()
+  go_on = wrong_files.runs()[launcher]
+  rng = random.Random(f"{seed} {launcher} folders")
+  verdicts = collections.Counter()
+  with tempfile.TemporaryDirectory() as room:
+    whole = pathlib.Path(room) / "whole"
+    with wrong_files.in_time(600):
+      go_on(whole)
+    for number in range(count):
+      folder = pathlib.Path(room) / f"{number}"
+      word = wrong_files.damaged_folder(whole, folder, rng)
+
+      def call(folder=folder):
+        with wrong_files.in_time():
+          failed = [row["error"] for row in go_on(folder) if row.get("status") == "failed"]
+        if failed:
+          raise UserError("; ".join(failed))
+
+      verdict = judged(call, wrong_files.SECONDS)
+      verdicts[verdict.split(":")[0]] += 1
+      if ":" in verdict:
+        print(f"{launcher}: {word}: {verdict}", flush=True)
+      shutil.rmtree(folder, ignore_errors=True)
+  return verdicts
+
+
 def main():
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--count", type=int, default=10_000, help="values for each launcher")
+  parser.add_argument("--data", type=int, default=1_000, help="damaged data sets for each")
+  parser.add_argument(
+    "--folders", type=int, default=100, help="damaged run folders for each"
+  )
   parser.add_argument("--only", default=",".join(_checks()), help="launchers, by commas")
   parser.add_argument("--out", default="", help="folder for wrong_inputs.csv")
   parser.add_argument("--seed", type=int, default=0)
   options = parser.parse_args()
   rows = []
+  walks = (
+    ("values", walk, options.count),
+    ("data sets", walk_data, options.data),
+    ("run folders", walk_folders, options.folders),
+  )
   for launcher in options.only.split(","):
-    verdicts = walk(launcher, options.count, options.seed)
-    counts = {
-      name: verdicts[name] for name in ("accepted", "refused", "traceback", "long", "slow")
-    }
-    rows.append({"launcher": launcher, "values": options.count, **counts})
-    print(rows[-1], flush=True)
+    for inputs, tour, count in walks:
+      verdicts = tour(launcher, count, options.seed)
+      # a launcher that reads no file of data tries none
+      row = {"launcher": launcher, "inputs": inputs, "tried": sum(verdicts.values())}
+      names = ("accepted", "refused", "traceback", "long", "slow")
+      rows.append(row | {name: verdicts[name] for name in names})
+      print(rows[-1], flush=True)
   if options.out:
     folder = pathlib.Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
