@@ -51,6 +51,7 @@ if TYPE_CHECKING:
   from dpjax.attacks.collusion import alie as alie
   from dpjax.attacks.collusion import colluding as colluding
   from dpjax.attacks.collusion import min_max as min_max
+  from dpjax.attacks.collusion import min_sum as min_sum
   from dpjax.attacks.difficulty import quantile_regression as quantile_regression
   from dpjax.attacks.extraction import Agreement as Agreement
   from dpjax.attacks.extraction import Extraction as Extraction

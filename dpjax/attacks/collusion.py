@@ -5,6 +5,8 @@
 | `alie`    | the honest mean, z honest standard deviations off   | Baruch et al. 2019          |
 | `min_max` | the honest mean, moved as far as no distance to an  | Shejwalkar, Houmansadr 2021 |
 |           | honest message gives away                           |                             |
+| `min_sum` | the same, as far as no sum of distances to all      | Shejwalkar, Houmansadr 2021 |
+|           | honest messages gives away                          |                             |
 
 The attackers know the messages of all honest clients of a round: the strongest adversary of the
 papers. Such a lie is no change of one client, so it is put in before the aggregator: attackers send
@@ -95,13 +97,7 @@ def min_max(direction: str = "std") -> Poisoning:
 
   def lie(honest: _Honest) -> Array:
     mean, there = honest.mean, honest.there
-    length = jnp.linalg.norm(mean)
-    ways = {
-      "std": -honest.std,
-      "unit": -mean / jnp.where(length > 0, length, 1.0),
-      "sign": -jnp.sign(mean),
-    }
-    way = ways[direction]
+    way = _way(honest, direction)
     off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
     apart = lambda one: jnp.where(
       there, jnp.sum((honest.messages - one[None]) ** 2, axis=1), 0.0
@@ -117,6 +113,48 @@ def min_max(direction: str = "std") -> Poisoning:
     return mean + jnp.where(jnp.isfinite(gamma) & (square > 0), gamma, 0.0) * way
 
   return _colluders(lie)
+
+
+def min_sum(direction: str = "std") -> Poisoning:
+  """Attackers send mean + gamma p with the largest gamma that no sum of distances gives away.
+
+  The sum of squared distances of the lie to all honest messages is that of the honest message which
+  lies furthest from all others.
+
+  Args:
+    direction: p, as of `min_max`.
+
+  UserError: another direction.
+
+  >>> min_sum("sign").victims is None
+  True
+  """
+  validate.one_of(DIRECTIONS, direction=direction)
+
+  def lie(honest: _Honest) -> Array:
+    mean, there = honest.mean, honest.there
+    way = _way(honest, direction)
+    off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
+    # Offsets of the mean sum up to 0, so a message's sum is n times its own square, and that of
+    # all messages to the mean.
+    own = jnp.sum(off**2, axis=1)
+    square = jnp.sum(way**2)
+    gamma = jnp.sqrt(jnp.max(own) / jnp.where(square > 0, square, 1.0))
+    return mean + jnp.where(square > 0, gamma, 0.0) * way
+
+  return _colluders(lie)
+
+
+def _way(honest: _Honest, direction: str) -> Array:
+  """The direction p of `min_max` and `min_sum`, [d]."""
+  mean = honest.mean
+  length = jnp.linalg.norm(mean)
+  ways = {
+    "std": -honest.std,
+    "unit": -mean / jnp.where(length > 0, length, 1.0),
+    "sign": -jnp.sign(mean),
+  }
+  return ways[direction]
 
 
 def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:

@@ -236,6 +236,12 @@ ATTACKS: tuple[Attack, ...] = (
     "honest clients in each round", "dpjax.attacks.min_max", "Shejwalkar and Houmansadr 2021",
   ),
   Attack(
+    "min-sum", "a model that is useless", "part",
+    "clients of the federation who agree, and know what honest ones send",
+    "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
+    "honest clients in each round", "dpjax.attacks.min_sum", "Shejwalkar and Houmansadr 2021",
+  ),
+  Attack(
     "backdoor", "a chosen answer to inputs with a trigger", "part",
     "clients of the federation",
     "aggregator=median or krum while attackers are few; clipping slows it",

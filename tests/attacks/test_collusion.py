@@ -63,7 +63,23 @@ def test_min_max_goes_as_far_as_no_distance_gives_it_away(direction):
   assert reached(mean + 1.01 * (told - mean)) > most
 
 
-@pytest.mark.parametrize("attack", [attacks.alie(), attacks.min_max()])
+@pytest.mark.parametrize("direction", collusion.DIRECTIONS)
+def test_min_sum_goes_as_far_as_no_sum_of_distances_gives_it_away(direction):
+  messages, mask, honest = _sent()
+  told = _told(attacks.min_sum(direction), messages, mask)[5].astype(np.float64)
+  reached = lambda lie: sum(np.sum((lie - one) ** 2) for one in honest)
+  most = max(reached(one) for one in honest)
+  assert reached(told) == pytest.approx(most, rel=1e-5)
+  mean = honest.mean(0)
+  ways = {"std": honest.std(0), "unit": mean, "sign": np.sign(mean)}
+  against = (mean - told) @ ways[direction]
+  assert against == pytest.approx(
+    np.linalg.norm(mean - told) * np.linalg.norm(ways[direction]), rel=1e-5
+  )
+  assert reached(mean + 1.01 * (told - mean)) > most
+
+
+@pytest.mark.parametrize("attack", [attacks.alie(), attacks.min_max(), attacks.min_sum()])
 def test_without_honest_clients_or_attackers_messages_stay_finite(attack):
   messages, mask, _ = _sent(attackers=tuple(range(_N)), missing=())
   assert np.isfinite(_told(attack, messages, mask)).all()
@@ -139,6 +155,7 @@ def test_an_aggregator_that_is_not_told_is_refused():
   for call, words in (
     (lambda: attacks.alie(0.0), "z=0.0"),
     (lambda: attacks.min_max("up"), "direction='up': must be one of"),
+    (lambda: attacks.min_sum("up"), "direction='up': must be one of"),
   ):
     with pytest.raises(UserError, match=words):
       call()

@@ -69,6 +69,40 @@ def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
   jax.tree.map(np.testing.assert_array_equal, found, state.params)
 
 
+@pytest.mark.parametrize(
+  "name",
+  ["alie", *(pytest.param(name, marks=pytest.mark.long) for name in ("min_max", "min_sum"))],
+)
+def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
+  """The lie is asked for in each round, of what the honest nine of twelve send."""
+  prepared = _prepared(
+    _config(**{"attack": {"name": name, "fraction": 0.25}, "federate.num_rounds": 1})
+  )
+  lie, asked = prepared.attack.collude, []
+
+  def spied(honest):
+    asked.append(honest.messages.shape)
+    return 1e3 * lie(honest)
+
+  changed = prepared._replace(attack=prepared.attack._replace(collude=spied))
+  honest, moved, far = (
+    poisoned_rounds.trained(one, attackers)
+    for one, attackers in (
+      (prepared, np.zeros(0, np.int64)),
+      (prepared, prepared.attackers),
+      (changed, prepared.attackers),
+    )
+  )
+  assert asked
+  length = lambda params: float(
+    sum(
+      np.sum((np.asarray(a) - np.asarray(b)) ** 2)
+      for a, b in zip(*map(jax.tree.leaves, (params, honest)))
+    )
+  )
+  assert 0 < length(moved) < 1e-2 * length(far)
+
+
 def test_an_epsilon_stands_where_it_binds_an_attacker(tmp_path):
   central = _ran(_config(**_PRIVATE), tmp_path / "central")
   (row,) = table.rows_of([central])
@@ -111,6 +145,12 @@ def test_defences_meet_the_same_attackers_on_the_same_victims():
     ({**_PRIVATE, "federate.audit.enabled": True}, "federate.audit.enabled=True: would be"),
     ({"federate.eval_every": 3}, "federate.eval_every=3: would be ignored"),
     ({"train.num_steps": 3}, "train.num_steps=3: would be ignored"),
+    ({"attack": {"name": "alie", "z": 0.0}}, "attack.z=0.0: must be"),
+    ({"attack": {"name": "min_sum", "direction": "up"}}, "attack.direction='up'"),
+    (
+      {"attack": "alie", "federate.secure_sum": "secagg"},
+      "federate.secure_sum='secagg': must be 'none'",
+    ),
   ],
 )
 def test_a_mistake_is_one_line_that_names_its_field(changes, words, tmp_path):

@@ -238,6 +238,7 @@ class _Poisoning:
   room: ClassVar[str] = "federate"
   module: ClassVar[str] = "poisoned_rounds"
   task: ClassVar[str] = "poisoning"
+  colludes: ClassVar[bool] = False
 
   def __post_init__(self):
     validate.share(fraction=self.fraction)
@@ -290,6 +291,46 @@ class Backdoor(_Poisoning):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class _Colluding(_Poisoning):
+  """Attackers who agree, and know what honest clients send; see `attacks.collusion`."""
+
+  colludes: ClassVar[bool] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class LittleIsEnough(_Colluding):
+  """`attacks.alie`; z None: the largest with enough honest messages further off."""
+
+  z: float | None = None
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.alie(self.z)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinMax(_Colluding):
+  """`attacks.min_max`; direction: std | unit | sign."""
+
+  direction: str = "std"
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.min_max(self.direction)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSum(_Colluding):
+  """`attacks.min_sum`; direction: std | unit | sign."""
+
+  direction: str = "std"
+
+  def method(self) -> attacks.Poisoning:
+    """What attackers do."""
+    return attacks.min_sum(self.direction)
+
+
 ATTACKS = {
   "membership": Membership,
   "extraction": CopyByAnswers,
@@ -300,6 +341,9 @@ ATTACKS = {
   "label_flip": LabelFlip,
   "scaled_update": ScaledUpdate,
   "backdoor": Backdoor,
+  "alie": LittleIsEnough,
+  "min_max": MinMax,
+  "min_sum": MinSum,
 }
 
 
@@ -317,7 +361,7 @@ class AttackConfig(WithChoices):
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
   # membership | extraction | class_inversion | dense_first | dlg | cosine | label_flip |
-  # scaled_update | backdoor
+  # scaled_update | backdoor | alie | min_max | min_sum
   attack: Annotated[Any, Choice(ATTACKS)] = "membership"
   rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   beside: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -412,6 +456,13 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       "must be 'fed_avg' or 'fed_prox', whose clients can lie",
       field="federate.algorithm",
       value=name,
+    )
+  summed = fields.name_of(federate, "secure_sum")
+  if getattr(attack, "colludes", False) and summed != "none":
+    raise UserError(
+      "must be 'none' for attackers who see the messages of honest clients",
+      field="federate.secure_sum",
+      value=summed,
     )
   if not poisoned and name != "fed_avg":
     raise UserError(

@@ -19,6 +19,7 @@ from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
+from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -124,6 +125,9 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   goes around what an honest client does last, its noise and compression."""
   run = attacked.run
 
+  def colluding(aggregator: Aggregator) -> Aggregator:
+    return attacks.colluding(aggregator, attacked.attack)
+
   def algorithm(wrap: Any, memory: Any) -> Any:
     del memory  # of a client that keeps nothing else
 
@@ -134,7 +138,7 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
         "memory": lambda params: attacks.attacker_memory(keeps(params)),
       }
 
-    return run.wrapped(lying)
+    return run.wrapped(lying, before=colluding)
 
   return attacks.poisoned_training(
     algorithm,

@@ -121,7 +121,11 @@ def _poisoned(result: Row) -> list[Row]:
     share, clean = "misled, of the victims", _rate(result["clean_victims_misled"])
     told = f"misled {_rate(misled)} ({clean} unattacked), {told}"
   told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
-  return [_counted(misled, result["poisoning"], share, told, verdict=result["verdict"])]
+  row = _counted(misled, result["poisoning"], share, told, verdict=result["verdict"])
+  clean = result["clean_accuracy"]["count"]  # of as many test records
+  # of the accuracy that is left
+  ratio = result["accuracy"]["count"] / clean if clean else None
+  return [row | {"accuracy_ratio": ratio}]
 
 
 def _copied(result: Row) -> list[Row]:

@@ -65,8 +65,9 @@ class FedRun(NamedTuple):
   test: Any
   task: tasks.Task
   # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
-  # of this run, but for that; of FedAvg and FedProx, the others wrap nothing
-  wrapped: Callable[[Callable[[Wrapping], Wrapping]], federated.FederatedAlgorithm]
+  # of this run, but for that; of FedAvg and FedProx, the others wrap nothing. By name `before`: a
+  # change of its aggregator
+  wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
   mechanism: secure.SkellamSum | None = None  # of noise in shares
 
@@ -330,8 +331,15 @@ def _algorithm(
   audited: audit.Audited | None,
   mechanism: secure.SkellamSum | None,
   around: Callable[[Wrapping], Wrapping] = lambda own: own,
+  before: Callable[[federated.Aggregator], federated.Aggregator] = lambda own: own,
 ) -> federated.FederatedAlgorithm:
-  """`num_clients` is that before canaries: no divisor may tell how many of them are in."""
+  """The algorithm of a run, or what becomes of it under attack.
+
+  Args:
+    num_clients: before canaries: no divisor may tell how many of them are in.
+    around: of what is done to a client, and what it keeps.
+    before: of the aggregator: what changes messages before it.
+  """
   name, options = name_of(config, "algorithm"), {}
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
@@ -339,7 +347,7 @@ def _algorithm(
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = execution.by_name(config.execution, **how)
   common: dict[str, Any] = dict(
-    aggregator=_aggregator(config, plan, random.noise, num_clients, mechanism),
+    aggregator=before(_aggregator(config, plan, random.noise, num_clients, mechanism)),
     map_clients=execution.process_clients(audit.sending(audited, inner)),
     key=random.local,
   )
