@@ -1,6 +1,6 @@
 """Poisoned rounds on MNIST by clients who agree and adapt: three attacks, and one that does not.
 
-  python -m launch.attack --config=configs/attack/adaptive_poisoning_mnist.py --workdir=runs/adaptive
+  python -m launch.attack --config=configs/attack/adaptive_poisoning_mnist.py --workdir=runs/lies
 
 Forty clients with shares of the classes by Dirichlet(1), of whom eight attack, against six ways
 to take their mean.

@@ -71,7 +71,10 @@ def test_without_attackers_it_is_the_public_run_bit_for_bit_memories_included():
 
 @pytest.mark.parametrize(
   "name",
-  ["alie", *(pytest.param(name, marks=pytest.mark.long) for name in ("min_max", "min_sum"))],
+  [
+    "alie",
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("min_max", "min_sum")),
+  ],
 )
 def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
   """The lie is asked for in each round, of what the honest nine of twelve send."""
