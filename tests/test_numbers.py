@@ -30,6 +30,7 @@ _OF_WORDS = {
   ("docs/accounting.md", test_page.HEAD),  # which computes it
   ("docs/attacks.md", "| what is put to the test | command |"),
   ("docs/attacks.md", "| key of `result.json` | meaning |"),
+  ("docs/attacks.md", "| `privacy.method` | the claim | the adversary sees |"),
   ("docs/comparison.md", "| | version read | what it is |"),
   (
     "docs/comparison.md",

@@ -14,6 +14,7 @@ import signal
 import socket
 import struct
 import zipfile
+from typing import Any
 
 import numpy as np
 
@@ -246,7 +247,7 @@ def _other_json(path, rng):
     whole = json.loads(lines[at])
   except (ValueError, IndexError):
     return _text(path, rng)
-  holders = [(None, None)]
+  holders: list[tuple[Any, Any]] = [(None, None)]
   stack = [whole]
   while stack:
     node = stack.pop()

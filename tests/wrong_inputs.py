@@ -154,11 +154,13 @@ def walk_data(launcher, count, seed):
   read = wrong_files.readers().get(launcher)
   rng = random.Random(f"{seed} {launcher} data")
   verdicts = collections.Counter()
-  for _ in range(count if read else 0):
+  if read is None:
+    return verdicts
+  for _ in range(count):
     with tempfile.TemporaryDirectory() as room:
       path, word = wrong_files.damaged_data(pathlib.Path(room) / "data", rng)
 
-      def call(path=path):
+      def call(path=path, read=read):
         with wrong_files.in_time():
           read(path)
 

@@ -132,9 +132,9 @@ def min_sum(direction: str = "std") -> Poisoning:
   validate.one_of(DIRECTIONS, direction=direction)
 
   def lie(honest: _Honest) -> Array:
-    mean, there = honest.mean, honest.there
+    mean = honest.mean
     way = _way(honest, direction)
-    off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
+    off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
     # Offsets of the mean sum up to 0, so a message's sum is n times its own square, and that of
     # all messages to the mean.
     own = jnp.sum(off**2, axis=1)

@@ -278,7 +278,7 @@ class _Work(NamedTuple):
 
   @property
   def key(self) -> Array:
-    """Of the client, from which those around it draw."""
+    """The client's key, from which those around it draw."""
     return self.own.key
 
 
@@ -378,12 +378,12 @@ def _number(work: Any) -> Array:
 
 
 def heard_memory(own: ArrayTree) -> Any:
-  """What a client of `heard` keeps before its first round, `own` the client's own."""
+  """Returns the first memory of a client of `heard`; `own` is the client's own."""
   return {"own": own, "heard": jnp.zeros((), jnp.float32)}
 
 
 def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
-  """Those of `heard`, from what clients keep."""
+  """Returns the scores of `heard`, from what clients keep."""
   return records.split_scores(states.rows(canaries.places)["heard"], canaries)
 
 

@@ -39,7 +39,7 @@ def check_method(method: str, plan: Plan) -> None:
 
 
 def check_event(method: str, event: Any) -> None:
-  """As `check_method`, of the event of a whole run.
+  """Refuses what `check_method` does, by the event of a whole run.
 
   >>> check_event("one_run_fdp", events.composed(events.gaussian_event(1.0), 5))
   """

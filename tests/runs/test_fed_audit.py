@@ -289,7 +289,7 @@ def test_every_setting_of_an_audit_changes_it():
       FedAuditConfig(enabled=True, **changes),
       scores,
       score="rounds",
-      claim=audits.Claim.of_plan(plan),
+      claim=audits.AuditClaim.of_plan(plan),
       included=coins,
       delta=1e-5,
       epsilon=4.0,

@@ -52,8 +52,8 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
-  """What an audit tries to refute. What takes an accountant is computed when it is asked for."""
+class AuditClaim:
+  """The claim that an audit tries to refute. Its numbers are computed when they are asked for."""
 
   relation: str  # what a canary that is out leaves
   delta: float
@@ -62,8 +62,8 @@ class Claim:
   trade_off: Callable[[], accounting.TradeOff]  # all pairs at once
 
   @classmethod
-  def of_plan(cls, plan: Plan) -> Claim:
-    """What the noise of a plan promises; where nothing is proved, canaries are exchanged, so
+  def of_plan(cls, plan: Plan) -> AuditClaim:
+    """Returns what the noise of a plan promises; where nothing is proved, canaries are exchanged, so
     that a sampler which knows the number of examples still fits."""
     known = plan.sampler.law != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
@@ -71,8 +71,8 @@ class Claim:
     return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)
 
   @classmethod
-  def of_promise(cls, promise: Promise, num_steps: int) -> Claim:
-    """What a proof says that is not a plan's: of clients' own noise, or of their shares."""
+  def of_promise(cls, promise: Promise, num_steps: int) -> AuditClaim:
+    """Returns what a proof says that is not a plan's: clients' own noise, or their shares."""
     event = promise.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,
@@ -93,7 +93,7 @@ class Claim:
 def insert(
   config: AuditedConfig,
   held: _Data,
-  claim: Claim,
+  claim: AuditClaim,
   make: Callable[..., tuple[_Data, _Canaries]],
 ) -> tuple[_Data, _Canaries | None]:
   """(what to train on, canaries), or the data as they are where no audit is asked for.
@@ -117,7 +117,7 @@ def insert(
   return changed, canaries
 
 
-def _warn_of_ceiling(config: AuditConfig, claim: Claim) -> None:
+def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
   """One line, before anything trains, where no scores could refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
@@ -162,7 +162,7 @@ def facts(
   scores: Scores,
   *,
   score: str,
-  claim: Claim,
+  claim: AuditClaim,
   included: np.ndarray,
   delta: float,
   epsilon: float | None,

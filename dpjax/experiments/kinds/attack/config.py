@@ -245,7 +245,7 @@ class _Poisoning:
     self.method()
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     raise NotImplementedError
 
 
@@ -258,7 +258,7 @@ class LabelFlip(_Poisoning):
   factor: float = 1.0
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     return attacks.label_flip(self.source, self.target, factor=self.factor)
 
 
@@ -269,7 +269,7 @@ class ScaledUpdate(_Poisoning):
   factor: float = -5.0
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     return attacks.scaled_update(self.factor)
 
 
@@ -284,7 +284,7 @@ class Backdoor(_Poisoning):
   factor: float = 1.0
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     trigger = attacks.Trigger(size=self.size, value=self.value)
     return attacks.backdoor(
       self.target, trigger=trigger, share=self.share, factor=self.factor
@@ -305,7 +305,7 @@ class LittleIsEnough(_Colluding):
   z: float | None = None
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     return attacks.alie(self.z)
 
 
@@ -316,7 +316,7 @@ class MinMax(_Colluding):
   direction: str = "std"
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     return attacks.min_max(self.direction)
 
 
@@ -327,7 +327,7 @@ class MinSum(_Colluding):
   direction: str = "std"
 
   def method(self) -> attacks.Poisoning:
-    """What attackers do."""
+    """Returns what attackers do."""
     return attacks.min_sum(self.direction)
 
 

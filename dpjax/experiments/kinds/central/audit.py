@@ -107,7 +107,7 @@ def facts(
     config.audit,
     scores,
     score=score(config.audit),
-    claim=audits.Claim.of_plan(plan),
+    claim=audits.AuditClaim.of_plan(plan),
     included=canaries.included,
     delta=config.privacy.delta,
     epsilon=epsilon,

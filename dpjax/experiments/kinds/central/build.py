@@ -341,7 +341,7 @@ def assemble(
   check_unit(config, train, plan)
   numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
   loss_fn = audit.loss(config, trained.loss, trained.apply, **numbers)
-  claim = audits.Claim.of_plan(plan)
+  claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
   statistics = normalization.released(plan, random, train)  # of what is trained on
   if statistics is not None:

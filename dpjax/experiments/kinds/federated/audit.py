@@ -28,10 +28,10 @@ MESSAGES = "every noisy message of each client"
 _SEES_MODEL = "the final model"
 
 
-class Target(NamedTuple):
+class AuditTarget(NamedTuple):
   """Which promise of a run is put to the test, against whom."""
 
-  claim: audits.Claim
+  claim: audits.AuditClaim
   sees: str  # SUMS | MEMBERS_SUMS | MESSAGES
   l2_clip_norm: float  # of a canary's part
   divisor: float  # of a sum, in the mean that the server gets
@@ -43,7 +43,7 @@ class Audited(NamedTuple):
   canaries: auditing.CanaryClients
   directions: canary_clients.Directions | None
   prob: float  # of a client to take part in a round
-  target: Target
+  target: AuditTarget
 
   @property
   def opposite(self) -> bool:
@@ -112,8 +112,8 @@ def target_of(
   plan: Plan,
   num_clients: int,
   mechanism: secure.SkellamSum | None,
-) -> Target:
-  """What an audit of this run tests.
+) -> AuditTarget:
+  """Returns what an audit of this run tests.
 
   | privacy.method          | the claim              | the adversary sees                       |
   | ----------------------- | ---------------------- | ---------------------------------------- |
@@ -125,24 +125,29 @@ def target_of(
   Args:
     plan: of what runs; num_clients: before canaries; mechanism: of noise in shares.
   """
-  method, rounds = config.privacy.method, config.num_rounds
+  method = config.privacy.method
+  rounds = config.num_rounds
   if mechanism is not None:
     shares = distributed.promise(config, mechanism, num_clients)
-    claim = audits.Claim.of_promise(shares, rounds)
-    return Target(claim, MEMBERS_SUMS, mechanism.l2_clip_norm, config.clients_per_round)
-  of_sums = Target(audits.Claim.of_plan(plan), SUMS, plan.l2_bound, plan.normalize_by)
+    claim = audits.AuditClaim.of_promise(shares, rounds)
+    return AuditTarget(
+      claim, MEMBERS_SUMS, mechanism.l2_clip_norm, config.clients_per_round
+    )
+  of_sums = AuditTarget(
+    audits.AuditClaim.of_plan(plan), SUMS, plan.l2_bound, plan.normalize_by
+  )
   if not config.audit.enabled or method not in ("local", "both"):
     return of_sums
-  claim = audits.Claim.of_promise(privacy.local_promise(config, num_clients), rounds)
+  claim = audits.AuditClaim.of_promise(privacy.local_promise(config, num_clients), rounds)
   if method == "both" and of_sums.claim.epsilon() <= claim.epsilon():
     return of_sums
-  return Target(claim, MESSAGES, config.privacy.l2_clip_norm, 1.0)
+  return AuditTarget(claim, MESSAGES, config.privacy.l2_clip_norm, 1.0)
 
 
 def prepared(
   config: FedConfig,
   canaries: auditing.CanaryClients | None,
-  target: Target,
+  target: AuditTarget,
   params: Params,
   num_clients: int,
 ) -> Audited | None:
@@ -190,13 +195,15 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """What is done to a client of FedAvg, and what it keeps; where messages are seen, each is
+  """Returns what is done to a client of FedAvg, and what it keeps; where messages are seen, each is
   scored as it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
-  directions, bound = audited.directions, audited.target.l2_clip_norm
-  wrap, memory = wrapping["wrap"], wrapping["memory"]
+  directions = audited.directions
+  bound = audited.target.l2_clip_norm
+  wrap = wrapping["wrap"]
+  memory = wrapping["memory"]
 
   def listened(client: federated.ClientAlgorithm) -> federated.ClientAlgorithm:
     return canary_clients.heard(wrap(client), directions, l2_clip_norm=bound)
@@ -221,7 +228,8 @@ def watched(
   """The server's optimizer, before which every aggregate is scored if that is asked for."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
-  target, correlated = audited.target, config.privacy.method == "dp_ftrl"
+  target = audited.target
+  correlated = config.privacy.method == "dp_ftrl"
   watch = canary_clients.watching(
     audited.directions,
     unit=target.l2_clip_norm / target.divisor,
@@ -261,7 +269,8 @@ def facts(
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
   canaries, after = audited.canaries, federated.params_of(state)
-  directions, target = audited.directions, audited.target
+  directions = audited.directions
+  target = audited.target
   if directions is None:
     scores = canary_clients.client_loss_scores(loss_fn, before, after, canaries)
   elif config.audit.score == "rounds" and target.sees == MESSAGES:
@@ -292,7 +301,7 @@ def facts(
   return found
 
 
-def _claimed(config: FedConfig, target: Target, epsilon: float | None) -> float | None:
+def _claimed(config: FedConfig, target: AuditTarget, epsilon: float | None) -> float | None:
   """The epsilon of what ran; of both noises the result states that of the sum."""
   if config.privacy.method == "both" and target.sees == MESSAGES:
     return target.claim.epsilon()
