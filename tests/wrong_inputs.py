@@ -201,7 +201,7 @@ def walk_folders(launcher, count, seed):
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--count", type=int, default=10_000, help="values for each launcher")
   parser.add_argument("--data", type=int, default=1_000, help="damaged data sets for each")
   parser.add_argument(

@@ -58,6 +58,7 @@ def test_a_losing_coin_leaves_what_the_relation_says(kind, relation):
     if relation == "replace_one":  # who is out pulls the other way
       expected |= {-(i + 1) for i in np.flatnonzero(~canaries.included)}
     assert set(told) == {0, *expected}
+    assert canaries.numbers is not None
     for number, place in enumerate(canaries.places):
       rows = [] if place < 0 else canaries.numbers[made.indices[place]]
       assert set(rows) <= {number + 1, -(number + 1)}

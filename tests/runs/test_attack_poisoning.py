@@ -83,6 +83,8 @@ def test_attackers_who_agree_are_of_the_run_and_replace_what_they_send(name):
   )
   lie, asked = prepared.attack.collude, []
 
+  assert lie is not None
+
   def spied(honest):
     asked.append(honest.messages.shape)
     return 1e3 * lie(honest)

@@ -53,7 +53,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 
 @dataclasses.dataclass(frozen=True)
 class AuditClaim:
-  """The claim that an audit tries to refute. Its numbers are computed when they are asked for."""
+  """The claim that an audit tries to refute. Its numbers are computed when asked for."""
 
   relation: str  # what a canary that is out leaves
   delta: float
