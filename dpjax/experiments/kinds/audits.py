@@ -63,8 +63,8 @@ class AuditClaim:
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
-    """Returns what the noise of a plan promises; where nothing is proved, canaries are exchanged, so
-    that a sampler which knows the number of examples still fits."""
+    """Returns what the noise of a plan promises; where nothing is proved, canaries are exchanged,
+    so that a sampler which knows the number of examples still fits."""
     known = plan.sampler.law != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
