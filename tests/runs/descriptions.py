@@ -196,7 +196,7 @@ def fast():
     mock.patch.object(build, "make_model", lambda *a, **k: _Remembered(make(*a, **k))),
     mock.patch.object(registry, "_load", load),
     mock.patch.object(registry, "nominal_size", _nominal),
-    mock.patch.object(registry.shakespeare, "are_published", lambda data_dir: True),
+    mock.patch.object(registry.data.shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_chunks", _chunks),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
