@@ -228,3 +228,18 @@ def test_two_processes_never_work_in_one_folder(tmp_path):
     (tmp_path / writers.LOCK).unlink()  # as a run that is refused gives its folder back
   with writers.alone_in(tmp_path):
     pass
+
+
+@pytest.mark.parametrize("room", ["", "checkpoints"])
+def test_a_lock_that_is_no_file_is_one_line_and_does_not_hang(room, tmp_path):
+  (tmp_path / room).mkdir(exist_ok=True)
+  lock = tmp_path / room / writers.LOCK
+  for make in (os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/null")):
+    make(lock)
+    refused = pytest.raises(UserError, match="must be a file, not a folder, a pipe")
+    with refused, writers.alone_in(tmp_path, room):
+      raise AssertionError("was held")
+    if lock.is_dir():
+      lock.rmdir()
+    else:
+      lock.unlink()

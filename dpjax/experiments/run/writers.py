@@ -189,13 +189,15 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   its own, for one that is replaced, as config.json may be, can be held twice.
 
   Raises:
-    UserError: another process holds it.
+    UserError: another process holds it; something is there that is no file.
   """
   path = workdir / room / LOCK
   make_folder(workdir)
   if room:
     secret_folder(path.parent)  # the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
+  # A pipe without a reader would be opened for ever, and a device locked for all runs.
+  validate.no_pipe(path, str(path))
   with open(
     path, "ab", opener=private
   ) as file:  # network file systems lock what is written
