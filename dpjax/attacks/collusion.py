@@ -68,7 +68,8 @@ def alie(z: float | None = None) -> Poisoning:
     validate.positive(z=z)
 
   def lie(honest: _Honest) -> Array:
-    n, m = honest.num_clients, honest.num_attackers
+    n = honest.num_clients
+    m = honest.num_attackers
     supporters = jnp.floor(n / 2 + 1) - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
     # Beyond a half of attackers no number is too large; the paper has none there.
@@ -96,7 +97,8 @@ def min_max(direction: str = "std") -> Poisoning:
   validate.one_of(DIRECTIONS, direction=direction)
 
   def lie(honest: _Honest) -> Array:
-    mean, there = honest.mean, honest.there
+    mean = honest.mean
+    there = honest.there
     way = _way(honest, direction)
     off = jnp.where(there[:, None], mean[None] - honest.messages, 0.0)
     apart = lambda one: jnp.where(

@@ -55,10 +55,10 @@ from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset, Federation
 from dpjax.federated.algorithms import FederatedAlgorithm
 from dpjax.federated.client import ClientAlgorithm
-from dpjax.federated.client_states import ClientStates
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import hadamard
 from dpjax.federated.execution import MapClients
+from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
@@ -153,7 +153,8 @@ def _senders(
 ) -> tuple[Federation, CanaryClients]:
   """Every canary holds one row, of zeros, that says which it is."""
   del rng
-  whole, m = federation.dataset, len(places)
+  whole = federation.dataset
+  m = len(places)
   zeros = lambda leaf: np.zeros((m, *leaf.shape[1:]), leaf.dtype)
   joined = {n: np.concatenate([v, zeros(v)]) for n, v in (("x", whole.x), ("y", whole.y))}
   indices = list(federation.indices)
@@ -180,16 +181,17 @@ def _trainers(
   """Every canary that is in holds its own rows, changed."""
   del relation
   held = [federation.indices[place] for place in places]
-  owners, rows = np.repeat(np.arange(len(held)), list(map(len, held))), np.concatenate(held)
+  owners = np.repeat(np.arange(len(held)), list(map(len, held)))
+  rows = np.concatenate(held)
   if not len(rows):
     raise UserError(
       f"the canaries hold no records; use {DIRECTION!r}", field="kind", value=kind
     )
-  whole, made = (
-    federation.dataset,
-    records.changed(federation.dataset.subset(rows), kind, rng),
-  )
-  x, y, come = whole.x.copy(), whole.y.copy(), included[owners]
+  whole = federation.dataset
+  made = records.changed(federation.dataset.subset(rows), kind, rng)
+  x = whole.x.copy()
+  y = whole.y.copy()
+  come = included[owners]
   x[rows[come]], y[rows[come]] = made.x[come], made.y[come]
   mixed = dataclasses.replace(whole, x=x, y=y)
   changed = dataclasses.replace(federation, dataset=mixed)

@@ -185,7 +185,7 @@ def first_line(error: Exception) -> str:
 def _as_array(value: Any, name: str) -> np.ndarray:
   if np.ma.is_masked(value):
     raise UserError(
-      f"{name}: holds masked entries, which have no value; fill them: .filled(0)"
+      "holds masked entries, which have no value; fill them: .filled(0)", field=name
     )
   try:
     return np.asarray(value)

@@ -106,7 +106,8 @@ def _compares_keys(eqn: Any) -> bool:
 
 def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
   for eqn in eqns:
-    what, method = eqn.primitive.name, eqn.params.get("vmap_method")
+    what = eqn.primitive.name
+    method = eqn.params.get("vmap_method")
     if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
       told = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
@@ -216,7 +217,8 @@ def _no_batch_norm() -> Iterator[None]:
 
 def _explain_library(error: Exception) -> None:
   """Raises UserError for what a layer of Flax or Equinox cannot do in a loss of ONE example."""
-  name, message = type(error).__name__, str(error)
+  name = type(error).__name__
+  message = str(error)
   frames = list(traceback.walk_tb(error.__traceback__))
   within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
   if within or "batch_stats" in message or "BatchStat" in message:
@@ -267,7 +269,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
   """Equations through which a gradient flows from the results to `sources`."""
-  reached, between = set(sources), []
+  reached = set(sources)
+  between = []
   for eqn in jaxpr.eqns:
     stops = eqn.primitive.name == "stop_gradient"
     if not stops and reached.intersection(equations.operands(eqn)):
@@ -278,7 +281,8 @@ def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
 
 
 def _differentiable(eqn: Any) -> bool:
-  fn, operands = equations.eqn_fn(eqn), equations.operands(eqn)
+  fn = equations.eqn_fn(eqn)
+  operands = equations.operands(eqn)
   floats = [i for i, var in enumerate(operands) if equations.is_float(var.aval)]
 
   def total(chosen, values):

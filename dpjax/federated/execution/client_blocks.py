@@ -63,7 +63,8 @@ class ByteBudget(NamedTuple):
     each = np.array([_bytes(shape, cohort) for shape in shapes])
     order = np.argsort(-each, kind="stable")
     while len(order):
-      count, wanted = self.lanes, min(size, len(order))
+      count = self.lanes
+      wanted = min(size, len(order))
       while count < wanted and self._fits(shapes[order[: 2 * count]], 2 * count, cohort):
         count *= 2
       yield places[order[:count]], count
@@ -103,7 +104,8 @@ def blocks(
 
 
 def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBlock:
-  members, own = [cohort.batches[place] for place in places], None
+  members = [cohort.batches[place] for place in places]
+  own = None
   if data is not None:
     members, own = _gathered(members, data, size)
   num_steps = max(1, bucket(max(len(member.mask) for member in members)))
@@ -133,7 +135,8 @@ def _gathered(
   A row that a client visits in several epochs is there once. R is a number of batches, rounded
   as the number of steps is, so that it makes few shapes more. What nobody holds is zero.
   """
-  held, renumbered = [], []
+  held = []
+  renumbered = []
   for member in members:
     rows, places = np.unique(member.examples, return_inverse=True)
     held.append(rows)
@@ -164,7 +167,8 @@ def run_block(
     seen = context if own is None else context._replace(data=own)
 
     def body(local: Any, batch: LocalBatches) -> Any:
-      new, works = shared.step(client, seen, local, batch), jnp.any(batch.mask)
+      new = shared.step(client, seen, local, batch)
+      works = jnp.any(batch.mask)
       return jax.tree.map(lambda a, b: jnp.where(works, a, b), new, local), None
 
     local = shared.begin(client, seen, memory, who, n)
@@ -194,7 +198,8 @@ class Blocks:
   """What executions by blocks share: cutting, sending ahead, adding up."""
 
   def __init__(self, client: ClientAlgorithm, partial: Partial, way: Dispatch):
-    self.partial, self._way = partial, way
+    self.partial = partial
+    self._way = way
     self._nobody = shared.nobody(client, partial)
     self._placed = shared.Placed(way.everywhere)
     self._add = jax.jit(trees.add)
@@ -203,18 +208,24 @@ class Blocks:
     self, context: Context, cohort: Cohort
   ) -> Iterator[tuple[ClientBlock, Any]]:
     """Each block with what will come back from it."""
-    memories, data = jax.tree.map(np.asarray, context.memories), None
+    memories = jax.tree.map(np.asarray, context.memories)
+    data = None
     if self._way.send is not None and context.data is not None:
-      data, context = jax.tree.map(np.asarray, context.data), context._replace(data=None)
+      data = jax.tree.map(np.asarray, context.data)
+      context = context._replace(data=None)
     context = self._placed(context._replace(memories=None))
-    size, budget = self._way.size(cohort.size), self._way.budget
+    size = self._way.size(cohort.size)
+    budget = self._way.budget
     for block in blocks(cohort, size, data, budget):
       given = shared.row(memories, block.places), block
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    sums, kept, rows, places = None, [], [], []
+    sums = None
+    kept = []
+    rows = []
+    places = []
     for block, (collected, remembered, info) in _one_behind(
       self._dispatched(context, cohort)
     ):

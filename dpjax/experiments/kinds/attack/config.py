@@ -450,7 +450,8 @@ def _check_train(train: TrainConfig) -> None:
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
-  name, poisoned = fields.name_of(federate, "algorithm"), attack.task == "poisoning"
+  name = fields.name_of(federate, "algorithm")
+  poisoned = attack.task == "poisoning"
   if poisoned and name not in federated.WRAPPING:
     raise UserError(
       "must be 'fed_avg' or 'fed_prox', whose clients can lie",

@@ -47,7 +47,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
 
   UserError: no attacker, labels that the data do not have, records that take no trigger.
   """
-  run, own = federated.assemble(config.federate, loaded, random), config.attack
+  run = federated.assemble(config.federate, loaded, random)
+  own = config.attack
   count = run.federation.num_clients
   attackers = attacks.choose_attackers(count, own.fraction, seed=config.seed)
   if not len(attackers):
@@ -102,7 +103,8 @@ def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) 
 def work(config: AttackConfig, attacked: Poisoned) -> Work:
   """Two steps, a model each: without attackers, and with them."""
   del config
-  run, nobody = attacked.run, np.zeros(0, np.int64)
+  run = attacked.run
+  nobody = np.zeros(0, np.int64)
 
   def measure(state: Arrays, index: int) -> None:
     params = trained(attacked, attacked.attackers if index else nobody)

@@ -90,7 +90,8 @@ def _told_rates(one: Row) -> str:
 
 
 def _inverted(result: Row) -> list[Row]:
-  exact, scores = result["success"]["exact"], result["leakage"]
+  exact = result["success"]["exact"]
+  scores = result["leakage"]
   low, high = exact["interval"]
   told = f"{exact['count']} of {exact['total']} ({low:.2f}-{high:.2f}) exactly"
   told += f", median {writers.number(result['median_psnr']):.0f} dB"
@@ -111,14 +112,16 @@ def _inverted(result: Row) -> list[Row]:
 def _poisoned(result: Row) -> list[Row]:
   """Success is the share of the victims that are misled, or, where an attack has no victims,
   of the test records that are called wrongly."""
-  right, misled = result["accuracy"], result["victims_misled"]
+  right = result["accuracy"]
+  misled = result["victims_misled"]
   told = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
   if misled is None:
     share = "wrong, of the test records"
     wrong = [1 - end for end in reversed(right["interval"])]
     misled = right | {"count": right["total"] - right["count"], "interval": wrong}
   else:
-    share, clean = "misled, of the victims", _rate(result["clean_victims_misled"])
+    share = "misled, of the victims"
+    clean = _rate(result["clean_victims_misled"])
     told = f"misled {_rate(misled)} ({clean} unattacked), {told}"
   told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
   row = _counted(misled, result["poisoning"], share, told, verdict=result["verdict"])
@@ -130,7 +133,8 @@ def _poisoned(result: Row) -> list[Row]:
 
 def _copied(result: Row) -> list[Row]:
   """One row for each number of queries; success is fidelity."""
-  share, guess = "named alike by copy and model, of inputs", _rate(result["commonest"])
+  share = "named alike by copy and model, of inputs"
+  guess = _rate(result["commonest"])
 
   def row(one: Row) -> Row:
     method, (low, high) = f"{one['num_queries']} queries", one["interval"]
@@ -141,7 +145,8 @@ def _copied(result: Row) -> list[Row]:
 
 
 def _pictured(result: Row) -> list[Row]:
-  one, share = result["recognised"], "recognised by the judge, of inputs"
+  one = result["recognised"]
+  share = "recognised by the judge, of inputs"
   low, high = one["interval"]
   told = f"{one['count']} of {one['total']} ({low:.2f}-{high:.2f}) called by their class"
   told += f"; the judge is right on {result['judge_accuracy']:.3f}"
@@ -217,7 +222,8 @@ def told(result: Row) -> str:
 
 def told_of_run(result: Row) -> str:
   """What an attack on a finished run says of its epsilon, in one line."""
-  bound, most = result["epsilon_lower_indicative"], result["epsilon_lower_ceiling"]
+  bound = result["epsilon_lower_indicative"]
+  most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(
     f"{name}: {one['verdict']}" for name, one in result["attacks"].items()
   )
@@ -240,7 +246,8 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   curves = [result for result in results if "curves" in result]
   shares = list(dict.fromkeys(row["share"] for row in rows if "share" in row))
   panels = len(curves) + len(shares)
-  wide, high = min(panels, _WIDE), -(-panels // _WIDE)
+  wide = min(panels, _WIDE)
+  high = -(-panels // _WIDE)
   figure = Figure(figsize=(3.9 * wide, 3.7 * high), layout="constrained")
   axes = list(figure.subplots(high, wide, squeeze=False).flat)
   for axis, result in zip(axes, curves):
@@ -256,7 +263,8 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
 
 def _draw_curves(axes: Axes, result: Row) -> None:
   curves: dict[str, list[float]] = {**result["curves"]}
-  fpr, allowed = curves.pop("fpr"), curves.pop("allowed", None)
+  fpr = curves.pop("fpr")
+  allowed = curves.pop("allowed", None)
   best = {name: (fpr, tpr) for name, tpr in curves.items()}
   attack_report.draw_curves(axes, best, fpr, "no attack may cross", allowed)
   epsilon = _epsilon(_common(result))

@@ -176,14 +176,16 @@ def preprocessed(
 ) -> tuple[Any, Any]:
   """What `load_data` returns without features, of data that are loaded."""
   if config.data.center:
-    train, test = data.preprocess.center(train), data.preprocess.center(test)
+    train = data.preprocess.center(train)
+    test = data.preprocess.center(test)
   return limited(train, config.data), test
 
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """What `load_data` returns, of what it returned without features."""
-  own, kept = normalization.per_example(config), data.cache.folder()
+  own = normalization.per_example(config)
+  kept = data.cache.folder()
   given: Any = own, kept, config.resident
   train, test = (featured(config.model, part, *given) for part in loaded)
   return train, test
@@ -289,11 +291,13 @@ def start(
   config: TrainConfig, dataset: data.Dataset, random: Streams
 ) -> tuple[Task, nn.Module, Params]:
   """(what is learnt from a data set, the model, its first parameters)."""
-  task, name = make_task(config, dataset), config.model.name
+  task = make_task(config, dataset)
+  name = config.model.name
   # load_data has standardised the features of a scattering head already
   fixed = {"num_groups": None} if models.needs_features(name) else {}
   # of the shape of an example, never of one: no model may start from somebody's record
-  first, wanted = jnp.zeros_like(dataset.x[:1]), (1, task.width(dataset))
+  first = jnp.zeros_like(dataset.x[:1])
+  wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
 
   def made() -> tuple[Task, nn.Module, Params]:
@@ -463,7 +467,8 @@ def job_on_data(
 def batches(run: Run, start: int = 0) -> Generator[Any]:
   """Those of the steps from `start` on, on the devices. Data that lie in files are read, in a
   thread that ends with the generator, while the batch before is trained on."""
-  split, placed = None, {}
+  split = None
+  placed = {}
   if run.mesh is not None:
     split = functools.partial(gradients.split_rows, run.mesh)
     placed = {"everywhere": gradients.on_all(run.mesh), "split": split}
@@ -481,7 +486,8 @@ def work(config: TrainConfig, run: Run) -> Work:
   """The training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
   later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
-  num_first, scored = starting_point.first_steps(config), training.eval_params
+  num_first = starting_point.first_steps(config)
+  scored = training.eval_params
   own = processes.own_copy  # process 0 of several is alone with it
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:

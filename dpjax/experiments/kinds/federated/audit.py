@@ -77,7 +77,9 @@ def _check_claim(config: FedConfig) -> None:
 
 
 def _check_kind(config: FedConfig) -> None:
-  kind, score, method = config.audit.kind, config.audit.score, config.audit.method
+  kind = config.audit.kind
+  score = config.audit.score
+  method = config.audit.method
   if method == "one_run_gaussian":
     raise UserError(
       "is not valid for canary clients, whose scores share the noise of a round; "
@@ -268,7 +270,8 @@ def facts(
   epsilon: float | None,
 ) -> dict[str, Any]:
   """The audit's part of result.json, at the delta of the claim."""
-  canaries, after = audited.canaries, federated.params_of(state)
+  canaries = audited.canaries
+  after = federated.params_of(state)
   directions = audited.directions
   target = audited.target
   if directions is None:

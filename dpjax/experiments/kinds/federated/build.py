@@ -94,7 +94,8 @@ def check(config: FedConfig) -> None:
 
 def _check_natural(config: FedConfig) -> None:
   """Clients that the data decide: nothing of the data is dealt or cut."""
-  partition, wanted = name_of(config, "partition"), {"data.limit": None}
+  partition = name_of(config, "partition")
+  wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
     wanted["data.num_classes"] = None  # declared by the task
@@ -126,7 +127,8 @@ def _check_stop(config: FedConfig) -> None:
 
 
 def _check_combination(config: FedConfig) -> None:
-  algorithm, aggregator = name_of(config, "algorithm"), name_of(config, "aggregator")
+  algorithm = name_of(config, "algorithm")
+  aggregator = name_of(config, "aggregator")
   if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
     raise UserError(
       f"must be 'mean' with privacy.method={config.privacy.method!r}: no epsilon "
@@ -169,7 +171,8 @@ def _check_secure_sum(config: FedConfig) -> None:
 
 def _check_client_optimizer(config: FedConfig) -> None:
   """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
-  name, rule = name_of(config, "algorithm"), config.client_optimizer.rule
+  name = name_of(config, "algorithm")
+  rule = config.client_optimizer.rule
   chosen = name_of(config.client_optimizer, "rule")
   if name in _OF_SGD and chosen != "sgd":
     raise UserError(
@@ -233,7 +236,8 @@ def secure_aggregator(
   Args:
     num_clients: most clients of a sum, where the sampler does not say.
   """
-  chosen, cohort = config.secure_sum, config.clients_per_round
+  chosen = config.secure_sum
+  cohort = config.clients_per_round
   common: dict[str, Any] = {"dropout": chosen.dropout(config.seed), "plan": plan}
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
@@ -269,7 +273,8 @@ def client_of(
     guessed: as somebody simulates it who knows the config and no key: its message is clipped,
       but neither noised nor compressed.
   """
-  tx, weighting = optimizer(config.client_optimizer), config.weighting.make()
+  tx = optimizer(config.client_optimizer)
+  weighting = config.weighting.make()
   client = federated.local_training(loss_fn, tx, weighting=weighting)
   wrapping = _wrapping(config, guessed=guessed)
   return wrapping["wrap"](client), wrapping["memory"]
@@ -340,7 +345,8 @@ def _algorithm(
     around: of what is done to a client, and what it keeps.
     before: of the aggregator: what changes messages before it.
   """
-  name, options = name_of(config, "algorithm"), {}
+  name = name_of(config, "algorithm")
+  options = {}
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = audit.watched(config, audited, server_tx)
@@ -441,7 +447,8 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
 
 
 def _work(config: FedConfig, fed: FedRun) -> Work:
-  target, total = config.stop_at_accuracy, config.num_rounds
+  target = config.stop_at_accuracy
+  total = config.num_rounds
   return Work(
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),

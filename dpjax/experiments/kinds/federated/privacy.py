@@ -56,7 +56,8 @@ def public_size(config: FedConfig, federation: Federation) -> int:
     UserError: clients whom the data name, and nobody declares how many, under
       add_or_remove_one.
   """
-  privacy, known = config.privacy, federation.nominal_users
+  privacy = config.privacy
+  known = federation.nominal_users
   dealt = getattr(config.partition, "num_clients", None)
   declared = config.data.num_users if dealt is None else dealt
   return sizes.public(
@@ -142,7 +143,8 @@ def _check_clipping(config: FedConfig) -> None:
 
 
 def _check_simulated(config: FedConfig) -> None:
-  privacy, cohort = config.privacy, config.privacy.simulated_cohort or 0
+  privacy = config.privacy
+  cohort = config.privacy.simulated_cohort or 0
   validate.integer_at_least(1, **{"privacy.simulated_cohort": cohort})
   if privacy.method != "central" or cohort < config.clients_per_round:
     raise UserError(
@@ -261,7 +263,8 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     )
     return plan, plan
   noise = privacy.noise_multiplier
-  cohort, population = privacy.simulated_cohort, privacy.simulated_clients
+  cohort = privacy.simulated_cohort
+  population = privacy.simulated_clients
   if cohort is None or population is None:
     plan = _plan(config, sampler, config.clients_per_round, noise)
     return plan, plan
@@ -309,8 +312,10 @@ _LOCAL_NOTE = (
 
 def local_promise(config: FedConfig, num_clients: int) -> Promise:
   """Against the server itself; for a client that takes part in every round."""
-  noise, delta = local_noise(config) or 0.0, config.privacy.delta
-  relation, budget = str(NeighboringRelation.REPLACE_ONE), config.privacy.epsilon_budget
+  noise = local_noise(config) or 0.0
+  delta = config.privacy.delta
+  relation = str(NeighboringRelation.REPLACE_ONE)
+  budget = config.privacy.epsilon_budget
   if not noise:
     promise.check_nothing_asked(budget=budget, release=config.release)
 
