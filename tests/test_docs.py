@@ -21,9 +21,9 @@ import sys
 import textwrap
 
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated

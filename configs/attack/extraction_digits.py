@@ -11,7 +11,6 @@ on .93 of other images, one decimal .92, labels alone .90; DP-SGD at epsilon 3 i
 from __future__ import annotations
 
 from dpjax.experiments.kinds.attack.config import AttackConfig, CopyByAnswers
-
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.experiments.kinds.attack.config import AttackConfig
-
 from configs.attack import common
+from dpjax.experiments.kinds.attack.config import AttackConfig
 
 BOUND = 30.0
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpjax.experiments.kinds.attack.config import AttackConfig
-
 from configs.attack import common
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
 _DENSE = ModelConfig(name="mlp", options={"features": (256,), "activation": "sigmoid"})

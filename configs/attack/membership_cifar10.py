@@ -9,7 +9,6 @@ the prepared CIFAR-10.
 from __future__ import annotations
 
 from dpjax.experiments.kinds.attack.config import AttackConfig
-
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Any
 
 from dpjax.experiments.kinds.attack.config import AttackConfig
-
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,

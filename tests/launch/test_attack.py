@@ -5,9 +5,9 @@ import functools
 import pathlib
 
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from dpjax.attacks import registry
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.sweeps import attack_table
 from launch import config_flag
 from tests import commands

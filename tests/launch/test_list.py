@@ -4,10 +4,10 @@ import dataclasses
 import pathlib
 
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from dpjax.experiments import catalogue
 from dpjax.experiments.config.choices import choice_of, hints_of
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import config as federated
 from dpjax.experiments.kinds.secure.config import SecureConfig

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig, other
 
 from configs.attack import quickstart
 from dpjax import data
 from dpjax.attacks import allowed
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion, members
+from dpjax.experiments.kinds.attack.config import AttackConfig, other
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,

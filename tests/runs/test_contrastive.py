@@ -7,12 +7,12 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.config import check as check_attack
 
 from dpjax import data
 from dpjax.experiments.checks import table
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.config import check as check_attack
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   DataConfig,

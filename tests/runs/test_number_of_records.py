@@ -14,7 +14,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from configs import quickstart
 from configs.fed import quickstart as fed_quickstart
@@ -23,6 +22,7 @@ from dpjax.data import published
 from dpjax.experiments.checks import size_of_data, table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build, facts, normalization, privacy
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build

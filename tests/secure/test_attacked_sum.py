@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dpjax.experiments.kinds.attack.config import AttackConfig
 
 from configs.attack import quickstart
 from dpjax import attacks, secure
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.run import loop, streams
 from dpjax.experiments.sweeps import attack_table
 from dpjax.secure.encoding import from_vector, to_vector
