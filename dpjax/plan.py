@@ -127,8 +127,13 @@ class Plan:
       raise UserError(
         f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
       )
-    rest: Any = dict(sampler=self.sampler, slices=self.slices, statistics=self.statistics)
-    transforms.check_together(self.l2_clip_norm, self.noise_shape, **rest)
+    transforms.check_together(
+      self.l2_clip_norm,
+      self.noise_shape,
+      sampler=self.sampler,
+      slices=self.slices,
+      statistics=self.statistics,
+    )
     if self.noise_multiplier:  # without such a number z is not what runs
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     law = self.sampler.law
@@ -504,14 +509,7 @@ class Plan:
         they release is exact. Give every run a key of its own:
         `dpjax.new_key()`, or a seed that no other run has.
     """
-    numbers: dict[str, Any] = dict(
-      l2_clip_norm=self.l2_clip_norm,
-      noise_multiplier=self.noise_multiplier,
-      normalize_by=self.normalize_by,
-      key=key,
-      num_steps=self.num_steps,
-    )
-    private = of_plan.of_plan(self._transform(numbers), self._mark, self.sampler.slots)
+    private = of_plan.of_plan(self._transform(key), self._mark, self.sampler.slots)
     return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
@@ -541,13 +539,21 @@ class Plan:
       }
     )
 
-  def _transform(self, numbers: dict[str, Any]) -> optax.GradientTransformationExtraArgs:
-    if self.l2_clip_norm.rule.adapts:
-      return transforms.adaptive_clip_and_noise(**numbers)
-    numbers["noise_shape"] = self.noise_shape
-    if self.noise_shape.by_step:
-      return transforms.clip_and_correlated_noise(**numbers)
-    return transforms.clip_and_noise(**numbers)
+  def _transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
+    adapts = self.l2_clip_norm.rule.adapts
+    by_step = transforms.clip_and_correlated_noise
+    each_alike = transforms.clip_and_noise
+    make: Any = by_step if self.noise_shape.by_step else each_alike
+    make = functools.partial(make, noise_shape=self.noise_shape)
+    if adapts:
+      make = transforms.adaptive_clip_and_noise
+    return make(
+      l2_clip_norm=self.l2_clip_norm,
+      noise_multiplier=self.noise_multiplier,
+      normalize_by=self.normalize_by,
+      key=key,
+      num_steps=self.num_steps,
+    )
 
   def spent(
     self,

@@ -321,12 +321,13 @@ def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[...
 def _dp_refuted(
   epsilon: float, guesses: int, correct: int, significance: float, *, m: int, delta: float
 ) -> bool:
-  case: dict[str, Any] = dict(
-    correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
+  p_value = functools.partial(
+    one_run_p_value, correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
   )
-  if one_run_p_value(**case, delta=0.0) > significance:
-    return False  # cheap, and true for every delta
-  return one_run_p_value(**case, delta=delta) <= significance
+  # Delta only adds to it: where delta 0 is not refuted, no delta is, and 0 is cheap.
+  if p_value(delta=0.0) > significance:
+    return False
+  return p_value(delta=delta) <= significance
 
 
 def _one_run(

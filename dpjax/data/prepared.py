@@ -284,21 +284,33 @@ def _read_all(
   records = [_Records(source, keys[0], max_length, told) for source in sources]
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
-  given: dict[str, Any] = dict(
-    num_classes=num_classes,
-    vocab_size=text.VOCAB_SIZE if is_text else None,
-    name=name,
-  )
+  vocab_size = text.VOCAB_SIZE if is_text else None
   made = []
   for split, part in zip(("train", "test"), records):
     column, *asked = part.columns(keys[1], *field)
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
     if stay_in_files(4 * first.size * len(part), resident):
-      made.append((in_files(part, labels, split=split, **given), others))
+      read_later = in_files(
+        part,
+        labels,
+        split=split,
+        num_classes=num_classes,
+        vocab_size=vocab_size,
+        name=name,
+      )
+      made.append((read_later, others))
     else:
       x = np.concatenate([part.read(places) for places in part.parts()])
-      made.append((from_arrays(x, labels, split=split, **given), others))
+      resident_part = from_arrays(
+        x,
+        labels,
+        split=split,
+        num_classes=num_classes,
+        vocab_size=vocab_size,
+        name=name,
+      )
+      made.append((resident_part, others))
   return made[0], made[1]
 
 

@@ -177,19 +177,21 @@ class RadpCnn(ConvNet):
   @classmethod
   def mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 4, 8, 16, each pooled; dense 32. 10,058 parameters on 28x28x1."""
-    preset: dict[str, Any] = dict(filters=(4, 8, 16), dense_sizes=(32,), **_THREE_POOLS)
+    preset = {"filters": (4, 8, 16), "dense_sizes": (32,), **_THREE_POOLS}
     return cls(num_classes, **(preset | options))
 
   @classmethod
   def fashion_mnist(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 16, 32, 64, each pooled; dense 128. 155,786 parameters on 28x28x1."""
-    preset: dict[str, Any] = dict(filters=(16, 32, 64), dense_sizes=(128,), **_THREE_POOLS)
+    preset = {"filters": (16, 32, 64), "dense_sizes": (128,), **_THREE_POOLS}
     return cls(num_classes, **(preset | options))
 
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> RadpCnn:
     """Filters 8 to 128, three pools; dense 256, 128. 657,114 parameters on 32x32x3."""
-    preset: dict[str, Any] = dict(
-      filters=(8, 16, 32, 64, 128), dense_sizes=(256, 128), **_THREE_POOLS
-    )
+    preset = {
+      "filters": (8, 16, 32, 64, 128),
+      "dense_sizes": (256, 128),
+      **_THREE_POOLS,
+    }
     return cls(num_classes, **(preset | options))

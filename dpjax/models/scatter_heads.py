@@ -124,8 +124,12 @@ class ScatterCnn(nn.Module):
   @classmethod
   def cifar10(cls, *, num_classes: int = 10, **options) -> ScatterCnn:
     """Conv 64, pool, conv 64 (3x3), dense: 187,210 parameters on 8x8x243."""
-    preset: dict[str, Any] = dict(filters=(64, 64), strides=(), dense_sizes=())
-    preset["pool_after"] = (1,)
+    preset: dict[str, Any] = {
+      "filters": (64, 64),
+      "strides": (),
+      "dense_sizes": (),
+      "pool_after": (1,),
+    }
     return cls(num_classes, **(preset | options))
 
   def setup(self):

@@ -66,19 +66,22 @@ def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable,
   """(records of an epoch, change of a batch) for each way to draw."""
   key = job.streams.key(FEATURES)
   draw = how.reading.draw
-  options: dict[str, Any] = dict(
-    mechanism=how.mechanism, shared_channels=how.shared_channels
-  )
+  mechanism = how.mechanism
+  shared = how.shared_channels
   x = job.train.x
   y = job.train.y
   if draw in ("batch", "run"):
     scales = jnp.asarray(record_noise.by_feature(found.scales, job.shape))
-    add = jax.jit(lambda key, x: record_noise.noisy_batch(key, x, scales, **options))
+    add = jax.jit(
+      lambda key, x: record_noise.noisy_batch(
+        key, x, scales, mechanism=mechanism, shared_channels=shared
+      )
+    )
     at = (lambda step: step) if draw == "batch" else (lambda step: 0)
     return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
   ids = np.arange(len(y))
   noisy = lambda key: record_noise.noisy_records(
-    key, ids, x, found.scales, grid=None, **options
+    key, ids, x, found.scales, grid=None, mechanism=mechanism, shared_channels=shared
   )
   if draw == "record_once":
     once = noisy(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -138,13 +139,17 @@ def dp_sgd(
   Array([0.75], dtype=float32)
   """
   _check_optional(ema_decay=ema_decay, example_key=example_key)
-  options: dict[str, Any] = dict(
-    method=method, microbatch_size=microbatch_size, memory_budget=memory_budget, mesh=mesh
+  clipped_grad = functools.partial(
+    plan.clipped_grad,
+    method=method,
+    microbatch_size=microbatch_size,
+    memory_budget=memory_budget,
+    mesh=mesh,
   )
   slots = sampling.slice_slots(plan.sampler.slots, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
-  grad_fn = plan.clipped_grad(loss_fn, **options)
+  grad_fn = clipped_grad(loss_fn)
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
@@ -155,7 +160,7 @@ def dp_sgd(
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
-    scaled_fn = plan.clipped_grad(_divided(loss_fn, scale), **options)
+    scaled_fn = clipped_grad(_divided(loss_fn, scale))
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:

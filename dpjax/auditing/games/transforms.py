@@ -105,7 +105,12 @@ def _leaving(subject: str, make: Make, **options: Any) -> Game:
   return game(subject, _LEAVES, make, _present(_AWAY), leaves=True, **options)
 
 
-_NUMBERS: dict[str, Any] = dict(l2_clip_norm=_CLIP, noise_multiplier=_Z, normalize_by=2.0)
+_DIVISOR = 2.0
+_NUMBERS: dict[str, Any] = {
+  "l2_clip_norm": _CLIP,
+  "noise_multiplier": _Z,
+  "normalize_by": _DIVISOR,
+}
 _AWAY = (_FAR, 0.0)
 
 
@@ -175,9 +180,12 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   make = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, how)}, key=key)
   z = how.combined_noise_multiplier(_Z, _NUMBERS["normalize_by"])
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
-  options: dict[str, Any] = dict(noise_multiplier=z, released=transforms.clip_scale)
   name = "adaptive_clip_and_noise"
-  return [*_each(name, make, added, **options), _leaving(name, make, **options)]
+  released = transforms.clip_scale
+  return [
+    *_each(name, make, added, noise_multiplier=z, released=released),
+    _leaving(name, make, noise_multiplier=z, released=released),
+  ]
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:

@@ -192,10 +192,11 @@ def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]
     "auc": auditing.auc,
     "epsilon": functools.partial(auditing.estimated_epsilon, delta=settings.delta),
   }
-  numbers: dict[str, Any] = dict(seed=settings.seed, confidence=settings.confidence)
+  interval = functools.partial(
+    auditing.bootstrap_interval, seed=settings.seed, confidence=settings.confidence
+  )
   return {
-    name: auditing.bootstrap_interval(statistic, scores, **numbers).to_json()
-    for name, statistic in statistics.items()
+    name: interval(statistic, scores).to_json() for name, statistic in statistics.items()
   }
 
 

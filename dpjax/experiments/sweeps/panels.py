@@ -93,10 +93,16 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
     color = report.PALETTE[index % len(report.PALETTE)]
     label = f"{curve} ({_kind(mine[0])})"
     marker = _MARKERS[index // len(report.PALETTE) % len(_MARKERS)]
-    look: dict[str, Any] = dict(
-      color=color, lw=1.4, ls=_STYLES[mine[0]["epsilon_kind"]], marker=marker, ms=3
+    axis.plot(
+      epochs,
+      list(map(statistics.mean, values)),
+      label=label,
+      color=color,
+      linewidth=1.4,
+      linestyle=_STYLES[mine[0]["epsilon_kind"]],
+      marker=marker,
+      markersize=3,
     )
-    axis.plot(epochs, list(map(statistics.mean, values)), label=label, **look)
     low = [min(v) for v in values]
     high = [max(v) for v in values]
     axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -77,12 +76,18 @@ def draw_curves(
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
     color = report.PALETTE[index % (len(report.PALETTE) - 1)]
-    steps: dict[str, Any] = dict(drawstyle="steps-post", color=color, linewidth=1.3)
-    axes.plot(np.maximum(fpr, left), np.maximum(tpr, left), label=name, **steps)
+    axes.plot(
+      np.maximum(fpr, left),
+      np.maximum(tpr, left),
+      label=name,
+      drawstyle="steps-post",
+      color=color,
+      linewidth=1.3,
+    )
   axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
   if allowed is not None:
-    line: dict[str, Any] = dict(color="#000000", linestyle="--", linewidth=1)
-    axes.plot(rates, allowed, label=f"allowed: {words}", **line)
+    label = f"allowed: {words}"
+    axes.plot(rates, allowed, label=label, color="#000000", linestyle="--", linewidth=1)
   axes.set(xscale="log", yscale="log", xlim=(left, 1), ylim=(left, 1.1))
 
 

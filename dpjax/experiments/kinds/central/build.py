@@ -343,8 +343,9 @@ def assemble(
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
-  numbers: dict[str, Any] = dict(num_classes=train.num_classes, plan=plan)
-  loss_fn = audit.loss(config, trained.loss, trained.apply, **numbers)
+  loss_fn = audit.loss(
+    config, trained.loss, trained.apply, num_classes=train.num_classes, plan=plan
+  )
   claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
   statistics = normalization.released(plan, random, train)  # of what is trained on
@@ -365,8 +366,10 @@ def assemble(
   ) -> Algorithm:
     if config.loss == embeddings.NAME:
       views: Any = training.AUGMENTATIONS[config.augmentation]
-      own: Any = dict(view_key=example_key, ema_decay=config.ema_decay)
-      return training.contrastive(apply, views, tx, **own)
+      assert example_key is not None
+      return training.contrastive(
+        apply, views, tx, view_key=example_key, ema_decay=config.ema_decay
+      )
     moved = training.of_part(loss_fn, tx, saved.in_head) if first else (loss_fn, tx)
     return training.dp_sgd(
       moved[0],

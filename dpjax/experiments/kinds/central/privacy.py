@@ -255,26 +255,29 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   privacy = config.privacy
   clip = _clip(config, params)
   rule = privacy.clipping
-  numbers: dict[str, Any] = dict(
+  shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
+  noise_shape = ftrl.noise_shape(config, shares)
+  whole = sampler(config, num_examples)  # cannot overflow
+  statistics = normalization.mechanism(config, num_examples, whole)
+  promises = privacy.method != "sgd"
+  noise = privacy.noise_multiplier if promises else 0.0
+  make = Plan.calibrated if noise is None else Plan
+  amount = (
+    {"epsilon": privacy.epsilon or 0.0} if noise is None else {"noise_multiplier": noise}
+  )
+  plan = make(
+    sampler=whole,
     num_steps=config.num_steps,
     l2_clip_norm=clip,
     normalize_by=privacy.sampling_prob * num_examples,
     delta=privacy.delta,
-    neighboring_relation=privacy.neighboring_relation,
-    accountant=privacy.accountant,
+    neighboring_relation=privacy.neighboring_relation if promises else "",
+    accountant=privacy.accountant if promises else "",
     slices=config.slices,
+    noise_shape=noise_shape,
+    statistics=statistics,
+    **amount,
   )
-  shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
-  numbers["noise_shape"] = ftrl.noise_shape(config, shares)
-  whole = sampler(config, num_examples)  # cannot overflow
-  numbers["statistics"] = normalization.mechanism(config, num_examples, whole)
-  if privacy.method == "sgd":
-    numbers |= dict(neighboring_relation="", accountant="")
-    plan = Plan(sampler=whole, noise_multiplier=0.0, **numbers)
-  elif privacy.noise_multiplier is not None:
-    plan = Plan(sampler=whole, noise_multiplier=privacy.noise_multiplier, **numbers)
-  else:
-    plan = Plan.calibrated(epsilon=privacy.epsilon or 0.0, sampler=whole, **numbers)
   plan = _with_capacity(plan, privacy, num_examples)
   if plan.slices > plan.sampler.slots:
     raise UserError(

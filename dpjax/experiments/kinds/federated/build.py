@@ -352,11 +352,13 @@ def _algorithm(
   server_tx = audit.watched(config, audited, server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = execution.by_name(config.execution, **how)
-  common: dict[str, Any] = dict(
-    aggregator=before(_aggregator(config, plan, random.noise, num_clients, mechanism)),
-    map_clients=execution.process_clients(audit.sending(audited, inner)),
-    key=random.local,
-  )
+  aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
+  # What every algorithm takes; SCAFFOLD's clients are not weighted.
+  common: dict[str, Any] = {
+    "aggregator": aggregator,
+    "map_clients": execution.process_clients(audit.sending(audited, inner)),
+    "key": random.local,
+  }
   if name != "scaffold":
     common["weighting"] = config.weighting.make()
   if isinstance(config.algorithm, str):

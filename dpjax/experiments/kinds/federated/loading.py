@@ -58,8 +58,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 
 def central(config: FedConfig) -> TrainConfig:
   """The central run that would read the same data."""
-  shared: Any = dict(data=config.data, model=config.model, loss=config.loss)
-  return TrainConfig(**shared, resident=True)
+  return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
 
 
 def _partitioned(config: FedConfig) -> tuple[Federation, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from dpjax import accounting, gradients, names, sampling, secure, validate
@@ -189,7 +191,8 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
   """A plan over clients; noise None: calibrated to the config's epsilon."""
   privacy = config.privacy
-  numbers: dict[str, Any] = dict(
+  make = _maker(config, noise)
+  return make(
     sampler=sampler,
     num_steps=config.num_rounds,
     l2_clip_norm=gradients.Clip(privacy.l2_clip_norm, privacy.clipping),
@@ -198,13 +201,14 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
   )
-  return _with_noise(config, noise, numbers)
 
 
-def _with_noise(config: FedConfig, noise: float | None, numbers: dict[str, Any]) -> Plan:
+def _maker(config: FedConfig, noise: float | None) -> Callable[..., Plan]:
+  """Returns what makes a plan of its other numbers: with this noise, or calibrated to the
+  config's epsilon."""
   if noise is None:
-    return Plan.calibrated(epsilon=config.privacy.epsilon or 0.0, **numbers)
-  return Plan(noise_multiplier=noise, **numbers)
+    return functools.partial(Plan.calibrated, epsilon=config.privacy.epsilon or 0.0)
+  return functools.partial(Plan, noise_multiplier=noise)
 
 
 def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
@@ -224,7 +228,8 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
       value=config.clients_per_round,
     )
   ftrl.check(privacy)
-  numbers: dict[str, Any] = dict(
+  make = _maker(config, config.privacy.noise_multiplier)
+  return make(
     sampler=ftrl.sampler(
       privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
     ),
@@ -236,7 +241,6 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
     accountant=config.privacy.accountant,
     noise_shape=NoiseShape(correlation=ftrl.correlation(privacy, config.num_rounds)),
   )
-  return _with_noise(config, config.privacy.noise_multiplier, numbers)
 
 
 @bounds.names_fields
