@@ -55,7 +55,7 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
 
 
 class SpentBudget(NamedTuple):
-  """What the updates that ran have cost: `Plan.spent`."""
+  """The cost of the updates that ran, as `Plan.spent` returns it."""
 
   steps: int  # updates with noise
   epsilon: float
@@ -159,7 +159,7 @@ class Plan:
 
   @functools.cached_property
   def _correlated_events(self) -> tuple[DpEvent, ...]:
-    """Of each step, where the sampler bounds participation and the noise is not zero."""
+    """Returns each step's event, for samplers that bound participation and noise above zero."""
     participation = self.sampler.participation
     assert participation is not None
     return accounting.correlated_events(
@@ -310,7 +310,7 @@ class Plan:
     return self.sampler.steps_alike and not differ
 
   def step_event(self, step: int | None = None) -> DpEvent:
-    """What step `step`, from 0, adds to the bill; None where all steps are alike.
+    """Returns the event that step `step`, from 0, adds to the cost.
 
     Composing the events of the first t steps gives what t steps cost, for every t.
 
@@ -341,7 +341,7 @@ class Plan:
     return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
 
   def sum_event(self, step: int) -> DpEvent:
-    """What the noisy sum of step `step` adds to the bill; `step_event` less the statistics."""
+    """Returns the event of the noisy sum of step `step`: `step_event` without the statistics."""
     if self.noise_multiplier == 0:
       return NonPrivateDpEvent()
     if self.sampler.participation is not None:
@@ -356,7 +356,7 @@ class Plan:
     return NonPrivateDpEvent() if event is None else event
 
   def event(self, steps: int | None = None) -> DpEvent:
-    """What `steps` steps (default: all) are to the accountant."""
+    """Returns the event of `steps` steps (default: all)."""
     return self._event_of(range(self._steps(steps)))
 
   def _event_of(self, steps: range) -> DpEvent:
@@ -383,7 +383,7 @@ class Plan:
     return self._with_statistics(sums)
 
   def remaining_event(self, start: int) -> DpEvent:
-    """What the steps from `start` to the last are to the accountant."""
+    """Returns the event of the steps from `start` to the last."""
     return self._event_of(range(start, self.num_steps))
 
   def _steps(self, steps: int | None) -> int:
@@ -418,7 +418,7 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Of all steps at the plan's delta: it decides which capacity is enough."""
+    """Returns epsilon of all steps at the plan's delta; it decides which capacity is enough."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -426,7 +426,7 @@ class Plan:
     return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def _set_aside(self, delta: float, steps: int) -> float:
-    """What `steps` steps need, where the plan's own share may not be enough."""
+    """Returns the delta that overflow of `steps` steps needs, beyond the plan's own share."""
     event = self._total(steps)
     aside = accounting.overflow.set_aside(
       lambda left: self._accounted(event, left),
@@ -562,7 +562,7 @@ class Plan:
     delta: float | None = None,
     num_examples: int | None = None,
   ) -> SpentBudget:
-    """What the updates cost that this optimizer state has counted, whatever was planned.
+    """Returns the cost of the updates that this optimizer state has counted, whatever was planned.
 
     Args:
       opt_state: of the chain that `transform` is in, or anything that holds it, such as the
@@ -823,12 +823,12 @@ class Plan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """What its epsilon rests on and nobody has proved: then it is only claimed."""
+    """Names the unproved assumptions of its epsilon, which is only claimed where there are any."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     return transforms.assumptions(clip, shape, self.sampler, self.statistics)
 
   @property
   def unit(self) -> str:
-    """Whose data count as one record: "example", or "user" where users are sampled."""
+    """The unit that a guarantee protects: "example", or "user" where users are sampled."""
     return self.sampler.unit

@@ -54,7 +54,7 @@ def balls_in_bins_event(
   num_bins: int,
   spacing: int = 1,
 ) -> DpEvent:
-  """What a whole run of `BallsInBinsSampler(num_bins)` with correlated noise costs at most.
+  """Returns an event that bounds a run of `BallsInBinsSampler(num_bins)` with correlated noise.
 
   Args:
     strategy: C, with no negative entry.

@@ -27,7 +27,7 @@ _Cost = Callable[[float], float]  # parameter -> epsilon
 
 
 class Target(Counting):
-  """What a run may cost, and how that is counted."""
+  """The cost that a run may have, and how it is counted."""
 
   epsilon: float
   delta: float

@@ -1,4 +1,4 @@
-"""What integer noise costs: Renyi curves of the discrete Gaussian and of Skellam noise.
+"""Renyi curves of integer noise: the discrete Gaussian and Skellam noise.
 
 For integer vectors, so for sums under secure aggregation. A sensitivity here is that of the
 vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
@@ -91,7 +91,7 @@ def summed_discrete_gaussian_rdp(
 
 @dataclasses.dataclass(frozen=True)
 class SkellamDpEvent(DpEvent):
-  """One sum of integer vectors with Skellam noise.
+  """The event of one sum of integer vectors with Skellam noise.
 
   Args:
     variance: of the whole noise on one coordinate, on the grid.

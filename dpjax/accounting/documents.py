@@ -64,7 +64,7 @@ _AGE_RANGE = 100
 
 
 class Comparison(NamedTuple):
-  """One formula in one setting; epsilons at the same delta, None where not available."""
+  """A formula in one setting; epsilons at the same delta, None where not available."""
 
   document: str
   section: str
@@ -172,7 +172,7 @@ def compare(delta: float = 1e-5) -> list[Comparison]:
 
 
 def verdict(claimed: float, pld: float | None, rdp: float | None) -> str:
-  """One of VERDICTS.
+  """The verdict on the formula, from VERDICTS.
 
   >>> verdict(1.0, 4.4, 5.0), verdict(1.0, None, 5.0), verdict(9.0, 4.4, 5.0)
   ('unsound', 'unproved', 'loose')
@@ -266,7 +266,7 @@ def _mean_age() -> Comparison:
 
 
 def table(rows: Sequence[Comparison]) -> str:
-  """One line for each formula and setting, in columns."""
+  """Returns a line for each formula and setting, in columns."""
   number = lambda value: "-" if value is None else upper(value)
   lines = [("document", "formula", "setting", "claimed", "pld", "rdp", "verdict")]
   for row in rows:

@@ -144,7 +144,7 @@ def truncated_poisson_event(
 
 
 def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
-  """One pass of `num_steps` Gaussian sums, each record in one of them, drawn uniformly.
+  """The event of one pass of `num_steps` Gaussian sums; a record is in a uniformly drawn one.
 
   A record draws its step independently of the others, and anew in every pass; steps of
   records are secret. Accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
@@ -277,7 +277,7 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
 
 
 def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
-  """What `parts` counts, with one Gaussian sum for each pass of random allocation.
+  """Returns the event of `parts` with one Gaussian sum for each pass of random allocation.
 
   A pass is the mixture of such sums, so this costs no less; where there is little noise, an
   accountant may find that it costs less.

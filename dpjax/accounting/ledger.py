@@ -34,7 +34,7 @@ class BudgetExceeded(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """What a run may cost: `epsilon` at `delta`.
+  """The budget of a run: `epsilon` at `delta`.
 
   >>> Budget(epsilon=2.0, delta=1e-5)
   Budget(epsilon=2.0, delta=1e-05)
@@ -170,7 +170,7 @@ class Ledger:
   def epsilon(
     self, delta: float, *, neighboring_relation: str = "", accountant: str = "pld"
   ) -> float:
-    """What everything that ran cost: `epsilon(self.event(), delta=delta)`.
+    """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
 
     Raises:
       UserError: a relation (default: the recorded one) under which no step was charged.

@@ -1,4 +1,4 @@
-"""What correlated noise costs: the sensitivity of C x under bounded participation.
+"""Accounting of correlated noise: the sensitivity of C x under bounded participation.
 
 The matrix mechanism C x + z (z white, of standard deviation noise_multiplier clip norms) is
 one Gaussian mechanism, also where later rows of x depend on earlier outputs, for C is lower
@@ -311,7 +311,7 @@ def _event(cost: float, noise_multiplier: float) -> DpEvent:
 
 
 def joined(events: Sequence[DpEvent]) -> DpEvent:
-  """One event for steps one after the other; equal neighbours are counted.
+  """Returns the composed event of steps one after the other; equal neighbours are counted.
 
   >>> joined([gaussian_event(1), gaussian_event(1), dpa.NoOpDpEvent()]).events[0].count
   2

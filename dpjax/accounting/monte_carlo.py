@@ -172,7 +172,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """One example under b-min-sep sampling; its likelihood ratio by a walk over the steps."""
+  """An example under b-min-sep sampling, whose likelihood ratio is a walk over the steps."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float

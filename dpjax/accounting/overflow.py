@@ -1,4 +1,4 @@
-"""What it costs that a run aborts on a batch above its capacity.
+"""The cost in delta of a run that aborts on a batch above its capacity.
 
 A run that aborts with probability at most B, on the data and on their neighbour, is within B
 of the analysed one in total variation: (epsilon, d) becomes (epsilon, d + (1 + e^eps) B).

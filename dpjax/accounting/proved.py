@@ -1,4 +1,4 @@
-"""What is proved: for which sampler, under which relation, by which accountant. One table.
+"""The table of proofs: for which sampler, under which relation, by which accountant.
 
 A sampler names its row (`Sampler.law`). A row may also name the kind of event that carries
 the sampler with it: such an event is refused wherever the row does not hold, also by itself.
@@ -24,7 +24,7 @@ RELATIONS = (_ADD, _REPLACE, _ZERO)
 
 
 class Proved(NamedTuple):
-  """One row: the relations, the default one first, and the accountants, the tightest first."""
+  """A row: the relations, the default one first, and the accountants, the tightest first."""
 
   relations: tuple[str, ...]
   accountants: tuple[str, ...] = ACCOUNTANTS
@@ -66,7 +66,7 @@ def proved_for(law: str) -> Proved:
 
 
 def accountants_for(law: str, neighboring_relation: str) -> tuple[str, ...]:
-  """Those that prove an epsilon for a sampler under a relation; () where none does.
+  """Returns the accountants that prove an epsilon for a sampler under a relation.
 
   >>> accountants_for("fixed_size", "replace_one"), accountants_for("poisson", "replace_one")
   (('rdp',), ())

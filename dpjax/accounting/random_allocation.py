@@ -101,14 +101,14 @@ def allocation_pld(
 
 
 def _loss_of_removed(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
-  """Of log L under P."""
+  """Returns the distribution of log L under P."""
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
   lost = min(1.0, law.lost)
   return pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
 
 
 def _loss_of_added(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
-  """Of -log L under Q."""
+  """Returns the distribution of -log L under Q."""
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
   lost = min(1.0, law.lost + (0.0 if law.first else float(law.masses[0])))
@@ -267,7 +267,7 @@ def _folded(masses: np.ndarray, cells: int) -> np.ndarray:
 
 
 def _power(base: np.ndarray, exponent: int) -> np.ndarray:
-  """By squaring: the rounding of n - 1 products."""
+  """Returns the n-fold convolution by squaring, with the rounding of n - 1 products."""
   found = base
   for bit in bin(exponent)[3:]:
     found = found * found

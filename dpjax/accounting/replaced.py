@@ -1,4 +1,4 @@
-"""One record replaced, where removing and adding one are proved: by way of the run without.
+"""Bounds for a replaced record from proofs for adding and removing one, by the run without.
 
 Let P be the run with a record, R the run with another in its place, Q the run with neither,
 everything else, and its randomness, alike. For every event E

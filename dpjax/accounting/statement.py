@@ -1,4 +1,4 @@
-"""What an epsilon means, in words: unit, adjacency, sampler, delta; what is left out."""
+"""The meaning of an epsilon in words: unit, adjacency, sampler, delta, and what is left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOT_COVERED = (
 
 
 def delta_warning(delta: float, num_examples: int) -> str | None:
-  """One line of warning when `delta >= 1 / num_examples`, else None.
+  """Returns a warning, one line, when `delta >= 1 / num_examples`, else None.
 
   >>> delta_warning(1e-5, 60_000)
   >>> delta_warning(1e-3, 1_000)

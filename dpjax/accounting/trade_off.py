@@ -1,4 +1,4 @@
-"""What a proof means to who tests for a record: true positives, and mu of Gaussian DP.
+"""The meaning of a proof for tests of membership: true positives, and mu of Gaussian DP.
 
 A run keeps many pairs (epsilon, delta) at once. All of them together bound every test that
 tells a run with a record from one without (Dong, Roth and Su 2022, Proposition 2.12):
@@ -120,7 +120,7 @@ class TradeOff(NamedTuple):
 
 
 def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> TradeOff:
-  """What is proved for an event from epsilon 0 to where delta is no more than `slack`.
+  """Returns the proved curve of an event, from epsilon 0 to where delta is at most `slack`.
 
   Args:
     event: of the whole run.

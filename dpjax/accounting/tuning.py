@@ -1,4 +1,4 @@
-"""What choosing the best of several private runs costs, and how many runs to make.
+"""The cost of choosing the best of several private runs, and how many runs to make.
 
 Trying a fixed number k of settings and keeping the best costs about k times one run. A
 RANDOM number of trials, kept secret, costs little more than twice one run (Papernot and

@@ -1,4 +1,4 @@
-"""What is asked of every gradient and every batch, on every route.
+"""Checks of every gradient and every batch, on every route.
 
 Real numbers; and which rows are examples and which padding is said, never assumed.
 """

@@ -81,7 +81,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
 
 
 def _array(value: Any, aval: Any) -> Any:
-  """What a jaxpr hands back as it is need be no array of JAX."""
+  """Returns the value as an array: a jaxpr may hand back a constant as it is."""
   return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)
 
 
@@ -173,7 +173,7 @@ class _Rewriting:
     return self._while(params, values) if name == "while" else self._scan(eqn, values)
 
   def closed(self, closed: Any) -> Callable[..., list[Any]]:
-    """One as a function."""
+    """Returns the equation as a function."""
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
@@ -213,7 +213,7 @@ class _Rewriting:
 
 
 def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
-  """One convolution, its operands and its result transposed."""
+  """Returns a convolution with its operands and its result transposed."""
   params: dict[str, Any] = eqn.params | {"dimension_numbers": _form(eqn)}
   (batch, features, *space), (out, into, *window), results = eqn.params["dimension_numbers"]
   lhs = lax.transpose(lhs, (batch, *space, features))  # [N, *space, C]

@@ -1,4 +1,4 @@
-"""One batch over several devices: each clips its own examples, their sums are joined once.
+"""A batch over several devices: each clips its own examples, their sums are joined once.
 
 A mesh has an axis `data`, over which the rows of a batch are split, and may have an axis
 `model`, over which parameters and all that has their shape are split.

@@ -49,7 +49,7 @@ def operands(eqn: Eqn) -> tuple[Var, ...]:
 
 
 def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
-  """What each variable that an equation reads stands for."""
+  """Returns the value that each variable of an equation stands for."""
   return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
 
 
@@ -162,7 +162,7 @@ class Ends(NamedTuple):
 
 
 class Graph(NamedTuple):
-  """Who uses a value, and where it is among the results of its equation."""
+  """Users of a value, and its place among the results of its equation."""
 
   uses: collections.Counter
   users: dict[Var, Eqn]  # the last of them
@@ -170,7 +170,7 @@ class Graph(NamedTuple):
 
   @classmethod
   def of(cls, jaxpr: Jaxpr) -> Graph:
-    """Of a whole jaxpr."""
+    """Returns the graph of a whole jaxpr."""
     uses = collections.Counter(v for v in jaxpr.outvars if not is_literal(v))
     users = {}
     position = {}

@@ -1,4 +1,4 @@
-"""What is asked of a loss: one example, a scalar, no side effect, differentiable.
+"""Checks of a loss: one example, a scalar, no side effect, differentiable.
 
 Each is found by tracing, and each mistake is one line that says the way out.
 """

@@ -127,7 +127,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
 
 
 def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
-  """What one more example adds: the rest (weights, constants) is there once."""
+  """Returns the bytes that one more example adds: weights and constants are there once."""
   return [two - one for one, two in zip(sizes(1), sizes(2))]
 
 
@@ -141,7 +141,7 @@ def _nbytes(tree: Any) -> float:
 
 
 def _held_bytes(unit: Unit, leaves: Any) -> float:
-  """What is held, less what its sites have recorded where that is freed for it."""
+  """Returns the bytes that are held, less records of sites that are freed for it."""
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:

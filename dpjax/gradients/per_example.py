@@ -187,7 +187,7 @@ class ClippedGrad:
 
   @property
   def _bounds(self) -> tuple[float, ...]:
-    """Of each group of parameters."""
+    """Returns the bound of each group of parameters."""
     unit = self.rescale_to_unit_norm
     return self.l2_clip_norm.group_bounds(rescale_to_unit_norm=unit)
 
@@ -210,7 +210,7 @@ class ClippedGrad:
     return ghost.clipped_sum(planned, params, batch, mask, clip, rescale_to_unit_norm=unit)
 
   def _plan(self, params, batch) -> ghost.Recipe | None:
-    """Of the fast route; None where the method is vmap, or auto and nothing is gained."""
+    """Returns the plan of the fast route; None where the method is vmap, or auto gains nothing."""
     if self.method == "vmap":
       return None
     check_loss(self.loss_fn, params, batch)

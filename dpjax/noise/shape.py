@@ -15,7 +15,7 @@ MAX_NOISE_LEVELS = 32  # different factors of a noise schedule under sampling, b
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
-  """What noise has beside its level: by default nothing, it is white and the same everywhere.
+  """Properties of noise beside its level; by default it is white and the same everywhere.
 
   Args:
     schedule: public factors of the noise multiplier, one for each step, or ().

@@ -1,4 +1,4 @@
-"""What a noise state counts, and how it tells that something else changed it.
+"""The noise state: what it counts, and how it tells that something else changed it.
 
 Optax has functions that change a state by the names of its fields, and `jax.tree.map` changes
 every leaf. A count that was set back would draw the same noise twice, and the difference of
@@ -26,7 +26,7 @@ _ODD = 0x9E3779B1  # 2^32 / golden ratio: multiplying by an odd number loses not
 
 
 class NoiseState(NamedTuple):
-  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret.
+  """State of white noise. Whoever holds it can subtract the noise: keep it secret.
 
   Each update needs the state that the one before gave. `state_at` makes one of a key and a count.
   """

@@ -1,4 +1,4 @@
-"""Who takes part in a step: samplers, each bound to its event."""
+"""Samplers: who takes part in a step, each bound to its event."""
 
 from typing import TYPE_CHECKING
 

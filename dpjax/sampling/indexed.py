@@ -174,6 +174,6 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
 
 
 def _contents(examples: Any) -> list[list[bytes]]:
-  """Of each leaf the bytes of its rows."""
+  """Returns the bytes of the rows of each leaf."""
   leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
   return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]

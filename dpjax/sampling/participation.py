@@ -54,7 +54,7 @@ class _Unamplified(Sampler):
   """Nothing is claimed for the chance of which steps an example is in."""
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Of a step that the example is in."""
+    """Returns the event of a step that the example is in."""
     return inner
 
 
@@ -147,7 +147,7 @@ class CyclicPoissonSampler(PaddedSampler):
     return Participation(self.num_groups, cyclic=True, sampling_prob=self.prob)
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Of one turn of a group."""
+    """Returns the event of one turn of a group."""
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -230,7 +230,7 @@ class RandomAllocationSampler(PaddedSampler):
     return 1 / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """One step charged by itself, as the whole pass that it may be the first step of."""
+    """Returns the event of one step by itself: the whole pass that it may be the first step of."""
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
       raise UserError(
         "random allocation takes a GaussianDpEvent", field="event", value=inner

@@ -1,4 +1,4 @@
-"""Who takes part in a step, and what event that is to the accountant.
+"""Samplers: who takes part in a step, and what event that is to the accountant.
 
 A sampler's fields are public: they may be printed. The size of the data and the seed are
 arguments of its methods, because they belong to the data holder. Every draw is a pure
@@ -35,7 +35,7 @@ _LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float
 
 
 class Participation(NamedTuple):
-  """In which sets of steps one example may take part: public."""
+  """Bounds on the sets of steps that one example may take part in: public."""
 
   min_sep: int  # any two of its steps differ by at least this
   cyclic: bool  # and by a multiple of it
@@ -43,7 +43,7 @@ class Participation(NamedTuple):
 
 
 class Sampler(abc.ABC):
-  """What a plan needs of a sampler. What is not abstract has a default that claims nothing.
+  """A sampler, as a plan needs it. Methods that are not abstract claim nothing by default.
 
   Subclasses are frozen dataclasses whose fields are public.
   """
@@ -75,7 +75,7 @@ class Sampler(abc.ABC):
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """What `step` adds to the bill; the events of the first t steps compose to what t steps
+    """Returns the event that `step` adds; the events of the first t steps compose to what t steps
     cost."""
     del step
     return self.event(inner)
@@ -105,7 +105,7 @@ class Sampler(abc.ABC):
 
 
 def assumption(part: object) -> str:
-  """What nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
+  """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
 
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
@@ -402,12 +402,12 @@ class ShuffledSampler(Sampler):
     return self.num_examples // self.batch_size
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """One step charged by itself: as if every step saw the record. An upper bound that
+    """Returns the event of one step by itself, as if every step saw the record: a bound that
     `event_at` improves on; None where no size is public."""
     return None if self.num_examples is None else inner
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """What `step` adds to the bill: an epoch is paid in full at its first step, so that an
+    """Returns the event that `step` adds: an epoch is paid in full at its first step, so that an
     unfinished one costs as much as a whole one."""
     validate.integer_at_least(0, step=step)
     if self.num_examples is None:

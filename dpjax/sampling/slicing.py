@@ -1,4 +1,4 @@
-"""One draw cut into physical slices, so that a large logical batch fits into memory."""
+"""Physical slices of one draw, so that a large logical batch fits into memory."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 
 class TrainState(NamedTuple):
-  """What the next step needs. `opt_state` holds the noise key: keep it secret."""
+  """State of training. `opt_state` holds the noise key: keep it secret."""
 
   params: Params
   opt_state: optax.OptState  # of plan.accumulated(chain(plan.transform(noise_key), tx))
@@ -26,7 +26,7 @@ class TrainState(NamedTuple):
 
 
 class StepInfo(NamedTuple):
-  """What a person may want to look at. Computed from raw examples: NOT private."""
+  """Diagnostics of a step, computed from raw examples: NOT private."""
 
   train_loss: Array  # mean over the batch
   mean_norm: Array  # mean gradient norm before clipping
@@ -48,7 +48,7 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
 
 
 def _keys(key: Array, step: Array, size: int, own: int) -> Array:
-  """Of `size` rows; those beyond `own` are what a mesh has added, and change nobody's key."""
+  """Returns keys of `size` rows; a mesh added those beyond `own`, which change nobody's key."""
   return gradients.filled(jax.random.split(jax.random.fold_in(key, step), own), size)
 
 
@@ -200,7 +200,7 @@ def eval_params(state: TrainState) -> Params:
 
 
 def _private_state(state: TrainState) -> Any:
-  """Of the plan's transform."""
+  """Returns the state of the plan's transform."""
   chained: Any = state.opt_state
   if isinstance(chained, transforms.AccumulateState):
     chained = chained.inner

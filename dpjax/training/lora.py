@@ -29,7 +29,7 @@ _CALLS = ("jit", "pjit")
 
 
 class Lora(NamedTuple):
-  """What is trained, and how it is used."""
+  """Adapters of some weights: what is trained, and how it is used."""
 
   trainable: Adapters
   merge: Callable[[Adapters], Params]

@@ -98,7 +98,7 @@ class AdaptiveClipping(gradients.Flat):
   def combined_noise_multiplier(
     self, noise_multiplier: float, normalize_by: float
   ) -> float:
-    """What the accountant is told: gradient and count as one Gaussian mechanism.
+    """Returns the noise multiplier of gradient and count as one Gaussian mechanism.
 
     `noise_multiplier` is that of the gradient sum alone.
     """
@@ -107,7 +107,7 @@ class AdaptiveClipping(gradients.Flat):
     return 1 / math.hypot(1 / noise_multiplier, 1 / (2 * self.count_std(normalize_by)))
 
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
-    """What a privacy statement must add."""
+    """Returns the sentence that a privacy statement must add."""
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
     stds = (noise_multiplier, self.count_std(normalize_by), combined)
     of_sum, of_count, of_both = (accounting.lower(std, digits=6) for std in stds)

@@ -1,4 +1,4 @@
-"""What every private transform takes: sealed gradients with a mask, or a ClippedSum."""
+"""Inputs of every private transform: sealed gradients with a mask, or a ClippedSum."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class PerLayer:
     return gradients.Clip(bounds, schedule=schedule)
 
   def shares(self, clip: gradients.Clip) -> Any:
-    """Of the layers in the noise; None for noise that is shared."""
+    """Returns the shares of the layers in the noise; None for noise that is shared."""
     return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
@@ -118,7 +118,7 @@ def _per_group(fn: Any, tree: Any, weights: Any) -> Any:
 
 
 def noise_std(clip: gradients.Clip, noise_multiplier: float) -> float:
-  """Of the whole sum, without shares; 0 where there is no noise, also without clipping."""
+  """Returns the std of the whole sum, without shares; 0 where there is no noise."""
   return noise_multiplier * clip.l2_bound if noise_multiplier else 0.0
 
 

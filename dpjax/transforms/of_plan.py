@@ -1,4 +1,4 @@
-"""What binds a private transform to the plan that pays for it.
+"""The bond between a private transform and the plan that pays for it.
 
 A notebook is run cell by cell, so two plans may stand beside each other. A state that draws the
 noise of one would be charged by the other, and a batch that is larger than any draw of the plan

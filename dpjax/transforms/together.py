@@ -1,4 +1,4 @@
-"""What does not combine: one table, for transforms and plans."""
+"""The table of combinations that are refused, for transforms and plans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def features(
   slices: int = 1,
   statistics: object = None,
 ) -> dict[str, str]:
-  """Those that these have of all in `APART`, each with the argument that brings it.
+  """Returns the features in `APART` that these have, each with the argument that brings it.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}

@@ -1,4 +1,4 @@
-"""What a step adds, in words, where that is not what the accountant is told."""
+"""Words for what a step adds, where that is not what the accountant is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rule costs, and which is chosen. Per example; N, T, K, P as in `row_forms`.
+"""Costs of the rules, and the choice. Per example; N, T, K, P as in `row_forms`.
 
 | rule         | flops                | elements moved       | then, for the sum            |
 | ------------ | -------------------- | -------------------- | ---------------------------- |

@@ -27,7 +27,7 @@ _RULES = {
 
 
 class UnitRow(NamedTuple):
-  """One unit of parameters (see `dpjax.gradients.ghost.units`)."""
+  """A unit of parameters (see `dpjax.gradients.ghost.units`)."""
 
   sites: str  # the primitives where the parameter meets data, in program order
   params: tuple[str, ...]  # paths in the parameter tree

@@ -41,7 +41,7 @@ from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
-  """What a value depends on."""
+  """Dependence of a value on parameters and on data."""
 
   CONST = 0
   PARAM = 1
@@ -50,7 +50,7 @@ class Kind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """One scan around a site."""
+  """A scan around a site."""
 
   index: int
   length: int
@@ -149,7 +149,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-  """One equation of the program."""
+  """An equation of the program."""
 
   action: Action
   eqn: Eqn
@@ -251,7 +251,7 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
 
 
 def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
-  """Of those (position, variable) pairs whose value is PARAM."""
+  """Returns the lifts of those (position, variable) pairs whose value is PARAM."""
   return tuple(
     Lift(
       Site(next(ids), None, (var,), (), (value.source,), loops, (0,)),

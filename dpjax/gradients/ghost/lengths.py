@@ -78,6 +78,6 @@ def scaled(tree: ArrayTree) -> Length:
 
 
 def joined(lengths: Sequence[Length]) -> Length:
-  """Of a gradient whose parts have these lengths."""
+  """Returns the length of a gradient whose parts have these lengths."""
   norms, longest = zip(*lengths)
   return Length(trees.root_sum_squares(list(norms)), trees.root_sum_squares(list(longest)))

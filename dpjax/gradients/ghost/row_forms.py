@@ -310,7 +310,7 @@ def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Tabl
 
 
 def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactors:
-  """Of starts [N, T, columns] and their cotangents [N, T, P]."""
+  """Returns the rows chosen by starts [N, T, columns], with their cotangents [N, T, P]."""
   limits = jnp.asarray(table.limits, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   index = jnp.clip(index, 0, limits - 1) if table.clip else index
   inside = jnp.all((index >= 0) & (index < limits), axis=-1)  # [N, T]
@@ -321,7 +321,7 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
 
 
 def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
-  """Of `count` rows in every turn of the loops."""
+  """Returns the form of a table of `count` rows in every turn of the loops."""
   shape, (indexed, kept) = site.params[0].aval.shape, table[:2]
   loop_sizes = _loop_sizes(site, table.sliced)
   sizes = _sizes(shape, indexed)

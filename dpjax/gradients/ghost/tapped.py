@@ -35,7 +35,7 @@ Cotangents = dict[int, tuple[Any, ...]]  # site index -> one array per result
 
 
 class Recorded(NamedTuple):
-  """What one forward and backward pass over the batch leaves behind."""
+  """Values that one forward and backward pass over the batch leaves behind."""
 
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
@@ -229,7 +229,7 @@ def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
 
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
-  """One equation on stacked values: vmapped over every scan of any of them."""
+  """Evaluates an equation on stacked values, vmapped over every scan of any of them."""
   known = equations.named(eqn, values)
   stacked = [known[v] for v in equations.operands(eqn)]
   loops = sorted({loop for s in stacked for loop in s.loops}, key=lambda loop: loop.index)

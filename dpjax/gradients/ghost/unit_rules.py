@@ -39,7 +39,7 @@ _LOST = (
 
 
 class Norms(NamedTuple):
-  """What the first pass over a unit gives."""
+  """Results of the first pass over a unit."""
 
   lengths: tuple[Length, ...]  # per leaf of the unit: [B]
   held: Any  # per-example products or gradients [B, ...]; None where they were freed
@@ -47,7 +47,7 @@ class Norms(NamedTuple):
 
 
 def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
-  """What was recorded at the sites of these units."""
+  """Returns the records of the sites of these units."""
   data, cotangents, _ = _arrays(units, recorded)
   return Recorded(recorded.losses, data, cotangents)
 
@@ -134,7 +134,7 @@ def _in_front(arrays: dict[int, Any], depth: dict[int, int]) -> dict[int, Any]:
 
 
 def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
-  """Of rows; and of no rows at all, 0."""
+  """Returns the norms of rows; of no rows at all, 0."""
   if unit.rule is Rule.UNUSED:
     zero = jnp.zeros(loss.shape, jnp.float32)  # []
     return Norms((Length(zero, zero),), None)

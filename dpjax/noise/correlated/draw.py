@@ -17,7 +17,7 @@ from dpjax.types import ArrayTree
 
 
 class CorrelatedNoiseState(NamedTuple):
-  """What the next draw needs. Whoever holds it can subtract the noise: keep it secret."""
+  """State of correlated noise. Whoever holds it can subtract the noise: keep it secret."""
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far

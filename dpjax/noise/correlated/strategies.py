@@ -1,4 +1,4 @@
-"""What a correlated-noise strategy is; white noise and tree aggregation."""
+"""Strategies of correlated noise: their interface, white noise and tree aggregation."""
 
 from __future__ import annotations
 

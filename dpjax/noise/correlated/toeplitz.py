@@ -19,7 +19,7 @@ from dpjax.validate import UserError
 
 
 def _rounded(name: str, values: Any) -> tuple[float, ...]:
-  """As float32 numbers, so that the C that is analysed is the C that is run."""
+  """Returns float32 numbers, so that the C that is analysed is the C that is run."""
   values = tuple(values)
   validate.non_negative(**{f"{name}[{i}]": value for i, value in enumerate(values)})
   return tuple(float(np.float32(value)) for value in values)
