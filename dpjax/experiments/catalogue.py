@@ -1,4 +1,4 @@
-"""What there is to choose from, each in one line: for `launch.list`.
+"""Everything that can be chosen by name, a line each: for `launch.list`.
 
 Nothing is listed by hand. Names come from the table by which a run finds them, words from the
 docstring of what they name, so an entry that a table gets later is here, too.
@@ -69,7 +69,7 @@ def _meant(found: Any) -> str:
 
 
 def _told(found: Any) -> str:
-  """What a class or a function is, and the numbers of it that a config may set."""
+  """Describes a class or a function, with the numbers of it that a config may set."""
   numbers: dict[str, Any] = {}
   if isinstance(found, functools.partial):
     numbers = found.keywords

@@ -58,7 +58,7 @@ class FederatedAlgorithm(NamedTuple):
 
 
 class FederatedState(NamedTuple):
-  """What the next round needs. `aggregator` may hold a noise key: keep it secret."""
+  """State of an algorithm. `aggregator` may hold a noise key: keep it secret."""
 
   params: Params
   server: Any  # the server's optimizer and what else it keeps
@@ -80,7 +80,7 @@ class RoundInfo(NamedTuple):
 
 
 class Server(NamedTuple):
-  """What the server keeps beside the parameters, and how the mean message moves it."""
+  """The server: its state beside the parameters, and how the mean message moves it."""
 
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
@@ -90,7 +90,7 @@ class Server(NamedTuple):
 
 
 class Common(TypedDict, total=False):
-  """What every algorithm takes by name beside its own; see `federated`."""
+  """Keyword arguments that every algorithm takes beside its own; see `federated`."""
 
   key: Required[Array]
   aggregator: Aggregator | None

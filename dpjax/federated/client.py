@@ -1,4 +1,4 @@
-"""What one client does in a round, as three pure functions; nothing here maps over clients.
+"""The work of one client in a round, as three pure functions; nothing here maps over clients.
 
 `ClientAlgorithm(init, step, finish)` speaks of ONE client. The executors of `execution` run
 it for a cohort: in a Python loop, under vmap or under pmap, always with the same result. A
@@ -37,7 +37,7 @@ PERSONAL_KEY = 4
 
 
 class Received(NamedTuple):
-  """What every client of a round gets, beside examples of its own and nobody else's."""
+  """Values that every client of a round gets, beside examples of its own."""
 
   params: Params  # the server's
   extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
@@ -88,7 +88,7 @@ class ClientInfo(NamedTuple):
 
 
 class Sent(NamedTuple):
-  """What a client sends. Stacked over clients every leaf has a leading axis."""
+  """A client's message. Stacked over clients every leaf has a leading axis."""
 
   message: Any  # a tree; {"delta": w_local - w_server} for most algorithms
   weight: Array  # [] before clipping; see `Weighting`

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what each client trains on: index arrays, padded and masked.
+"""Cohorts: who takes part in a round and trains on what, as padded and masked index arrays.
 
 A client's local work is a list of steps; each step is a batch of rows. Batches are cut from
 a fresh permutation in every epoch and the last one of an epoch is padded, never filled up
@@ -62,7 +62,7 @@ class LocalBatches(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """Who drew a cohort, and for which round; nothing of it is secret but the cohort."""
+  """The origin of a cohort: who drew it, for which round. Only the cohort itself is secret."""
 
   plan: Plan
   round: int

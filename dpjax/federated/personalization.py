@@ -65,7 +65,7 @@ def fine_tune(
 
 
 class PersonalMemory(NamedTuple):
-  """What a client of APFL keeps between rounds."""
+  """State that a client of APFL keeps between rounds."""
 
   params: Params  # v, the client's own model
   alpha: Array  # [] share of v in the model that it uses

@@ -59,7 +59,7 @@ def _kept(messages: Any, mask: Array, weights: Array | None) -> Array:
 
 
 class _Counts(NamedTuple):
-  """Who takes part in a round, each []."""
+  """Counts of a round's clients, each []."""
 
   clients: Array  # mask True
   kept: Array  # their messages that count
@@ -295,7 +295,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
 
 
 class _Look(NamedTuple):
-  """What Weiszfeld's algorithm sees from a point."""
+  """View of Weiszfeld's algorithm from a point."""
 
   residual: Array  # [] norm of the least subgradient / n
   step: Any  # to the next point

@@ -259,7 +259,7 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
-  """Of a sampler whose whole law is not written here: no step draws an example twice, which
+  """Checks a sampler whose law is not written here: no step draws an example twice, which
   would be twice its bound, and no example comes oftener than its event says."""
   if not subject.plan.is_private:
     return not_applicable(name, "no epsilon is claimed")

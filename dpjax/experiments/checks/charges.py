@@ -307,7 +307,7 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
 
 
 def stated(subject: Subject) -> Row:
-  """What the run prints, and what its ledger is charged, is what its steps cost, at the delta
+  """Checks that the run prints, and charges its ledger, what its steps cost, at the delta
   and for the steps that its config asks for."""
   name = "stated as charged"
   plan = subject.plan
@@ -383,7 +383,7 @@ def _other_integers(value: int, name: str) -> Iterator[int]:
 
 
 def _other_entries(value: Any) -> Iterator[Any]:
-  """Of a dict, a list or a tuple: one entry more, and each entry changed."""
+  """Yields changes of a dict, a list or a tuple: one entry more, and each entry changed."""
   if isinstance(value, dict):
     yield {**value, "another": 1}
     for key, entry in value.items():

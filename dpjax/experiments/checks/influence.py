@@ -91,7 +91,7 @@ def _without(j: int) -> np.ndarray:
 
 
 def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
-  """By how much the sum moves when example j goes (or is exchanged for its neighbour)."""
+  """Measures how far the sum moves when example j goes (or is exchanged for its neighbour)."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
@@ -392,7 +392,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
 
 
 def padding(subject: Subject) -> Row:
-  """What lies in padded slots, NaN included, changes nothing."""
+  """Checks that the content of padded slots, NaN included, changes nothing."""
   total = _total(subject)
   batch = subject.batch()
   half = np.arange(BATCH) < BATCH // 2
@@ -534,7 +534,7 @@ def no_memory(subject: Subject) -> Row:
     return [*totals, *(total(params, batch) for _ in range(traced))]
 
   def in_turn(fn):
-    """One call for each batch: what the host keeps, the later ones see."""
+    """Calls the function for each batch in turn: later calls see what the host keeps."""
     return lambda params, first: [
       _numpy(fn(params, examples)) for examples in [first, *[batch] * later]
     ]

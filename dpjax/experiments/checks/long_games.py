@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What an audit is asked to do.
+  """Settings of an audit.
 
   Args:
     minutes: for all games together, about.
@@ -104,7 +104,7 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
 
 
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
-  """As many draws as fit; their number is chosen by the clock, before they are made."""
+  """Plays as many draws as fit; the clock decides their number before they are made."""
   draws = max(PILOT, round(PILOT / game.draws))
   play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
   started = time.perf_counter()
@@ -215,7 +215,7 @@ def _cells(row: dict[str, Any], game: dict[str, Any]) -> list[str]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-  """One line per subject, as Markdown.
+  """Returns the Markdown table of subjects.
 
   >>> game = {"case": "0, 1", "neighboring_relation": "replace_one", "delta": 0.0,
   ...   "epsilon_claimed": 1.0, "epsilon_lower": 0.9, "draws": 99, "refuted": False,
@@ -229,7 +229,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  """One line per game and claim."""
+  """Returns the CSV table of games and claims."""
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow([*_COLUMNS, "case"])

@@ -40,7 +40,7 @@ _SHOWN = ("gdp", "clopper_pearson")
 
 @dataclasses.dataclass(frozen=True)
 class FinalModels:
-  """What is trained.
+  """Settings of an audit of final models.
 
   Args:
     data: a data set of images with classes. epsilon, delta: that are claimed.
@@ -167,7 +167,7 @@ def _scores(
 
 
 def line(found: dict[str, Any]) -> str:
-  """One line for people."""
+  """Summarises the result in one line."""
   said = "REFUTED" if found["refuted"] else "not refuted"
   bounds = ", ".join(f"{lower(value)} ({name})" for name, value in found["bounds"].items())
   return (

@@ -43,7 +43,7 @@ def _noise_multiplier(event: Any) -> float | None:
 
 
 def _charged_multiplier(plan: Plan) -> float | None:
-  """Of the white noise that the accountant was told of; None where there is none."""
+  """Returns the noise multiplier of the white noise in the accounting; None without such noise."""
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:

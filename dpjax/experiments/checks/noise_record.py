@@ -1,4 +1,4 @@
-"""What the noise of a run is made of, recorded over all of its steps.
+"""A record of the noise of a run, over all of its steps.
 
 A transform is run on nothing for as many steps as the plan has. Of each step a sample of
 the coordinates is kept, of a few steps every value, so that noise which fades late, or
@@ -112,7 +112,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
 
 
 def _joined(runs: list[Record], whole: int) -> Record:
-  """One record of several runs under keys of their own, as if it were one long run."""
+  """Joins the records of several runs under keys of their own, as if it were one long run."""
   first = runs[0]
   if len(runs) == 1:
     return first
@@ -143,7 +143,7 @@ def _joined(runs: list[Record], whole: int) -> Record:
 
 
 def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
-  """What many runs of the plan have far from zero; None where noise is correlated."""
+  """Returns the tails of many runs of the plan; None where noise is correlated."""
   plan = subject.plan
   if plan.noise_shape.correlation is not None:
     return None
@@ -234,7 +234,7 @@ def _relative_stds(plan: Plan, params: Any) -> list[float]:
 
 
 def _std(plan: Plan) -> float:
-  """Of the noise on the sum that is charged, in an ungrouped leaf; 1 where there is none."""
+  """Returns the std of the accounted noise on the sum, in an ungrouped leaf; 1 without noise."""
   return plan.noise_multiplier * plan.l2_bound or 1.0
 
 

@@ -28,7 +28,7 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 
 
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
-  """What a run on these records would do, promise and say, but for its outcome."""
+  """Describes what a run on these records would do, promise and say, but for its outcome."""
   assert subject.config is not None and subject.streams is not None
   # canaries take records away, by coins
   config = dataclasses.replace(subject.config, audit=AuditConfig())

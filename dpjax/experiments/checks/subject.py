@@ -1,4 +1,4 @@
-"""What the checks of `launch.check` look at, and what each of them answers."""
+"""Subjects of the checks of `launch.check`, and the row that each check returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 20_26  # of every random choice of a check: a repeated check gives the sa
 
 
 class Row(NamedTuple):
-  """One line of the table."""
+  """A line of the table."""
 
   name: str
   passed: bool | None  # None: does not apply to this run

@@ -39,7 +39,7 @@ class Choice:
     return type(value) in self.table.values()
 
   def name(self, value: Any) -> Any:
-    """That of the value's class; an import path, or what is no choice, as it is."""
+    """Returns the name of the value's class; an import path, or what is no choice, as it is."""
     return next((name for name, kind in self.table.items() if type(value) is kind), value)
 
   def told(self, value: Any) -> Any:
@@ -65,7 +65,7 @@ class Setting:
   _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
 
   def make(self, *args: Any, **named: Any) -> Any:
-    """What the function returns for these arguments and those that were set."""
+    """Calls the function with these arguments and those that were set."""
     own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
     return type(self).function(*args, **named, **own)
 

@@ -427,7 +427,7 @@ def _is_writable(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-  """Of an integer some digits: Python refuses to write them all where they are thousands."""
+  """Shows a value; of a long integer some digits, since Python refuses to write thousands."""
   long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
   return f"{hex(value)[:12]}..." if long else repr(value)
 

@@ -11,7 +11,7 @@ from dpjax.experiments.config.choices import settings
 
 
 class Noise(NamedTuple):
-  """What an optimizer may know of the private gradient: public numbers."""
+  """Public numbers of the private gradient, which an optimizer may know."""
 
   std: Any  # of the mean gradient; see Plan.noise_std
   num_examples: int

@@ -25,7 +25,7 @@ def needs(condition: bool, what: str, *fields: str) -> Unused:
 
 
 def reason(path: str, unused: Unused) -> str | None:
-  """What a field would need; None where it is used.
+  """Returns what a field would need to be read; None where it is read.
 
   >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
   ('audit', None)

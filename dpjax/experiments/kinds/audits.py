@@ -1,4 +1,4 @@
-"""What audits of all kinds of runs share: the check of their settings, and what is reported."""
+"""Shared parts of audits of all kinds of runs: the check of settings, and the report."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def insert(
 
 
 def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
-  """One line, before anything trains, where no scores could refute the claim."""
+  """Warns, before anything trains, where no scores could refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return

@@ -119,7 +119,7 @@ def _of_groups(config: TrainConfig) -> Unused:
 
 
 def of_dataset(dataset: Any) -> Unused:
-  """What can only be told from the loaded data."""
+  """Returns the unread fields that only the loaded data tell."""
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
 
 

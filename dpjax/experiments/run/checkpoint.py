@@ -80,7 +80,7 @@ def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any
 
 
 def _filled(arrays: ArrayTree) -> Any:
-  """One zero where an array is empty, which the library cannot save."""
+  """Puts one zero where an array is empty, which the library cannot save."""
   return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
 
 
@@ -90,7 +90,7 @@ def _emptied(arrays: ArrayTree, like: ArrayTree) -> Any:
 
 
 def _tree(arrays: ArrayTree) -> Any:
-  """As it is; an array by itself in a dict, for the library saves containers alone."""
+  """Puts an array by itself in a dict, for the library saves containers alone."""
   alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
   return {_ALONE: arrays} if alone else arrays
 
@@ -296,7 +296,7 @@ class Checkpoints:
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
   def _believed(self, meta: Any) -> dict[str, Any]:
-    """What was given to `save`, of this step. UserError: it is that of another."""
+    """Returns what was given to `save` at this step. UserError: it is of another step."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)

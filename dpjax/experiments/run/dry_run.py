@@ -52,7 +52,7 @@ class Timing(NamedTuple):
   num_parameters: int
 
   def whole(self, work: Work) -> float:
-    """Of the work; what is written to disk comes on top."""
+    """Estimates the seconds of the work, without what is written to disk."""
     rows = sum(work.row_at(step + 1) is not None for step in range(work.num_steps))
     return self.start + (work.num_steps - 1) * self.step + rows * self.evaluation
 
@@ -71,11 +71,11 @@ class Rehearsal(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """Of the whole run; an estimate."""
+    """Estimates the seconds of the whole run."""
     return self.before + self.timing.whole(self.work)
 
   def facts(self) -> dict[str, Any]:
-    """What the run will promise: the privacy part of its result.json."""
+    """Returns the privacy part of the result.json that the run will write."""
     stated = self.work.promise or promise.NONE
     return stated.facts(Ledger(), stated.curve(self.work.num_steps))
 
@@ -167,7 +167,7 @@ def rehearsed(kind: Kind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
 
 
 def state_of(job: loop.Job, folder: pathlib.Path) -> str:
-  """What the run would find in its folder."""
+  """States what the run would find in its folder."""
   meta = owner.known(folder, job.config)
   done = owner.finished(folder, job.config) is not None
   if meta is not None and (folder / checkpoint.FOLDER / writers.LOCK).exists():
@@ -203,7 +203,7 @@ def _blank(
 
 
 def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-  """As many examples, of that shape, all zero, of class 0."""
+  """Returns as many examples, of that shape, all zero, of class 0."""
   y = np.zeros_like(dataset.y)
   if dataset.in_memory:
     x = np.zeros((len(dataset), *shape), dataset.x.dtype)
@@ -281,7 +281,7 @@ def _minutes(found: Rehearsal) -> str:
 
 
 def memory() -> str:
-  """Of this process until now: it held the data, compiled and took steps."""
+  """Returns the memory of this process until now: it held the data, compiled and took steps."""
   peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}

@@ -64,7 +64,7 @@ class Work(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """What a run leaves."""
+  """The outcome of a run."""
 
   params: Any
   result: Callable[[pathlib.Path], Result]  # all that is not the same for every kind
@@ -87,7 +87,7 @@ Play = Callable[[Fit], Ended]  # does the works of a run, in a row
 
 
 class Job(NamedTuple):
-  """One run before anything of it is computed: made by the `build` of its kind."""
+  """A run before anything of it is computed: made by the `build` of its kind."""
 
   config: Config  # what config.json holds, and whose the folder is
   digest: bytes  # `streams.config_digest` of all in it that decides what is computed
@@ -179,7 +179,7 @@ def data_of(job: Job) -> bytes:
 
 
 def started(job: Job, random: Streams) -> Play:
-  """What `start` makes."""
+  """Calls `start` and checks what it returns."""
   play = job.start(random)
   if not callable(play):
     _refuse("Job.start", "return what loop.single(Work(...)) makes", play)

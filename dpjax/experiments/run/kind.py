@@ -9,7 +9,7 @@ from dpjax.experiments.config.unread import Unused
 
 
 class Kind(NamedTuple):
-  """One kind of run, or one table of several runs.
+  """A kind of run, or a table of several runs.
 
   Attributes:
     config: the dataclass of its configs.

@@ -310,7 +310,7 @@ class _Fit:
     self.before = 0.0
 
   def seconds(self) -> float:
-    """Of all starts together."""
+    """Returns the seconds of all starts together."""
     return self.before + time.monotonic() - self.started
 
   def check_code(self) -> None:
@@ -456,7 +456,7 @@ class Running:
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
-    """One step more, charged also where nobody took part: its noise was released."""
+    """Charges one more step, also where nobody took part: its noise was released."""
     promise = self.work.promise
     if promise is not None:
       self.ledger = self.ledger.charge(

@@ -1,4 +1,4 @@
-"""What a run promises. Every epsilon that a person sees is read from here.
+"""The guarantee of a run. Every epsilon that a person sees is read from here.
 
 A promise is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
@@ -34,7 +34,7 @@ _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-  """Whose epsilon, of which kind, under which neighbours.
+  """A guarantee: whose epsilon, of which kind, under which neighbours.
 
   >>> Promise("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
@@ -115,7 +115,7 @@ class Promise:
     return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
   def warn(self) -> None:
-    """One line on stderr where delta is no smaller than 1 / number of records."""
+    """Warns where delta is no smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
     warning = delta_warning(self.delta, self.num_records)
@@ -211,7 +211,7 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
 
 
 def released(plan: Plan) -> str:
-  """What release mode adds to the privacy statement, and what it does not cover."""
+  """Returns what release mode adds to the privacy statement, and what it does not cover."""
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(

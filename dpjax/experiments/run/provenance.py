@@ -1,4 +1,4 @@
-"""What a result was made with: library versions, commit, device. Never a path or a host."""
+"""The origin of a result: library versions, commit, device. Never a path or a host."""
 
 from __future__ import annotations
 

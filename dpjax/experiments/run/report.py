@@ -88,7 +88,7 @@ def style(axes: Axes, *, title: str, xlabel: str, ylabel: str) -> None:
 
 
 def meaning(result: Row) -> str:
-  """What an epsilon means, in one line; empty where the result does not say.
+  """Explains an epsilon in one line; empty where the result does not say.
 
   >>> meaning({"epsilon_kind": "proved", "delta": 1e-5, "unit": "example",
   ...          "neighboring_relation": "add_or_remove_one"})

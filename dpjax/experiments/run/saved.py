@@ -191,7 +191,7 @@ def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
 
 
 def assumed(path: str | None, known: list[str]) -> str:
-  """What a promise rests on where the first parameters know data of people; "" for none.
+  """Names what a guarantee rests on where first parameters know data of people; "" for none.
 
   That none of this run's records is among those data cannot be checked: names may differ, and
   so may their order, number and preprocessing. So the promise is a claim, not a proof.
@@ -209,7 +209,7 @@ def assumed(path: str | None, known: list[str]) -> str:
 
 
 def statement(path: str | None, known: list[str]) -> str:
-  """What stands before a privacy statement; "" for a run that begins at random.
+  """Returns what stands before a privacy statement; "" for a run that begins at random.
 
   >>> print(statement("a/params.npz", ["random_process"]))
   First parameters. The run begins from a/params.npz, which was trained on synthetic images of

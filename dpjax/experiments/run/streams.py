@@ -220,7 +220,7 @@ def fresh(seed: int) -> Streams:
 
 
 def joined(*digests: bytes) -> bytes:
-  """One digest of several data sets; of one, its own."""
+  """Joins the digests of several data sets; of one, its own."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
@@ -257,7 +257,7 @@ def to_meta(
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
-  """What a run must remember before anything is computed. Never write it elsewhere.
+  """Returns what a run must remember before anything is computed. Never write it elsewhere.
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
@@ -276,7 +276,7 @@ def to_meta(
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
-  """What is left for a run that is done: which data it had, and which code."""
+  """Returns what is kept of a run that is done: which data it had, and which code."""
   return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
 
 

@@ -1,4 +1,4 @@
-"""One flag means one flag: what a switch leaves without a reader goes back to its default.
+"""Switches of a config: what one leaves without a reader goes back to its default.
 
 A switch is a field that decides which other fields are read, such as `privacy.method`. Where a
 command line, or a row of a table, sets a switch over a config, fields of that config may have no
@@ -124,7 +124,7 @@ def told(
   dropped: Iterable[str],
   unread: Callable[[Any], Unused],
 ) -> str:
-  """One line on what was dropped and by which switch; "" where nothing was.
+  """Says in one line what was dropped and by which switch; "" where nothing was.
 
   Args:
     before: the config of the file.

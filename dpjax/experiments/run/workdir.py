@@ -39,7 +39,7 @@ def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterat
 
 
 def _short(value: object) -> str:
-  """Of a field that is long, or a whole config, the beginning."""
+  """Returns the beginning of a long field, or of a whole config."""
   text = repr(value)
   return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -50,7 +50,7 @@ def _where(config: Config) -> tuple[str, ...]:
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """What the run of this very config remembers; None: it has not begun.
+  """Returns what the run of this very config remembers; None: it has not begun.
 
   Raises:
     UserError: the directory holds another config's run, or what is of no run; it can be none.

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: metrics.jsonl, TensorBoard scalars, result.json; and progress.
+"""Files that a run writes: metrics.jsonl, TensorBoard scalars, result.json; and progress.
 
 Files are strict JSON, which knows neither NaN nor infinity: NaN is written as null,
 infinity as "inf" or "-inf". A file is replaced whole or not at all, so that a kill at any

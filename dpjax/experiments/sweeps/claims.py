@@ -62,7 +62,7 @@ def _largest(group: list[Row], name: str) -> float | None:
 
 
 def verdict(group: Sequence[Row]) -> str:
-  """What the attacks say of the epsilon that the method states.
+  """States what the attacks say of the epsilon that the method states.
 
   >>> verdict([{"epsilon": 2.0, "epsilon_audited_lower": 5.0, "epsilon_kind": "claimed"}])
   'claim refuted'

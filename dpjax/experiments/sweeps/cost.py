@@ -1,4 +1,4 @@
-"""What the runs of a grid reveal together: the sum of their epsilons, where there is one."""
+"""The cost of the runs of a grid together: the sum of their epsilons, where there is one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _users(partition: dict[str, Any]) -> Any:
 
 
 def statement(rows: list[Row], others: int = 0) -> str:
-  """What the epsilons of a sweep do and do not promise, for a person to read.
+  """Explains what the epsilons of a sweep do and do not promise.
 
   Args:
     rows: of `engine.run`.

@@ -39,7 +39,7 @@ FILE = "sweep.json"
 
 
 class Point(NamedTuple):
-  """One run of a grid."""
+  """A run of a grid."""
 
   name: str  # folder name: readable, unique, the same in every process
   config: Any
@@ -67,7 +67,7 @@ class Grid(NamedTuple):
 
 
 class Changed(NamedTuple):
-  """One run of a grid before its fields are looked at."""
+  """A run of a grid before its fields are looked at."""
 
   variant: str
   changes: dict[str, Any]  # the fields that the variant and the axes set
@@ -178,7 +178,7 @@ def slug(label: str) -> str:
 
 
 def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
-  """Of one run."""
+  """Returns the folder of one run."""
   return workdir / "points" / name
 
 
@@ -350,7 +350,7 @@ class LastData:
 
 
 def head(point: Point) -> Row:
-  """What begins the row of a finished run."""
+  """Returns the beginning of the row of a finished run."""
   population = cost.population(point.config)
   return {"name": point.name, "status": "done", "error": None, "population": population}
 
@@ -409,7 +409,7 @@ def _line(grid: Grid, row: Row) -> str:
 
 
 def told(row: Row, y: str) -> str:
-  """One line for people; a claim never comes without what fails."""
+  """Summarises a run in one line; a claim never comes without what fails."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))

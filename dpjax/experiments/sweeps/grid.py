@@ -369,7 +369,7 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 
 def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """What its runs do not read, or set themselves."""
+  """Returns the fields that its runs do not read, or set themselves."""
   axes = {**config.grid, "seed": config.seeds}
   variants = config.variants or {"": {}}
   runs = engine.spread(

@@ -29,7 +29,7 @@ _BINS = 120
 
 
 class Law(NamedTuple):
-  """One noise of the figure."""
+  """A noise of the figure."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)

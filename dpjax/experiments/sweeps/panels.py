@@ -112,7 +112,7 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
 
 
 def _kind(row: Row) -> str:
-  """What an epsilon of the panel's title means for this line."""
+  """Explains an epsilon of the panel's title for this line."""
   if row["epsilon_kind"] == "none":
     return "not private"
   kind = f"{row['epsilon_kind']}, {row['neighboring_relation']}"

@@ -105,7 +105,7 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 
 def _cell(group: Row, y: str) -> str:
-  """Of the seeds that ended with a finite number, and how many did not."""
+  """Returns the mean of the seeds that ended with a finite number, and how many did not."""
   lost = group["not_finite"]
   seeds = group["seeds"]
   if lost == seeds:

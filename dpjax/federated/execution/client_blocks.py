@@ -41,7 +41,7 @@ class ClientBlock(NamedTuple):
 
 
 class ByteBudget(NamedTuple):
-  """What the padded examples of one block may take."""
+  """The bytes that the padded examples of one block may take."""
 
   most: float  # bytes
   lanes: int = 1  # devices: clients of a block are a multiple of it
@@ -82,7 +82,7 @@ def _shape(cohort: Cohort, place: int, sent: bool) -> tuple[int, int, int]:
 
 
 def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
-  """Of one client of a block: its batches, the rows it is sent, and a step's examples."""
+  """Returns the bytes of a client of a block: its batches, its rows, and a step's examples."""
   steps, width, rows = shape.tolist()
   of_row = lambda leaf, axes: leaf.nbytes / max(1, np.prod(leaf.shape[:axes]))
   some = next((own for own in cohort.batches if own.mask.size), cohort.batches[0])
@@ -195,7 +195,7 @@ class Dispatch(NamedTuple):
 
 
 class Blocks:
-  """What executions by blocks share: cutting, sending ahead, adding up."""
+  """Shared work of executions by blocks: cutting, sending ahead, adding up."""
 
   def __init__(self, client: ClientAlgorithm, partial: Partial, way: Dispatch):
     self.partial = partial

@@ -1,4 +1,4 @@
-"""What an execution is given and gives back, and the work of ONE client that all share."""
+"""Inputs and outputs of an execution, and the work of ONE client that all share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpjax.types import ArrayLike, ArrayTree
 
 
 class Context(NamedTuple):
-  """What all clients of a round share; of the data each of them sees its own rows alone."""
+  """Context that all clients of a round share; each sees its own rows of the data alone."""
 
   received: Received
   data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples
@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """What some clients of a cohort keep, in shapes that do not depend on the cohort."""
+  """States of some clients of a cohort, in shapes that do not depend on the cohort."""
 
   places: np.ndarray  # [K] in the cohort
   mask: np.ndarray  # [K] bool; False: no client
@@ -35,7 +35,7 @@ class Remembered(NamedTuple):
 
 
 class Mapped(NamedTuple):
-  """What came back from a cohort."""
+  """The results of a cohort."""
 
   sums: Any  # of the aggregator's `partial`; None where it has none
   sent: Any  # `Sent` with leaves [C, ...], NumPy; None where `sums` took their place
@@ -83,7 +83,7 @@ def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -
 
 
 def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
-  """What each of `count` clients keeps, leaves [count, ...], in one of few shapes."""
+  """Returns the states of `count` clients, leaves [count, ...], in one of few shapes."""
   if memories is None or not count:
     return ()
   size = bucket(count)
@@ -92,7 +92,7 @@ def all_remembered(memories: ArrayTree, count: int) -> tuple[Remembered, ...]:
 
 
 def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Mapped]:
-  """What comes back from no clients: sums that are zero, everything else of length 0."""
+  """Returns the results of no clients: sums that are zero, everything else of length 0."""
 
   def one(context: Context, memory: Any) -> Any:
     sent, _, info = client.finish(context.received, begin(client, context, memory, 0, 0))

@@ -209,7 +209,7 @@ class _Answers:
 
 
 def _told(messages: Any) -> ClientInfo:
-  """What the server can say of clients by their messages alone; they tell nothing else."""
+  """Returns what the server can say of clients by their messages alone."""
   norms: Any = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
   unknown: Any = np.zeros(len(norms), np.int32)
   bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
@@ -259,7 +259,7 @@ class _Server:
     self.infos: list[algorithms.RoundInfo] = []
 
   def draw(self) -> list[int]:
-    """Who takes part in the next round; UserError after the plan's last."""
+    """Draws the clients of the next round; UserError after the plan's last."""
     step = int(self.state.round)
     if step >= self.plan.num_steps:
       raise UserError(

@@ -52,7 +52,7 @@ def _spend(folder: pathlib.Path, round: int) -> None:
 
 
 class Client:
-  """What one client answers to a server that it need not trust.
+  """Answers of one client to a server that it need not trust.
 
   Args:
     client: what it does; `client_noise` for privacy against the server.
@@ -93,7 +93,7 @@ class Client:
     self._run = execution.loop_clients()(client, None)
 
   def answer(self, who: int, round: object, params: Params) -> Any:
-    """What client `who` sends in this round: a `Sent`, and nothing else.
+    """Returns the `Sent` of client `who` in this round, and nothing else.
 
     Raises:
       UserError: no round of the run, or one that was answered; then nothing is computed.

@@ -150,7 +150,7 @@ class ClassSearch:
 
 @dataclasses.dataclass(frozen=True)
 class _Inversion:
-  """What all inversions of messages have.
+  """Settings of every inversion of messages.
 
   Args:
     uniform_init: draw every weight from U(-a, a), as the first papers did, instead of by the
@@ -228,7 +228,7 @@ class CosineInversion(_SearchInversion):
 
 @dataclasses.dataclass(frozen=True)
 class _Poisoning:
-  """What all poisonings of federated rounds have; see `attacks.poisoning`.
+  """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
 
   Args:
     fraction: of the clients, who attack; which ones follows from the seed.
@@ -349,7 +349,7 @@ ATTACKS = {
 
 @dataclasses.dataclass
 class AttackConfig(WithChoices):
-  """One attack on one run; or a table of them.
+  """Configuration of an attack on a run, or of a table of attacks.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"membership, none": {"train.privacy.method": "sgd"}, "DLG, top-k": {"attack": "dlg",
@@ -381,7 +381,7 @@ class AttackConfig(WithChoices):
 
 
 def room(config: AttackConfig) -> TrainConfig | FedConfig:
-  """What is attacked."""
+  """Returns the config of the run that is attacked."""
   return getattr(config, config.attack.room)
 
 

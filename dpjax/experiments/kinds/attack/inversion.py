@@ -131,7 +131,7 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """What a cohort's mean would be, if its clients held these examples, equally many each.
+  """Returns a cohort's mean, had its clients held these examples, equally many each.
 
   Args:
     bound: each message is clipped to it; None: not at all.
@@ -247,7 +247,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """One guess for all examples of the client."""
+  """Returns one guess for all examples of the client."""
   del place
   try:
     one = attacks.first_dense(seen, own.layer)
@@ -339,7 +339,7 @@ def _leakage(
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
-  """Of the messages, [N, d, units]; None where the first layer is not dense."""
+  """Returns the messages' first kernels, [N, d, units]; None where that layer is not dense."""
   name = getattr(config.attack, "layer", "dense_0")
   try:
     kernels = np.stack([recovery.layer(one, name)["kernel"] for one in messages])

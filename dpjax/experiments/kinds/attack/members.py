@@ -55,7 +55,7 @@ class Targets(NamedTuple):
 
 
 class Found(NamedTuple):
-  """What an attack leaves."""
+  """The outcome of an attack."""
 
   scores: dict[str, Any]  # arrays, for attack.npz
   result: dict[str, Any]
@@ -138,7 +138,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
 
 
 def _data_in(config: pathlib.Path) -> Mapping[str, Any]:
-  """What a config.json says of its data; nothing where there is none."""
+  """Reads what a config.json says of its data; nothing where there is none."""
   held = writers.read_json(config) if config.exists() else {}
   data = held.get("data", {}) if isinstance(held, dict) else {}
   return data if isinstance(data, dict) else {}
@@ -310,7 +310,7 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
 
 
 def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
-  """What the best of all methods found: the largest TPR at 1 % FPR, then the largest AUC.
+  """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
   >>> found = {"blind": np.zeros(400), "sure": truth + 0.0}
@@ -353,7 +353,7 @@ def _loss_tail(odds: np.ndarray, members: np.ndarray) -> dict[str, dict[str, Any
 def _lower_bounds(
   by_method: Mapping[str, np.ndarray], members: np.ndarray, told: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """What the scores of one target say of its epsilon, and what perfect scores would say.
+  """Returns lower bounds on a target's epsilon, from its scores and from perfect ones.
 
   Indicative, no proof: who trained was decided by the data set, not by coins, and the records
   share one training. All methods hold together at 95 % (Bonferroni).
@@ -382,7 +382,7 @@ def _line(attacked: Targets) -> attacks.AllowedRoc:
 
 
 def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
-  """Of the targets."""
+  """Returns the accuracy of the targets."""
   if attacked.target is None:
     return float(np.mean(state["accuracy"]))
   scored = attacked.run.task.evaluate(attacked.run.apply, attacked.target, attacked.test)
@@ -420,7 +420,7 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """What the attack says of the defence: that members are told apart is leakage, which a
+  """States what the attack says of the defence: that members are told apart is leakage, which a
   promise bounds and does not forbid; without a promise the defence fails. No attack says
   that one holds.
 

@@ -88,7 +88,7 @@ def _tolerates(config: AttackConfig) -> int | None:
 
 
 def _note(config: AttackConfig, promise: Promise) -> str:
-  """What an epsilon of this run is worth against its own clients."""
+  """States what an epsilon of this run is worth against its own clients."""
   of_rest = _SIMULATED if promise.kind == "simulated" else ""
   return _NOTES.get(config.federate.privacy.method, of_rest)
 
@@ -197,7 +197,7 @@ def _told(one: Counted | None) -> dict[str, Any] | None:
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
-  """What the attack says of the defence; beyond its breakdown point nothing was promised.
+  """States what the attack says of the defence, which promises nothing beyond its breakdown point.
 
   Args:
     private: whether the server's noise makes a user's epsilon, which bounds one client.

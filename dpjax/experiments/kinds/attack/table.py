@@ -1,4 +1,4 @@
-"""One table and one picture of many attacks: what each finds under each defence."""
+"""A table and a picture of many attacks: what each finds under each defence."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _poisoned(result: Row) -> list[Row]:
 
 
 def _copied(result: Row) -> list[Row]:
-  """One row for each number of queries; success is fidelity."""
+  """Returns one row for each number of queries; success is fidelity."""
   share = "named alike by copy and model, of inputs"
   guess = _rate(result["commonest"])
 
@@ -214,14 +214,14 @@ def _epsilon(row: Row) -> str:
 
 
 def told(result: Row) -> str:
-  """One run in one line."""
+  """Summarises a run in one line."""
   rows = rows_of([result])
   best = max(rows, key=lambda row: row["success"])
   return f"{best['method']}: {best['finds']}; {best['verdict']}; epsilon {_epsilon(best)}"
 
 
 def told_of_run(result: Row) -> str:
-  """What an attack on a finished run says of its epsilon, in one line."""
+  """States in one line what an attack on a finished run says of its epsilon."""
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(

@@ -42,7 +42,7 @@ def check(config: AuditConfig) -> None:
 
 
 def score(config: AuditConfig) -> str:
-  """What tells canaries: `auto` is the strongest of their kind."""
+  """Returns the score that tells canaries: `auto` is the strongest of their kind."""
   if config.score != "auto":
     return config.score
   return "sums" if config.kind == "gradient" else "loss"

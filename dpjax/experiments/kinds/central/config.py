@@ -133,7 +133,7 @@ class FtrlConfig(WithChoices):
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
-  """What is promised. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee of a run. Give `epsilon` or `noise_multiplier`, not both."""
 
   method: str = "dp_sgd"  # dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)
   epsilon: float | None = 2.0  # target; the noise multiplier is calibrated to it

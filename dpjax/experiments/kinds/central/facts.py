@@ -1,4 +1,4 @@
-"""What a training run reports: a row of metrics, the end."""
+"""Reports of a training run: a row of metrics, and the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float
 def observed(
   config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
 ) -> dict[str, float]:
-  """What a row says beside scores and epsilon."""
+  """Returns what a row of metrics holds beside scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
   row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
@@ -36,12 +36,12 @@ def observed(
 
 
 def pretrained(run: Run) -> dict[str, Any]:
-  """What the first parameters know."""
+  """States what the first parameters know."""
   return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
 
 
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
-  """What result.json says of central runs alone, and what is known before the first step."""
+  """Returns the facts of central runs alone that are known before the first step."""
   plan = run.plan
   found: dict[str, Any] = {
     "task": run.task.name,

@@ -82,7 +82,7 @@ def featured(
 
 
 def _makers() -> tuple[str, ...]:
-  """What decides the last bit of a feature, beside settings: code, library and platform."""
+  """Names what decides the last bit of a feature beside settings: code, library, platform."""
   # typical sizes are those of random images. By name: a room exports a function `scattering`
   code = "".join(inspect.getsource(sys.modules[name]) for name in _CODE)
   device = jax.devices()[0]

@@ -110,7 +110,7 @@ def sampler(
 
 
 def _prob_in_turn(privacy: PrivacyConfig) -> float:
-  """Of an example, to be in the batch of its group; 1 where rounding alone keeps it below."""
+  """Returns an example's probability in a step of its group; 1 where only rounding is below."""
   prob = privacy.sampling_prob * separation(privacy)
   return 1.0 if prob > 1 - 1e-9 else prob
 

@@ -77,7 +77,7 @@ def check(config: TrainConfig) -> None:
 def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
 ) -> NoisyMeans | None:
-  """What the plan charges, for so many examples (public), under the relation of its sampler."""
+  """Returns the mechanism of the statistics, for so many examples (public)."""
   chosen = config.privacy.normalization
   relation = "add_or_remove_one"
   if not is_private(config):
@@ -149,7 +149,7 @@ def of_canaries(
 
 
 def beside(params: Params, statistics: Released | None) -> Params:
-  """What leaves a run: the parameters, and the statistics without which they say nothing."""
+  """Joins the parameters and the statistics without which they say nothing."""
   if statistics is None:
     return params
   return {**dict(params), RELEASED: statistics._asdict()}

@@ -1,4 +1,4 @@
-"""What a training run promises, and the plan that keeps it: from a `TrainConfig`."""
+"""The guarantee of a training run, and the plan that keeps it: from a `TrainConfig`."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 
 
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
-  """Of a run on so many examples, with slots for all of them and for one more."""
+  """Returns the sampler of a run on so many examples, with slots for all and for one more."""
   privacy = config.privacy
   capacity = num_examples + 1
   if (privacy.capacity or 0) > capacity:
@@ -221,7 +221,7 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
 
 
 def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
-  """By default three standard deviations above the mean: one step in a thousand is cut."""
+  """Returns a sampler that cuts, by default, one step in a thousand (mean + 3 std)."""
   prob = privacy.sampling_prob
   mean = prob * num_examples
   deviation = math.sqrt(prob * (1 - prob) * num_examples)
@@ -299,7 +299,7 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Of a user's sampler it is known only when it is made; of ours, `unused` knows."""
+  """Refuses a capacity beside a user's sampler that cannot overflow; `unused` knows dpjax's."""
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
     raise WouldBeIgnored(

@@ -34,7 +34,7 @@ _ADAPTERS = 1  # what the key of the first parameters is folded with for adapter
 
 
 class Trained(NamedTuple):
-  """What the steps change, and how a model is had from it."""
+  """The parameters that steps change, and the model made of them."""
 
   params: Params  # at step 0
   loss: Callable[[Any], LossFn]  # of the model's apply, which it knows already
@@ -81,7 +81,7 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
 
 
 def _check_layout(config: TrainConfig) -> None:
-  """Whose weights are read or written must be GPT-2."""
+  """Refuses weights in safetensors for a model that is not GPT-2."""
   # os.path: pathlib raises where a name is too long to be a file's.
   if config.pretrained is not None and not os.path.isfile(config.pretrained):
     raise UserError(
@@ -183,7 +183,7 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
-  """What result.json says of it."""
+  """Returns its facts for result.json."""
   own = config.trainable
   if isinstance(own, LowRank):
     return {"trainable": f"lora, rank {own.rank}, {own.pattern}"}

@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class Task(NamedTuple):
-  """What is learnt, and how it is scored."""
+  """A task: what is learnt, and how it is scored."""
 
   name: str
   loss: Callable[[Any], LossFn]  # of model.apply

@@ -109,7 +109,7 @@ COMPRESSIONS = {
 
 @dataclasses.dataclass
 class LocalConfig:
-  """What a client does in one round."""
+  """The work of a client in one round."""
 
   batch_size: int | None = 10  # None: all of the client's examples at once
   epochs: int = 1
@@ -118,7 +118,7 @@ class LocalConfig:
 
 @dataclasses.dataclass
 class FedOptimizerConfig(OptimizerConfig):
-  """Of a client, or of the server."""
+  """The optimizer of a client, or of the server."""
 
   rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True)] = (
     "sgd"  # sgd | adam | yogi | adagrad
@@ -127,7 +127,7 @@ class FedOptimizerConfig(OptimizerConfig):
 
 @dataclasses.dataclass
 class FedPrivacyConfig(WithChoices):
-  """What is promised to one user. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
   # central | local | both | none | dp_ftrl (central, noise correlated over the rounds) |
   # distributed (every client adds a share of the noise, inside a secure_sum)

@@ -89,7 +89,7 @@ def check(config: FedConfig) -> None:
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
-  """What a round does, with noise calibrated where an epsilon was given; None for another
+  """Returns a round's mechanism, its noise calibrated where an epsilon was given; None for another
   method."""
   privacy = config.privacy
   if privacy.method != METHOD:

@@ -1,4 +1,4 @@
-"""What a federated run reports: a row of metrics, the end."""
+"""Reports of a federated run: a row of metrics, and the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def observed(
   config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
 ) -> dict[str, float]:
-  """What a row says beside scores and epsilon."""
+  """Returns what a row of metrics holds beside scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
     return row

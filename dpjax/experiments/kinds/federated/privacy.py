@@ -1,4 +1,4 @@
-"""What a federated run promises, and the plan that keeps it: from a `FedConfig`."""
+"""The guarantee of a federated run, and the plan that keeps it: from a `FedConfig`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class SharesAmongClients:
     return {}
 
   def protocol(self, clients_per_round: float) -> sums.SumProtocol:
-    """What adds the vectors."""
+    """Returns the protocol that adds the vectors."""
     least = self.min_survivors(clients_per_round)
     made = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
@@ -72,7 +72,7 @@ class SharesAmongClients:
     """Raises UserError for settings under which every sum would be refused."""
 
   def dropout(self, seed: int) -> secure.Dropout:
-    """Who falls silent."""
+    """Returns the clients that fall silent in a round."""
     return secure.Dropout(prob=self.dropout_prob, seed=seed)
 
 

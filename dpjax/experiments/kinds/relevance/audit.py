@@ -35,7 +35,7 @@ _DIGITS = 4  # of a likelihood ratio: float32 noise has no more
 
 
 class Bound(NamedTuple):
-  """One attack's result."""
+  """Result of an attack."""
 
   epsilon_lower: float
   target: str  # which epsilon it is a bound of: "total" | "features, local"

@@ -204,7 +204,7 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
 
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
-  """Of all that a run trains on: the private data, and the public ones of model 1."""
+  """Returns the digest of all training data: the private ones, and the public ones of model 1."""
   train = load_data(config, loaded)[0]
   public = load_public(config, loaded)
   key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs

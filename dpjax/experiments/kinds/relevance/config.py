@@ -25,7 +25,7 @@ class RelevanceAuditConfig:
 
 @dataclasses.dataclass
 class RelevanceConfig:
-  """One experiment with the methods of `dpjax.relevance`.
+  """Configuration of an experiment with the methods of `dpjax.relevance`.
 
   `curves` maps a label to fields that differ from this config, by dotted name, such as
   {"RADP": {}, "DPSGD": {"method": "dpsgd"}}; none is one curve. Every curve is run at every

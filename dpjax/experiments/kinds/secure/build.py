@@ -26,7 +26,7 @@ from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
-  """What one computation came to; a row of the table."""
+  """The outcome of a computation; a row of the table."""
 
   protocol: str
   sizes: str  # in words
@@ -46,7 +46,7 @@ _TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
 def digest(config: SecureConfig) -> bytes:
-  """Of everything in the config that this computation reads. Public."""
+  """Returns the digest of everything in the config that this computation reads. Public."""
   fields = to_dict(config)
   for name in config.of_table:
     fields.pop(name)

@@ -144,7 +144,7 @@ _ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}  # read by one task
 
 @dataclasses.dataclass
 class SecureConfig(WithChoices):
-  """One secure computation; or a table of them.
+  """Configuration of a secure computation, or of a table of them.
 
   `rows` maps a label to the fields that differ from this config, by dotted name, such as
   {"secagg, 2 silent": {"task": "sum", "protocol": "secagg", "task.silent": 2}}; none is one
@@ -165,7 +165,7 @@ class SecureConfig(WithChoices):
 
   @property
   def data(self) -> DataConfig:
-    """Whose data are hidden."""
+    """Returns the data that are hidden."""
     if self.task.reads == "train":
       return self.train.data
     own = (getattr(self.task, name, None) for name in ("table", "dataset"))

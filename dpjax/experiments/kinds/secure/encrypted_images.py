@@ -37,7 +37,7 @@ def load_data(config: SecureConfig) -> tuple[Any, Any]:
 
 
 def data_digest(loaded: tuple[Any, Any]) -> bytes:
-  """Of what is trained on."""
+  """Returns the digest of the training data."""
   return data_lib.digest(loaded[0])
 
 

@@ -46,7 +46,7 @@ def load_data(config: SecureConfig) -> tuple[np.ndarray, np.ndarray]:
 
 
 def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
-  """Of rows and targets."""
+  """Returns the digest of rows and targets."""
   return hashlib.sha256(b"".join(part.tobytes() for part in loaded)).digest()
 
 

@@ -1,4 +1,4 @@
-"""One table and one picture of many secure computations: what each costs and hides."""
+"""A table and a picture of many secure computations: what each costs and hides."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def amount(num_bytes: int) -> str:
 
 
 def told(result: Row) -> str:
-  """One run in one line."""
+  """Summarises a run in one line."""
   return (
     f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "
     f"{result['seconds']:.3g} s, {amount(result['bytes'])}"

@@ -63,7 +63,7 @@ def _breast_cancer() -> _Rows:
 
 
 def data_digest(loaded: _Rows) -> bytes:
-  """Of what is trained on."""
+  """Returns the digest of the training data."""
   return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
 
 
