@@ -166,7 +166,7 @@ def next_token(
 
 
 def _shares(targets: Array, padding_id: int | None, weights: Any) -> Array:
-  """What each target counts: [m, T - 1]."""
+  """Returns the share of each target: [m, T - 1]."""
   kept = jnp.ones(targets.shape, bool) if padding_id is None else targets != padding_id
   if weights is None:
     return kept

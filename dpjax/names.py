@@ -88,14 +88,14 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 
 def _files(home: str, found: Any) -> list[str]:
-  """Of the module that a path names, and of the one that what is found there comes from."""
+  """Returns the files of the module that a path names, and of the one its object comes from."""
   homes = dict.fromkeys((home, str(getattr(found, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
 
 
 def call(path: str, field: str, *args: Any, **named: Any) -> Any:
-  """What the class or function at a path returns.
+  """Calls the class or function at a path.
 
   Raises:
     UserError: as `find`, or it does not take these arguments, or whatever it raises itself.
@@ -171,7 +171,7 @@ def _file(home: str) -> str | None:
 
 
 def reason(error: BaseException, file: str | None) -> str:
-  """One line: the error, and the last line of a user's file that led to it.
+  """Describes an error in one line, with the last line of a user's file that led to it.
 
   >>> reason(ValueError("too\\n  small"), "mine.py")
   'ValueError: too small'
@@ -224,7 +224,7 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def _sha256_of(path: str, field: str) -> str:
-  """Of a file, 1 MB at a time."""
+  """Returns the SHA-256 of a file, read 1 MB at a time."""
   validate.no_pipe(path, f"{field}={path!r}")
   try:
     with open(path, "rb") as file:

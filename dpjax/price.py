@@ -25,7 +25,7 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """What was asked; exactly one of the first four is None, the one to solve for."""
+  """A question; exactly one of the first four fields is None, the one to solve for."""
 
   epsilon: float | None
   noise_multiplier: float | None
@@ -41,12 +41,12 @@ class Question(NamedTuple):
 
   @property
   def batch_size(self) -> int:
-    """Of the whole batches that fixed-size sampling draws."""
+    """Returns the size of the whole batches that fixed-size sampling draws."""
     return sampling.whole_batch_size(self.sampling_prob or 0.0, self.num_examples or 0)
 
   @property
   def steps_per_pass(self) -> int:
-    """Of random allocation; UserError unless they are a whole number."""
+    """Returns the steps of a pass of random allocation; UserError unless they are whole."""
     prob = self.sampling_prob or 1.0
     sampling.check_passes(prob, "random allocation")
     return sampling.steps_per_pass(prob)

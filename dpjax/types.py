@@ -69,7 +69,7 @@ class NeighboringRelation(enum.StrEnum):
 
 
 class Example(NamedTuple):
-  """One example, or a batch of them when every leaf has a leading axis."""
+  """An example, or a batch of them when every leaf has a leading axis."""
 
   x: Any  # [..., *features]
   y: Any  # [...] integer label, or [..., T] tokens

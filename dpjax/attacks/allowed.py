@@ -150,7 +150,7 @@ def _by_pairs(
 
 
 class Judged(NamedTuple):
-  """One false positive rate of a judgement."""
+  """A false positive rate of a judgement."""
 
   found: roc.RateAtFpr
   allowed: tuple[

@@ -57,7 +57,7 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-  """What an attacker knows of n records. Who the target's members are is not part of it.
+  """Evidence of an attacker on n records, without who the target's members are.
 
   Args:
     target: the target's log odds for each record (see `signals`).

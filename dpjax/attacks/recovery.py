@@ -1,4 +1,4 @@
-"""What a gradient gives away without any search: labels, and the input of a first dense layer.
+"""Leaks of a gradient that need no search: labels, and the input of a first dense layer.
 
 Both read the gradient of one layer, found by the name of its module. A FedAvg message of one
 SGD step is that gradient times -learning_rate (`as_gradient`). Neither clipping nor momentum

@@ -1,4 +1,4 @@
-"""What poisoning does to each aggregator: a grid of attacks and defences, and its table.
+"""Effects of poisoning on each aggregator: a grid of attacks and defences, and its table.
 
 A defence FAILS where an attack moved it: where the exact interval of the attack's success, or
 of the accuracy, does not meet that of the same defence without attackers. Else it is not
@@ -84,7 +84,7 @@ def defences(
 
 
 class PoisoningOutcome(NamedTuple):
-  """One run of one attack against one defence."""
+  """A run of one attack against one defence."""
 
   attack: str
   defence: str

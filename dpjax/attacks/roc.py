@@ -1,4 +1,4 @@
-"""What an attack is worth: its ROC, and the rates that count, each with its uncertainty.
+"""The strength of an attack: its ROC, and the rates that count, each with its uncertainty.
 
 An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
 rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
@@ -182,7 +182,7 @@ def loss_tail(
 
 
 class Leakage(NamedTuple):
-  """What an attack found, for people and tables."""
+  """The outcome of an attack, for people and tables."""
 
   num_members: int
   num_non_members: int

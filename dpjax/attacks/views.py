@@ -1,4 +1,4 @@
-"""What an adversary sees of one client or of one step, as a function of the examples in it.
+"""Views of an adversary on a client or a step, as functions of the examples in it.
 
 A view is `examples -> message`. The same function makes the true message, from true examples
 and the client's key, and is what an inversion differentiates, from guessed ones: clients of
@@ -99,7 +99,7 @@ def client_view(
   memory: Any = None,
   key: Array | None = None,
 ) -> View:
-  """What a client sends after its local work on the examples, one step after another.
+  """Returns what a client sends after its local work on the examples, one step after another.
 
   Args:
     client: of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of

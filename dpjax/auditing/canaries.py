@@ -37,7 +37,7 @@ _CHUNK = 256  # canaries scored at a time
 
 
 class Canaries(NamedTuple):
-  """What was put in, and what was held out."""
+  """Canaries of an audit: those that were put in, and those that were held out."""
 
   examples: Dataset  # all m of them, changed
   included: np.ndarray  # [m] bool: the coins
@@ -148,7 +148,7 @@ def insert_canaries(
 
 
 def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
-  """What is left of the rows whose coins lost."""
+  """Returns the rows without the canaries whose coins lost."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -164,7 +164,7 @@ class _Coins(Protocol):
 
 
 def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """One score for each canary, parted by their coins; NaN, of a run that diverged, is 0.
+  """Parts the canaries' scores by their coins; NaN, of a run that diverged, is 0.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
   >>> split_scores([3.0, 1.0, 2.0], canaries)

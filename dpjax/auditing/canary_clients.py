@@ -76,7 +76,7 @@ _SENT = ("delta", "direction")  # what algorithms call the difference that a cli
 
 
 class CanaryClients(NamedTuple):
-  """Who was put in, and who was held out. Whoever knows the coins can finish the audit."""
+  """Canary clients, put in or held out. Whoever knows the coins can finish the audit."""
 
   included: np.ndarray  # [m] bool: the coins
   kind: str
@@ -199,7 +199,7 @@ def _trainers(
 
 
 def _without(federation: Federation, places: np.ndarray, relation: str) -> Federation:
-  """What is left of the clients whose coins lost."""
+  """Returns the clients without the canaries whose coins lost."""
   if relation == NeighboringRelation.REPLACE_ONE:
     return federation
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -219,7 +219,7 @@ def _without(federation: Federation, places: np.ndarray, relation: str) -> Feder
 
 
 class Directions(NamedTuple):
-  """One unit vector for each canary: rows of a Hadamard matrix with random signs by column.
+  """Unit vectors, one a canary: rows of a Hadamard matrix with random signs by column.
 
   Each alone is uniform over {-1, 1}^d / sqrt(d), so whatever is fixed beforehand has a
   cosine of about N(0, 1 / d) with it; any two are orthogonal but for 2 m / d.
@@ -230,7 +230,7 @@ class Directions(NamedTuple):
 
   @property
   def scale(self) -> float:
-    """Of an entry of a unit vector."""
+    """Returns the size of an entry of a unit vector."""
     return float(1 / np.sqrt(len(self.signs)))
 
   def one(self, number: Array, like: ArrayTree) -> Any:
@@ -393,7 +393,7 @@ def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
 
 
 class Watched(NamedTuple):
-  """What an adversary adds up who sees every round's aggregate."""
+  """Sums of an adversary who sees every round's aggregate."""
 
   total: Any  # of the aggregates, a tree; or None
   scores: Any  # [m], of all rounds; or None

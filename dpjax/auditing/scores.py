@@ -1,4 +1,4 @@
-"""What an attack computed, parted by the truth."""
+"""Scores of an attack, parted by the truth."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """What an attack computed: larger means more likely to have been in."""
+  """Scores of an attack: larger means more likely to have been in."""
 
   inside: np.ndarray  # [n] scores where the record was in
   outside: np.ndarray  # [m] scores where it was not

@@ -1,4 +1,4 @@
-"""One audit, as data: the bound that counts, the others beside it, and the verdict."""
+"""An audit, as data: the bound that counts, the others beside it, and the verdict."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _is_gaussian(part: Any) -> bool:
 
 
 class AtBest(NamedTuple):
-  """What perfect scores show."""
+  """The bounds that perfect scores would show."""
 
   epsilon_lower: float  # by the method
   claim_p_value: float | None = None  # None: no claim of many pairs is known
@@ -130,7 +130,7 @@ class Audit:
 
   @property
   def verdict(self) -> str:
-    """One line for people.
+    """Returns the verdict, in one line.
 
     >>> Audit(2.5, "one_run", 0.95, 1e-5, 1.0, {}).verdict
     'REFUTED: epsilon >= 2.5 (one_run, 95% confidence, delta=1e-05), above the claimed 1'

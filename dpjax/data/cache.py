@@ -39,7 +39,7 @@ def folder() -> pathlib.Path | None:
 
 
 def key(data: bytes, *settings: object) -> bytes:
-  """What features belong to: data by their digest, and all that they were computed with.
+  """Returns the key of features: the digest of their data, and all that they were computed with.
 
   >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
   (True, False)
@@ -122,7 +122,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _head(path: pathlib.Path) -> dict[str, Any]:
-  """What stands at the head of a file; {} where it is none of ours, or of another version."""
+  """Reads the head of a file; {} where it is none of dpjax's, or of another version."""
   try:
     with path.open("rb") as file:
       head = json.loads(file.read(_HEAD))

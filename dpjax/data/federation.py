@@ -17,7 +17,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-  """One data set and the rows that each client holds; nothing is copied per client.
+  """A data set and the rows that each client holds; nothing is copied per client.
 
   `client(i)` gathers the rows of one client when asked, `indices[i]` names them, so that
   `federation.dataset[federation.indices[i]]` is its `Example` batch. A client may be empty.

@@ -30,7 +30,7 @@ _BYTES = 256  # classes of a next character
 
 
 class _Part(NamedTuple):
-  """What one user has in one file."""
+  """A user's examples in one file."""
 
   user: str
   x: np.ndarray  # [n, *features]

@@ -35,7 +35,7 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """One client for each id, ordered by id; a client's rows in the order of the data.
+  """Groups rows into one client for each id, ordered by id; rows keep the order of the data.
 
   Args:
     client_ids: [n] text, UTF-8 bytes or integers: whose each example is. b"7", "7" and 7

@@ -196,7 +196,7 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 
 
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-  """Of tf.train.Examples, as files hold them, each feature by name."""
+  """Reads tf.train.Examples, as files hold them, each feature by name."""
   from tensorflow_datasets.proto import tf_example_pb2  # slow to import
 
   parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]
@@ -204,7 +204,7 @@ def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def stored_values(feature: Any) -> Any:
-  """Of a feature, whichever kind of numbers or text it holds."""
+  """Returns the values of a feature, whichever kind of numbers or text it holds."""
   return getattr(feature, str(feature.WhichOneof("kind"))).value
 
 
@@ -258,7 +258,7 @@ class _Records:
 
 
 def _num_classes(info: Any, label_key: str, given: int | None) -> int:
-  """As dataset_info.json declares it, which is public."""
+  """Returns the number of classes that dataset_info.json declares, which is public."""
   declared = getattr(info.features[label_key], "num_classes", None) or given
   if declared is None:
     raise UserError(f"{UNDECLARED}", field="num_classes")

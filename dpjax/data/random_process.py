@@ -26,7 +26,7 @@ _SEED = 0
 
 
 class Process(NamedTuple):
-  """One class: what its images share. Each image draws the rest."""
+  """A class: what its images share. Each image draws the rest."""
 
   leaves: int  # that fall on an image
   size: tuple[float, float]  # least and largest half width of a leaf, as a part of the side
@@ -92,7 +92,7 @@ def _falling(process: Process, height: int, width: int) -> np.ndarray:
 
 
 def _colours(process: Process, random: np.random.Generator, count: int) -> np.ndarray:
-  """One of the palette for each image, a little changed: [count, 1, 1, C]."""
+  """Draws a colour of the palette for each image, a little changed: [count, 1, 1, C]."""
   chosen = process.palette[random.integers(len(process.palette), size=count)]
   changed = chosen + 0.2 * (random.random(chosen.shape) - 0.5)
   return changed[:, None, None].astype(np.float32)

@@ -43,7 +43,7 @@ _BLOCK = 1_000  # records decoded at once
 
 
 class _Kind(NamedTuple):
-  """What a file's examples are."""
+  """A kind of examples of a file."""
 
   key: str  # of the input
   shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Kind(NamedTuple):
 
 
 class _Stretches(NamedTuple):
-  """What a split holds, in stretches of one client each."""
+  """The contents of a split, in stretches of one client each."""
 
   ids: list[Any]  # [stretches]
   sizes: list[int]

@@ -68,7 +68,7 @@ class SampleAndAggregateMean:
     self.noise(1)  # checks epsilon and delta
 
   def noise(self, num_coordinates: int) -> Laplace | Gaussian:
-    """What is added to the mean of outputs with `num_coordinates` entries."""
+    """Returns the scale of the noise on the mean of outputs with `num_coordinates` entries."""
     validate.integer_at_least(1, num_coordinates=num_coordinates)
     return self._noise(num_coordinates, (self.upper - self.lower) / int(self.num_shards))
 

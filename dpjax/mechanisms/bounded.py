@@ -80,7 +80,7 @@ class BoundedMean(_Clipped):
     self.noise(num_records=1)  # checks epsilon and delta
 
   def noise(self, *, num_records: int) -> Laplace | Gaussian:
-    """Of the mean; under add_or_remove_one of the pair (centred sum / half width, count)."""
+    """Returns the noise of the mean; under add_or_remove_one of the pair (centred sum, count)."""
     if self.neighboring_relation == "add_or_remove_one":
       l1 = 2.0
       l2 = 2.0**0.5
@@ -154,7 +154,7 @@ class Histogram:
 
   @property
   def noise(self) -> Laplace | Gaussian:
-    """What is added to the exact counts."""
+    """Returns the scale of the noise on the exact counts."""
     relation = self.neighboring_relation
     return calibrated(
       epsilon=self.epsilon,

@@ -30,7 +30,7 @@ class OverlappingShards(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class ShardCharge:
-  """What is spent on the records of one shard.
+  """A charge for the records of one shard.
 
   Args:
     records: indices of the records, a range or any other collection of integers, fixed
@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """One line of the ledger."""
+  """A line of the ledger."""
 
   name: str
   epsilon: float

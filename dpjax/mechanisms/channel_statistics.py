@@ -28,14 +28,14 @@ VARIANCE_FLOOR = 1e-5  # is added to variances, as in the paper's code
 
 
 class ChannelMoments(NamedTuple):
-  """What was released."""
+  """Released statistics of channels."""
 
   mean: jax.Array  # [C]
   mean_square: jax.Array  # [C]
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
-    """What normalises examples [b, ..., C] by it."""
+    """Returns the function that normalises examples [b, ..., C] by them."""
     return jax.jit(functools.partial(standardized, statistics=self))
 
 
@@ -89,7 +89,7 @@ class ChannelStatistics(NoisyMeans):
   vectors = ("means", "mean squares")
 
   def noisy_mean(self, key: jax.Array, rows: jax.Array, clip_norm: Array) -> jax.Array:
-    """Of `rows` [n, C], each clipped: [C]."""
+    """Returns the noisy mean of `rows` [n, C], each clipped: [C]."""
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:

@@ -40,7 +40,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclasses.dataclass(frozen=True)
 class NoisyMeans(abc.ABC):
-  """What statistics have in common that are means of vectors, so many of each example.
+  """Statistics that are means of vectors, so many of each example.
 
   Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
   gets Gaussian noise. A vector may depend on what was released before it: all of them together
@@ -93,7 +93,7 @@ class NoisyMeans(abc.ABC):
   def noisy_mean_of(
     self, key: jax.Array, high: Array, low: Array, norm: Array
   ) -> jax.Array:
-    """Of vectors whose clipped sum is high + low, exactly, in units of `norm`."""
+    """Returns the noisy mean of vectors with clipped sum high + low, exact in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
     return jnp.clip(mean, -HUGE, HUGE)  # noise may be out of all bounds
 

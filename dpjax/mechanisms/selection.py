@@ -61,7 +61,7 @@ class _Selection:
 
   @property
   def scale(self) -> float:
-    """Of the noise on a utility: 2 * utility_sensitivity / epsilon, or half of it."""
+    """Returns the scale of the noise: 2 * utility_sensitivity / epsilon, or half of it."""
     shifts = 1 if self.monotonic else 2
     return shifts * float(self.utility_sensitivity) / float(self.epsilon)
 

@@ -27,7 +27,7 @@ ORDERS = ("l1", "l2")
 
 
 def count_sensitivity(neighboring_relation: str = "add_or_remove_one") -> float:
-  """Of the number of records that meet a condition: 1 under every relation.
+  """Returns the sensitivity of a count of records: 1 under every relation.
 
   >>> count_sensitivity("replace_one")
   1.0
@@ -39,7 +39,7 @@ def count_sensitivity(neighboring_relation: str = "add_or_remove_one") -> float:
 def sum_sensitivity(
   lower: float, upper: float, *, neighboring_relation: str = "add_or_remove_one"
 ) -> float:
-  """Of a sum of numbers, each clipped into [lower, upper].
+  """Returns the sensitivity of a sum of numbers, each clipped into [lower, upper].
 
   >>> sum_sensitivity(10, 30), sum_sensitivity(10, 30, neighboring_relation="replace_one")
   (30.0, 20.0)
@@ -60,7 +60,7 @@ def mean_sensitivity(
   num_records: int,
   neighboring_relation: str = "replace_one",
 ) -> float:
-  """Of the mean of `num_records` numbers (a public count), each in [lower, upper].
+  """Returns the sensitivity of the mean of `num_records` (public) numbers in [lower, upper].
 
   It is (upper - lower) / n and not 1 / n: ages in [0, 100] move a mean by up to 100 / n.
   UserError: add_or_remove_one, under which n is not public.
@@ -86,7 +86,7 @@ def mean_sensitivity(
 def histogram_sensitivity(
   order: str = "l1", *, neighboring_relation: str = "add_or_remove_one"
 ) -> float:
-  """Of the counts of all bins at once, when each record falls into at most one bin.
+  """Returns the sensitivity of all counts at once; a record falls into at most one bin.
 
   >>> histogram_sensitivity(), histogram_sensitivity(neighboring_relation="replace_one")
   (1.0, 2.0)
@@ -103,7 +103,7 @@ def histogram_sensitivity(
 def vector_sum_sensitivity(
   norm_bound: float, *, neighboring_relation: str = "add_or_remove_one"
 ) -> float:
-  """Of a sum of vectors of norm <= `norm_bound`, in that same norm.
+  """Returns the sensitivity of a sum of vectors of norm <= `norm_bound`, in that same norm.
 
   >>> vector_sum_sensitivity(1.5), vector_sum_sensitivity(
   ...   1.5, neighboring_relation="replace_one")

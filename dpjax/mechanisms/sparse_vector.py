@@ -27,7 +27,7 @@ _MOST_ABOVE = 2**31 - 1
 
 
 class SparseVectorState(NamedTuple):
-  """What the next query needs. It holds the threshold's noise: keep it secret."""
+  """State between queries. It holds the threshold's noise: keep it secret."""
 
   key: jax.Array
   threshold_noise: jax.Array  # scalar float, of the noisy threshold less the public one
@@ -36,7 +36,7 @@ class SparseVectorState(NamedTuple):
 
 
 class SparseVectorAnswer(NamedTuple):
-  """What may be released: [] for one query, [n] for a stream."""
+  """Answers, which may be released: [] for one query, [n] for a stream."""
 
   asked: jax.Array  # bool: False once the stream has ended; the rest is then empty
   above: jax.Array  # bool
@@ -103,7 +103,7 @@ class SparseVector:
 
   @property
   def hit_epsilon(self) -> float:
-    """What each hit costs: an equal part of the rest of epsilon."""
+    """Returns the cost of a hit: an equal part of the rest of epsilon."""
     return (float(self.epsilon) - self.threshold_epsilon) / int(self.max_above)
 
   @property

@@ -61,7 +61,7 @@ class Spread(NamedTuple):
 
 
 class _Map(NamedTuple):
-  """What follows from a `Spread`, as far as it is known."""
+  """The whitening map of a `Spread`, as far as it is known."""
 
   mean: Any = 0.0  # [P, C]
   channels: Any = None  # [C, C], eigenvectors in columns
@@ -227,7 +227,7 @@ def _examples(x: ArrayLike | Rows) -> Any:
 
 
 def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
-  """Of one example [P, C], whose mean is taken; see `Spread`."""
+  """Returns the vector of one example [P, C], whose mean is taken; see `Spread`."""
   if name == "mean":
     return example.ravel()
   centred = example - known.mean
@@ -243,7 +243,7 @@ def _vector(name: str, known: _Map, example: jax.Array) -> jax.Array:
 
 
 def _length(name: str, known: _Map, shape: tuple[int, ...]) -> int:
-  """Of that vector, of one of the examples of this shape."""
+  """Returns the length of the vector of an example of this shape."""
   positions = math.prod(shape[1:-1])
   channels = shape[-1]
   if name in ("mean", "variances"):

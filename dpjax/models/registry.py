@@ -121,7 +121,7 @@ def documented(name: str) -> Callable[..., nn.Module]:
 
 
 def needs_features(name: str) -> str | None:
-  """What the inputs of a model are: "scattering" features, or None for raw examples.
+  """Names the features that a model reads: "scattering", or None for raw examples.
 
   >>> needs_features("scatter_linear"), needs_features("cnn")
   ('scattering', None)

@@ -38,7 +38,7 @@ _COLOUR_CORRELATION = 0.9  # between two of red, green and blue, in photographs
 
 
 class _Bank(NamedTuple):
-  """One wavelet layer of F angles: [W, H, N] real -> [W', H', F, N] complex modulus."""
+  """A wavelet layer of F angles: [W, H, N] real -> [W', H', F, N] complex modulus."""
 
   forward: np.ndarray  # [K*2, W] real DFT along W, K = W_padded // 2 + 1
   angles: np.ndarray  # [K, 2*2, H', F, 2*H] pad, convolve and subsample along H
@@ -348,7 +348,7 @@ def scattering_features(
 
 
 def features_shape(shape: tuple[int, ...], *, J: int = 2, L: int = 8) -> tuple[int, ...]:
-  """Of the scattering features of images of `shape` [n, H, W, C].
+  """Returns the shape of the scattering features of images of `shape` [n, H, W, C].
 
   >>> features_shape((9, 28, 28, 1))
   (9, 7, 7, 81)

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: SCAFFOLD's c_i, APFL's own models, what codes left out.
+"""States that clients keep between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
 
 It lies on the host, in memory or on disk, as one row of bytes for each client that has one:
 clients that no round has touched cost nothing, and a round costs what its cohort costs.
@@ -27,7 +27,7 @@ _AT_ONCE = 64  # rows in memory while all are read
 
 
 class ClientStates:
-  """What each of `num_clients` clients keeps, in memory: a value, `replaced` makes another.
+  """The states of `num_clients` clients, in memory: a value, `replaced` makes another.
 
   It is one leaf of a state. States share the rows that they have in common.
 
@@ -55,7 +55,7 @@ class ClientStates:
 
   @property
   def row_bytes(self) -> int:
-    """Of one client."""
+    """Returns the bytes of one client's state."""
     return sum(leaf.nbytes for leaf in jax.tree.leaves(self.own))
 
   @property
@@ -64,7 +64,7 @@ class ClientStates:
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
-    """What these clients keep: leaves [K, ...], NumPy.
+    """Returns the states of these clients: leaves [K, ...], NumPy.
 
     Raises:
       UserError: a client beyond num_clients, or a negative one.
@@ -77,7 +77,7 @@ class ClientStates:
     return self._unpacked(self.records(self._checked(ids)))
 
   def all(self) -> Any:
-    """What every client keeps: leaves [N, ...], in memory. For few clients."""
+    """Returns the states of all clients: leaves [N, ...], in memory. For few clients."""
     return self.rows(np.arange(self.num_clients))
 
   def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:

@@ -1,4 +1,4 @@
-"""What the processes of one run, on one machine or many, tell each other while it runs.
+"""Exchanges between the processes of a run, on one machine or many, while it runs.
 
 All is on one mesh of one device per process, over JAX's multi-process runtime. Every process
 must make the same calls in the same order; where one is gone, the others get `PeerLost`.

@@ -72,7 +72,7 @@ def _say(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
-  """One message that is there by the deadline; {} for what is none."""
+  """Reads a message that is there by the deadline; {} for what is none."""
   data = b""
   try:
     while not data.endswith(b"\n") and len(data) < _MOST:
@@ -208,7 +208,7 @@ class _Lobby:
     return next((wrong for wrong in wrongs if wrong), None)
 
   def _let_go(self) -> None:
-    """Those whose time is over; of a crowd, the oldest of the address with the most."""
+    """Returns guests whose time is over; of a crowd, the oldest of the address with the most."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:
       self._dismiss(guest)

@@ -78,7 +78,7 @@ class Meeting:
       lost(self, *_loss(said, who))
 
   def _last_word(self, connection: socket.socket) -> bytes:
-    """What is said that is no sign of life; b"": it is gone without a word.
+    """Returns the last message that is no sign of life; b"": it is gone without a word.
 
     Silence is counted in ticks of our own, so a process that was itself suspended does not
     take the others for dead when it wakes up.

@@ -147,7 +147,7 @@ class Journal:
     return records
 
   def sync(self) -> None:
-    """What was appended survives a loss of power."""
+    """Makes what was appended survive a loss of power."""
     processes.on_first(self._synced)
 
   def _synced(self) -> None:

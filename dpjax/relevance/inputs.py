@@ -1,4 +1,4 @@
-"""One run of one method: what goes in, and what comes out."""
+"""Inputs and outcome of one run of one method."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Inputs:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Of one example."""
+    """Returns the shape of one example."""
     return self.train.x.shape[1:]
 
   @property
   def channels(self) -> int:
-    """Of an image; 1 for anything else."""
+    """Returns the channels of an image; 1 for anything else."""
     return self.shape[2] if len(self.shape) == 3 else 1
 
   @property
@@ -220,7 +220,7 @@ class RecordNoise(NamedTuple):
 
 
 class Outcome(NamedTuple):
-  """What a method returns."""
+  """The outcome of a method."""
 
   apply: Callable
   initial: Any  # parameters before training

@@ -93,7 +93,7 @@ class Lrp:
 
 
 class Relevance(NamedTuple):
-  """What was found, for each example. NOT private."""
+  """Relevance of each example. NOT private."""
 
   scores: Array  # [B, *x.shape[1:]], the relevance of each input entry
   logits: Array  # [B, K]

@@ -1,4 +1,4 @@
-"""What one run promises, in one record that cannot state a claim without its failures."""
+"""The guarantee of a run, in a record that cannot state a claim without its failures."""
 
 from __future__ import annotations
 

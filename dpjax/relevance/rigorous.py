@@ -54,7 +54,7 @@ _LEVELS = 4  # scales per octave in laplace_pld, so that few different events ar
 
 @dataclasses.dataclass(frozen=True)
 class StageCharge:
-  """What one stage costs the records that it reads."""
+  """The cost of a stage for the records that it reads."""
 
   stage: str
   records: str  # "D1" | "D2" | "all"

@@ -1,4 +1,4 @@
-"""What a person may choose, as frozen dataclasses: configs nest them as they are."""
+"""Settings of methods, as frozen dataclasses: configs nest them as they are."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Rigorous:
     self._refuse()
 
   def _refuse(self) -> None:
-    """What no proof covers, each by its name."""
+    """Refuses what no proof covers, each by its name."""
     if self.labels == "raw":
       raise UserError(
         "raw labels are part of the record and are not protected; use "

@@ -29,7 +29,7 @@ Array = jax.Array
 
 
 class NodeKind(enum.Enum):
-  """What a node does to its data operands."""
+  """The operation of a node on its data operands."""
 
   LINEAR = enum.auto()  # a weighted sum: dense, convolution, sum-pool
   BIAS = enum.auto()  # plus a constant
@@ -100,7 +100,7 @@ class Cell:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-  """One equation between cells."""
+  """An equation between cells."""
 
   kind: NodeKind
   name: str
@@ -267,7 +267,7 @@ def _scalars_only(operands: list[Cell]) -> bool:
 
 
 def _scalar_factor(name: str, operands: list[Cell]) -> Any:
-  """What the equation multiplies by, where that is one number; else None."""
+  """Returns the factor of an equation that multiplies by one number; else None."""
   if name == "neg":
     return -1.0
   if name not in ("mul", "div") or not _scalars_only(operands):

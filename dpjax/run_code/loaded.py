@@ -1,4 +1,4 @@
-"""What files of the user really load: code that is run and data that are read, in every thread.
+"""Loads of the user's files: code that is run and data that are read, in every thread.
 
 A source says what may be loaded; Python says what was. It raises an audit event for each file
 that it opens and each piece of code that it runs, whichever way led there: an import, a finder,
@@ -37,7 +37,7 @@ _CODE = (".py", ".pyc", *EXTENSIONS)
 
 
 class LoadedFile:
-  """One file that was loaded. It counts as it was at the first look after that."""
+  """A file that was loaded. It counts as it was at the first look after that."""
 
   def __init__(self, file: str, *, is_code: bool, number: int):
     self.file = file

@@ -1,4 +1,4 @@
-"""What the source of a module names: its imports, wherever they stand, and what it sets once."""
+"""Names in the source of a module: its imports, wherever they stand, and what it sets once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclasses.dataclass
 class Names:
-  """What one source names; names of modules are absolute, and may be of none."""
+  """Names in one source; names of modules are absolute, and may be of none."""
 
   imports: set[str] = dataclasses.field(default_factory=set)
   top: set[str] = dataclasses.field(
@@ -56,7 +56,7 @@ class Names:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(content: bytes, package: str) -> Names:
-  """What a source names; nothing where it cannot be read as Python.
+  """Returns the names in a source; none where it cannot be read as Python.
 
   Args:
     package: that relative imports begin at.
@@ -164,7 +164,7 @@ class _Reader(ast.NodeVisitor):
     self.generic_visit(node)
 
   def _importing_call(self, node: ast.Call) -> None:
-    """What a call such as `importlib.import_module(f"helpers.{name}")` may import."""
+    """Returns what a call such as `importlib.import_module(f"helpers.{name}")` may import."""
     arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
     texts = [text for argument in arguments for text in _strings(argument)]
     for text in texts:

@@ -1,4 +1,4 @@
-"""Whose a file is, and by which versions packages are told."""
+"""Owners of files, and the versions of packages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @functools.cache
 def owner(file: str) -> str:
-  """Whose a file is: "user", "dpjax", "installed" or "standard"."""
+  """Returns the owner of a file: "user", "dpjax", "installed" or "standard"."""
   real = os.path.realpath(file)
   installed, standard = _folders()
   if real.startswith(os.path.join(str(_PACKAGE), "")):
@@ -175,7 +175,7 @@ def _all_packages() -> Mapping[str, list[str]]:
 
 
 def sha256_of_sources(folder: str) -> str:
-  """Of all Python files below a folder; 400 files take a few milliseconds."""
+  """Returns the SHA-256 of all Python files below a folder; 400 take a few milliseconds."""
   paths = []
   for here, _, files in os.walk(folder):
     paths += [os.path.join(here, file) for file in files if file.endswith(".py")]

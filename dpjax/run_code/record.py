@@ -1,4 +1,4 @@
-"""What is known of the code of a run, and whether it is still that of a run that was begun."""
+"""A record of the code of a run, and the check that it is still that of a run that was begun."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax inputs {told}".encode()).digest()
 
   def to_json(self) -> dict[str, dict[str, str]]:
-    """What result.json and a run's memory hold of it."""
+    """Returns what result.json and a run's memory hold of it."""
     return {"modules": self.modules, "versions": self.versions}
 
 

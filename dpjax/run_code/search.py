@@ -64,7 +64,7 @@ _CONFIG_FILE = "config file"  # its name among the modules
 
 
 class _Search:
-  """One walk. Whatever is yet to be looked at waits in `todo`, so that no chain is too deep."""
+  """A walk. Whatever is yet to be looked at waits in `todo`, so that no chain is too deep."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()
@@ -274,7 +274,7 @@ class _Search:
           self.file(os.path.basename(text), path, "")
 
   def _exported(self, home: str) -> list[str]:
-    """What `from home import *` may import of a package."""
+    """Returns what `from home import *` may import of a package."""
     spec = self._spec(home)
     origin = str(getattr(spec, "origin", None))
     if not origin.endswith(".py") or owner(origin) != "user":
@@ -451,7 +451,7 @@ def _is_same(file: str | None, other: str) -> bool:
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:
-  """What a function holds besides its code: defaults, a closure, what it wraps."""
+  """Returns what a function holds besides its code: defaults, a closure, what it wraps."""
   held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
   for cell in function.__closure__ or ():
     with contextlib.suppress(ValueError):  # an empty cell
@@ -460,7 +460,7 @@ def _held_by(function: types.FunctionType) -> list[Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-  """What a value that is no function, class or module is made of."""
+  """Returns the parts of a value that is no function, class or module."""
   if isinstance(value, types.MethodType):
     yield from (value.__func__, value.__self__)
   elif isinstance(value, functools.partial):

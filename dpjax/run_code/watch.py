@@ -1,4 +1,4 @@
-"""What runs: the files whose functions are called, against those that the search has found."""
+"""A watch on the files whose functions are called, against those that the search has found."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def the_plan() -> Plan:
 
 
 def _client(x: float, width: int) -> np.ndarray:
-  """One example of a client, `width` numbers."""
+  """Returns one example of a client, `width` numbers."""
   return np.array([[x, *[0.0] * (width - 1)]], np.float32)
 
 

@@ -1,4 +1,4 @@
-"""One distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
+"""A distinguishing game: two neighbouring inputs, an adversary, and a claim to refute.
 
 The game draws the released outputs on both inputs many times. The adversary learns a score
 from the first third of the draws, and picks the one event {score >= t}, or its complement,
@@ -43,7 +43,7 @@ Adversary = Callable[[np.ndarray, np.ndarray], Score]  # outputs on input 0, on 
 
 
 class Claim(NamedTuple):
-  """What is promised of the outputs on ANY two neighbours."""
+  """A guarantee about the outputs on ANY two neighbours."""
 
   epsilon: float
   delta: float
@@ -56,7 +56,7 @@ def claims(price: Callable[[float], float]) -> tuple[Claim, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Game:
-  """One pair of neighbours, played against one promise.
+  """A pair of neighbours, played against one guarantee.
 
   Args:
     room, subject: what is attacked, such as "mechanisms" and "Laplace".
@@ -84,7 +84,7 @@ class Game:
 
 
 class Result(NamedTuple):
-  """What one game showed of one claim."""
+  """The outcome of a game against a claim."""
 
   game: Game
   claim: Claim

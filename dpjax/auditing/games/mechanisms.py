@@ -40,7 +40,7 @@ _HUGE = 1e30
 
 
 class Mechanism(Protocol):
-  """What every query mechanism has; one with a pure budget also has `epsilon`."""
+  """A query mechanism; one with a pure budget also has `epsilon`."""
 
   def __call__(self, key: jax.Array, data: ArrayTree, /) -> Any: ...
   def event(self, neighboring_relation: str) -> accounting.DpEvent: ...

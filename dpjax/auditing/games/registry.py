@@ -42,7 +42,7 @@ from dpjax.validate import UserError
 
 
 class Room(NamedTuple):
-  """One kind of subject."""
+  """A kind of subject."""
 
   find: Callable[[], dict[str, Any]]  # name -> class or function
   play: Callable[[str, Any], list[Game]]
