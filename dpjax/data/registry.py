@@ -15,6 +15,7 @@ from dpjax.validate import UserError
 
 
 def _random_process() -> tuple[Dataset, Dataset]:
+  """Synthetic images of a random process, 10 classes; public, for training before private data."""
   return data.load_random_process()
 
 

@@ -12,6 +12,7 @@ import pytest
 import dpjax
 from dpjax import accounting, federated, gradients, names, noise, sampling, transforms
 from dpjax.experiments.config import user_code
+from dpjax.experiments.kinds.federated import user_code as fed_parts
 from dpjax.experiments.run import promise
 from dpjax.federated import client as client_lib
 from dpjax.federated.execution import context as context_lib
@@ -324,6 +325,6 @@ def _silent_client(loss_fn, client_tx, **_):
 
 
 def test_ones_own_client_is_named_when_it_sends_the_wrong_thing():
-  clients = user_code._client(_silent_client(None, None), "mine:silent").finish
+  clients = fed_parts._client(_silent_client(None, None), "mine:silent").finish
   with pytest.raises(UserError, match="algorithm='mine:silent': must return Sent"):
     clients(client_lib.Received(jnp.ones(2)), None)

@@ -17,7 +17,7 @@ from launch import config_flag
 
 DRIVER = """
 import io, json, os, sys, traceback
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.config.fields import to_dict
 from launch import app, config_flag
 

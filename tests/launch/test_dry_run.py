@@ -10,6 +10,7 @@ from dpjax import data, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import dry_run, loop
 from dpjax.validate import UserError
@@ -17,6 +18,10 @@ from tests import commands
 
 _TINY = {"num_steps": 3, "eval_every": 2, "seed": 1}
 _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name": "linear"}
+
+
+def _plan(config, workdir):
+  return dry_run.told(CENTRAL, config, workdir)
 
 
 def _lines(text):
@@ -106,9 +111,9 @@ def _loaded(flipped):
 def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, words):
   config = fields.replace_all(TrainConfig(**_TINY), change)
   told = []
-  for begin in (loop.train, dry_run.told):
+  for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError) as refused:
-      begin(config, tmp_path / begin.__name__)
+      begin(config, tmp_path / name)
     told.append(str(refused.value))
   assert told[0] == told[1] and words in told[0], told
 
@@ -121,22 +126,23 @@ def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line
   path = str(tmp_path / "first" / "params.npz")
   config = fields.replace_all(config, {"pretrained": path, "seed": 2})
   told = []
-  for begin in (loop.train, dry_run.told):
+  for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError, match="the data of this run") as refused:
-      begin(config, tmp_path / begin.__name__)
+      begin(config, tmp_path / name)
     told.append(str(refused.value))
   assert told[0] == told[1]
 
 
-def test_features_are_neither_computed_nor_read(monkeypatch):
+def test_features_are_neither_computed_nor_read():
   config = TrainConfig(**_TINY)
   config.model.name = "scatter_linear"
   rows = []
   real = build.featured
   spy = lambda model, dataset: rows.append(len(dataset)) or real(model, dataset)
-  monkeypatch.setattr(build, "featured", spy)
   loaded = build.load_data(config, features=False)
-  (train, test), seconds = dry_run._blank(config.model, loaded)
+  (train, test), seconds = dry_run._blank(
+    CENTRAL._replace(featured=spy), config.model, loaded
+  )
   assert rows == [256, 256] and seconds > 0
   assert train.x.shape == (1437, 2, 2, 81) and len(test) == 360
   assert not train.x.any() and not train.y.any()

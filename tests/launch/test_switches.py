@@ -18,8 +18,7 @@ from configs.attack import quickstart as attacks
 from configs.radp import proved_mnist
 from configs.sweeps import quickstart as sweep
 from dpjax.experiments import all_kinds
-from dpjax.experiments.config import fields
-from dpjax.experiments.kinds import unused
+from dpjax.experiments.config import fields, unread
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DataConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -131,7 +130,7 @@ def _same(undropped, dropped):
       undropped = fields.replace(undropped, path, fields.get(dropped, path))
   with (
     descriptions.fast(),
-    mock.patch.object(unused, "refuse"),
+    mock.patch.object(unread, "refuse"),
     contextlib.suppress(UserError),
   ):
     before = describe(undropped)

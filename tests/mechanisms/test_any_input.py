@@ -21,7 +21,11 @@ from dpjax import mechanisms
 from dpjax.validate import UserError
 
 _KEY = jax.random.key(0)
-_PUBLIC = {name: one for name, one in vars(mechanisms).items() if callable(one)}
+_PUBLIC = {
+  name: one
+  for name, one in inspect.getmembers(mechanisms, callable)
+  if not name.startswith("_")
+}
 _MECHANISMS = {
   name: kind
   for name, kind in _PUBLIC.items()

@@ -153,7 +153,6 @@ def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
     ({"algorithm": "scaffold"}, "algorithm='scaffold': must be 'fed_avg' or"),
     ({"secure_sum.largest_value": 2.0}, "secure_sum.largest_value=2.0: would be ignored"),
     ({"privacy.accountant": "pld"}, "privacy.accountant='pld': would be ignored"),
-    ({"audit.enabled": True}, "audit.enabled=True"),
     ({"privacy.clipping": "automatic"}, "privacy.clipping='automatic'"),
     ({"privacy.epsilon": 5.0}, "privacy.epsilon=5.0"),
   ],

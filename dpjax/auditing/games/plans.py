@@ -174,14 +174,14 @@ def names() -> tuple[str, ...]:
   """Every correlation of noise, every kind of statistics and every other shape that there is."""
   correlations = {
     name
-    for name, found in vars(correlated).items()
+    for name, found in inspect.getmembers(correlated)
     if inspect.isclass(found)
     and dataclasses.is_dataclass(found)
     and hasattr(found, "multiply")
   }
   released = {
     name
-    for name, found in vars(mechanisms).items()
+    for name, found in inspect.getmembers(mechanisms)
     if inspect.isclass(found) and issubclass(found, NoisyMeans)
   }
   shapes = {field.name for field in dataclasses.fields(NoiseShape)} - {"correlation"}

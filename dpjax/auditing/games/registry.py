@@ -137,7 +137,8 @@ def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, An
 
 
 def _exported(package: ModuleType) -> dict[str, Any]:
-  return {n: o for n, o in vars(package).items() if not n.startswith("_")}
+  # By `getattr`: a package imports a name when it is asked for (`_lazy`).
+  return {n: getattr(package, n) for n in dir(package) if not n.startswith("_")}
 
 
 def _accountants() -> dict[str, Any]:

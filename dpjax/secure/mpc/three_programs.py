@@ -39,6 +39,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
+
+# A dealer's process deals what other files have put into `CORRELATIONS`: this one adds a row.
+from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
 from dpjax.secure.mpc.dealer import Dealer, Supply
