@@ -28,6 +28,10 @@ _PAGE = """# dpjax.{room}
 """
 
 
+# Modules that a room lists, whose names another room exports and documents.
+_ELSEWHERE = ("dpjax.parallel.client_states", "dpjax.parallel.row_journal")
+
+
 def _exports(path: pathlib.Path) -> Iterator[tuple[str, str]]:
   """(name, where it comes from) of every `from X import Y as Y`."""
   for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -52,7 +56,7 @@ def public_names(room: str) -> list[tuple[str, str]]:
 def _documented(room: str) -> str:
   """The page of a room: its docstring, then every name."""
   alone = not public_names(room)
-  names = [home for _, home in public_names(room)]
+  names = [home for _, home in public_names(room) if home not in _ELSEWHERE]
   parts = [f"::: dpjax.{room}\n    options:\n      members: {str(alone).lower()}\n"]
   for home in names:
     parts.append(f"::: {home}\n    options:\n      show_root_heading: true\n")

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.parallel import client_states as client_states
   from dpjax.parallel import meeting as meeting
   from dpjax.parallel import row_journal as row_journal
-  from dpjax.parallel.client_states import ClientStates as ClientStates
-  from dpjax.parallel.client_states import Keeper as Keeper
   from dpjax.parallel.exchanges import PeerLost as PeerLost
   from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first
   from dpjax.parallel.exchanges import exchange as exchange

@@ -66,16 +66,20 @@ def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
   return jax.tree.map(wrap, arrays, like)
 
 
-def _states(tree: ArrayTree) -> list[processes.ClientStates]:
+def _states(tree: ArrayTree) -> list[processes.client_states.ClientStates]:
   return [
-    leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, processes.ClientStates)
+    leaf
+    for leaf in jax.tree.leaves(tree)
+    if isinstance(leaf, processes.client_states.ClientStates)
   ]
 
 
 def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
   """The tree with these, in order, where `like` has `ClientStates`."""
   left = list(others)
-  place = lambda old, leaf: left.pop(0) if isinstance(leaf, processes.ClientStates) else old
+  place = lambda old, leaf: (
+    left.pop(0) if isinstance(leaf, processes.client_states.ClientStates) else old
+  )
   return jax.tree.map(place, tree, like)
 
 
@@ -174,7 +178,7 @@ class Checkpoints:
     """The state that a run begins with, its `ClientStates` where they are to lie."""
     folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
     self._keepers = [
-      processes.Keeper(folder(i), states, on_disk=self._rows_on_disk)
+      processes.client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
       for i, states in enumerate(_states(state))
     ]
     return _with_states(state, [keeper.begun for keeper in self._keepers], state)
@@ -239,7 +243,7 @@ class Checkpoints:
     indexes = [
       index
       for index, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(like))
-      if isinstance(leaf, processes.ClientStates)
+      if isinstance(leaf, processes.client_states.ClientStates)
     ]
     pairs = zip(self._keepers or (), indexes)
     rows = [keeper.restored(np.asarray(index)) for keeper, index in pairs]

@@ -250,7 +250,7 @@ def _check_functions(part: Any, *names: str) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-  if isinstance(leaf, processes.ClientStates):
+  if isinstance(leaf, processes.client_states.ClientStates):
     return True
   if isinstance(leaf, np.generic):  # it would be saved, and could not be read again
     return False
