@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pathlib
 import subprocess
 import sys
 from typing import Any, NamedTuple
@@ -26,7 +28,11 @@ def run(module: str, *order: Any) -> Apart:
   '...No module named no_such_module'
   """
   command = [sys.executable, "-m", module, json.dumps(order)]
-  done = subprocess.run(command, capture_output=True, text=True)
+  # This package is not installed: the process finds it from any folder.
+  checkout = str(pathlib.Path(__file__).resolve().parents[1])
+  paths = [checkout, *filter(None, [os.environ.get("PYTHONPATH")])]
+  env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+  done = subprocess.run(command, capture_output=True, text=True, env=env)
   if done.returncode:
     return Apart(None, (done.stderr.strip().splitlines() or [""])[-1])
   return Apart(json.loads((done.stdout.strip().splitlines() or [""])[-1]), "")

@@ -27,7 +27,6 @@ _ALIKE = {
 }
 _CLASSES = {
   "Cost": "what it takes: a gradient route, a secure sum",
-  "Entry": "a row of a benchmark, by suite",
   "Kind": "of a run, of a layer's use in a jaxpr",
   "Recipe": "how gradients are computed, how a network is trained on shares",
   "Signs": "of messages that are compressed, of values that are shared",
