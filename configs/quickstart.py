@@ -2,7 +2,7 @@
 
   python -m launch.train --config=configs/quickstart.py --workdir=runs/quickstart
 
-Hardware: 2 CPU cores, 4 s of training. Expected: test accuracy .93 to .95 at a proved
+Hardware: 2 CPU cores, 4 s of training. Expected: test accuracy .92 to .96 at a proved
 epsilon of 3 (delta 1e-5, Poisson sampling, add/remove-one, per example).
 """
 
