@@ -4,12 +4,13 @@ Every room is an attribute of dpjax, and is imported when it is first asked for:
 accounts waits for no model, and nobody waits for what he does not use.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dpjax import _moved
+from dpjax import _lazy, _moved
 
-if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and editors
+_moved.install()
+
+if TYPE_CHECKING:
   from dpjax import accounting as accounting
   from dpjax import attacks as attacks
   from dpjax import auditing as auditing
@@ -61,45 +62,7 @@ if TYPE_CHECKING:  # what `__getattr__` below gives, for type checkers and edito
   from dpjax.types import NeighboringRelation as NeighboringRelation
   from dpjax.types import PerExampleGrads as PerExampleGrads
   from dpjax.validate import UserError as UserError
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 
 __version__ = "0.1.0"
-_moved.install()
-_ROOMS = (
-  *("accounting", "attacks", "auditing", "data", "federated", "gradients"),
-  *("losses", "mechanisms", "metrics", "models", "names", "noise", "parallel"),
-  *("passes", "plan", "price", "relevance", "sampling", "sealed", "secure"),
-  *("training", "transforms", "trees", "types", "validate"),
-)
-_SAMPLERS = (
-  *("BallsInBinsSampler", "CyclicPoissonSampler", "CyclicSampler", "FixedSizeSampler"),
-  *("MinSepSampler", "PoissonSampler", "RandomAllocationSampler", "ShuffledSampler"),
-  *("TruncatedPoissonSampler", "UserSampler"),
-)
-_HOMES = {  # name -> its room
-  "check": "experiments.checks.own_loss",
-  "Clip": "gradients",
-  "clipped_grad": "gradients",
-  "per_example_grads": "gradients",
-  "stacked": "gradients",
-  "accuracy": "metrics",
-  "NoiseShape": "noise",
-  "new_key": "noise",
-  "Plan": "plan",
-  **dict.fromkeys(_SAMPLERS, "sampling"),
-  "clip_and_noise": "transforms",
-  **dict.fromkeys(("Batch", "ClippedSum", "Example", "NeighboringRelation"), "types"),
-  "PerExampleGrads": "types",
-  "UserError": "validate",
-}
-
-
-def __getattr__(name: str) -> Any:
-  if name in _ROOMS:
-    return importlib.import_module(f"dpjax.{name}")
-  if name in _HOMES:
-    return getattr(importlib.import_module(f"dpjax.{_HOMES[name]}"), name)
-  return _moved.attribute("dpjax", name)
-
-
-def __dir__() -> list[str]:
-  return sorted({*globals(), *_ROOMS, *_HOMES})

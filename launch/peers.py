@@ -18,7 +18,7 @@ from absl import flags
 
 from dpjax import parallel as processes
 from dpjax.experiments.run import checkpoint, dry_run, loop
-from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.run.kind import RunKind
 from dpjax.parallel import PeerLost
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
@@ -191,7 +191,7 @@ class _Ending:
 
 
 def carry_out(
-  kind: Kind,
+  kind: RunKind,
   config: Any,
   workdir: str,
   same: Mapping[str, str],

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import dpjax
+from dpjax import _lazy
 
 _FILE = pathlib.Path(dpjax.__file__)
 _HEAVY = (
@@ -19,6 +20,9 @@ _HEAVY = (
   "orbax",
   "tensorboardX",
 )
+
+
+_ROOMS = [name for name, (module, _) in _lazy._LISTED["dpjax"].items() if module == "dpjax"]
 
 
 def _imported(code):
@@ -39,11 +43,11 @@ def test_the_import_alone_loads_no_room_and_no_array_library():
   modules = _imported("import dpjax")
   assert not _tops(modules) & {*_HEAVY, "jax", "flax", "scipy", "numpy", "dp_accounting"}
   own = {module for module in modules if module.startswith("dpjax")}
-  assert own == {"dpjax", "dpjax._moved"}  # old names, a table
+  assert own == {"dpjax", "dpjax._lazy", "dpjax._moved"}  # names, and old ones
 
 
 def test_no_room_but_relevance_loads_it_or_what_draws_reads_and_saves():
-  rooms = [name for name in dpjax._ROOMS if name != "relevance"]
+  rooms = [name for name in _ROOMS if name != "relevance"]
   modules = _imported("import dpjax\n" + "\n".join(f"dpjax.{name}" for name in rooms))
   assert not _tops(modules) & {*_HEAVY}
   later = ("dpjax.relevance", "dpjax.secure.homomorphic", "dpjax.secure.mpc")
@@ -75,11 +79,10 @@ def test_type_checkers_see_what_is_there():
     (alias,) = node.names
     assert alias.asname == alias.name
     shown[alias.name] = node.module
-  homes = {name: f"dpjax.{home}" for name, home in dpjax._HOMES.items()}
-  assert shown == dict.fromkeys(dpjax._ROOMS, "dpjax") | homes
+  assert shown == {name: module for name, (module, _) in _lazy._LISTED["dpjax"].items()}
 
 
-@pytest.mark.parametrize("name", [*dpjax._ROOMS, *dpjax._HOMES])
+@pytest.mark.parametrize("name", dpjax.__all__)
 def test_every_name_is_there_and_listed(name):
   assert getattr(dpjax, name) is not None and name in dir(dpjax)
 

@@ -16,33 +16,23 @@ Hiding is not differential privacy: the RESULT still tells about the data, unles
 added inside (`distributed_noise`).
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dpjax.secure import sums as sums
-from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
-from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
-from dpjax.secure.encoding import Encoding as Encoding
-from dpjax.secure.summation import Dropout as Dropout
-from dpjax.secure.summation import RoundRefused as RoundRefused
-from dpjax.secure.summation import forgiving as forgiving
-from dpjax.secure.summation import secure_mean as secure_mean
-from dpjax.secure.summation import uploading as uploading
+from dpjax import _lazy
 
-if TYPE_CHECKING:  # what `__getattr__` below gives: no round needs them
+if TYPE_CHECKING:
   from dpjax.secure import homomorphic as homomorphic
   from dpjax.secure import mpc as mpc
+  from dpjax.secure import sums as sums
   from dpjax.secure import vertical as vertical
   from dpjax.secure import vertical_models as vertical_models
-
-_LATER = ("homomorphic", "mpc", "vertical", "vertical_models")
-
-
-def __getattr__(name: str) -> Any:
-  if name in _LATER:
-    return importlib.import_module(f"dpjax.secure.{name}")
-  raise AttributeError(f"module 'dpjax.secure' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-  return sorted({*globals(), *_LATER})
+  from dpjax.secure.distributed_noise import SkellamSum as SkellamSum
+  from dpjax.secure.distributed_noise import skellam_mean as skellam_mean
+  from dpjax.secure.encoding import Encoding as Encoding
+  from dpjax.secure.summation import Dropout as Dropout
+  from dpjax.secure.summation import RoundRefused as RoundRefused
+  from dpjax.secure.summation import forgiving as forgiving
+  from dpjax.secure.summation import secure_mean as secure_mean
+  from dpjax.secure.summation import uploading as uploading
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -1,5 +1,6 @@
 """--dry_run: the plan of the run that would follow, and nothing of the run."""
 
+import dataclasses
 import json
 import re
 
@@ -141,7 +142,7 @@ def test_features_are_neither_computed_nor_read():
   spy = lambda model, dataset: rows.append(len(dataset)) or real(model, dataset)
   loaded = build.load_data(config, features=False)
   (train, test), seconds = dry_run._blank(
-    CENTRAL._replace(featured=spy), config.model, loaded
+    dataclasses.replace(CENTRAL, featured=spy), config.model, loaded
   )
   assert rows == [256, 256] and seconds > 0
   assert train.x.shape == (1437, 2, 2, 81) and len(test) == 360

@@ -36,7 +36,6 @@ from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
 FOLDER = "checkpoints"
-_KEEP = 2  # the newest, and one before it; as many as a journal of rows keeps
 _ROWS = "clients"
 _ALONE = "state"
 _NEW = ".new"  # where a step is written before it has its number
@@ -219,7 +218,7 @@ class Checkpoints:
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
       new.rmdir()
-      for old in _numbers(self.directory)[:-_KEEP]:
+      for old in _numbers(self.directory)[: -processes.row_journal.KEPT]:
         shutil.rmtree(self.directory / str(old))
 
   def restore(self, like: ArrayTree) -> tuple[Any, dict[str, Any]]:

@@ -33,7 +33,7 @@ from dpjax.experiments.run import (
   writers,
 )
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
 from dpjax.validate import UserError
 
@@ -84,7 +84,7 @@ class _Enough(Exception):
   """A work has been timed: the run ends here."""
 
 
-def told(kind: Kind, config: Any, workdir: pathlib.Path | str) -> str:
+def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
   """The plan of a run, as lines.
 
   Raises:
@@ -96,8 +96,6 @@ def told(kind: Kind, config: Any, workdir: pathlib.Path | str) -> str:
       f"must be of one process, not {jax.process_count()}: what it times is one's",
       field="dry_run",
     )
-  assert kind.load_data is not None
-  assert kind.build is not None
   folder = pathlib.Path(workdir)
   kind.check(config)
   owner.known(folder, config)  # before the data are read, as in a run
@@ -140,13 +138,12 @@ def aligned(lines: dict[str, str]) -> str:
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
-def rehearsed(kind: Kind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
+def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   """The run on zeros of the shape of `loaded`, what `load_data(config, features=False)` gave.
 
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
-  assert kind.build is not None
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   if pretrained is not None:  # zeros would not be known again
@@ -181,7 +178,7 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
 
 
 def _blank(
-  kind: Kind, model: Any, loaded: tuple[Any, Any]
+  kind: RunKind, model: Any, loaded: tuple[Any, Any]
 ) -> tuple[tuple[Any, Any], float]:
   """Zeros for the data, as inputs of the model; estimated seconds for their features."""
   train, test = loaded
@@ -189,7 +186,6 @@ def _blank(
   seconds = 0.0
   shape = held.x.shape[1:]
   if models.needs_features(model.name):
-    assert kind.featured is not None
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     for _ in range(2):  # the first compiles
       began = time.monotonic()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from dpjax.experiments.config.unread import Unused
 
 
-class Kind(NamedTuple):
-  """A kind of run, or a table of several runs.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+  """A kind of config: of one run, or of a table of several.
 
   Attributes:
     config: the dataclass of its configs.
@@ -17,9 +19,6 @@ class Kind(NamedTuple):
     check: (config) -> anything; raises UserError for whatever a run would be refused for.
     unread: (config) -> the fields that it does not read, and what each would need.
     columns: fields that hold what several runs of a config differ in.
-    load_data: (config, features=True) -> (train, test), of one run; None of a table.
-    build: (config, data) -> Job, of one run; None of a table.
-    featured: (config.model, data) -> the data as that model reads them, of one run.
   """
 
   config: type
@@ -27,6 +26,20 @@ class Kind(NamedTuple):
   check: Callable[[Any], object]
   unread: Callable[[Any], Unused]
   columns: tuple[str, ...] = ()
-  load_data: Callable[..., tuple[Any, Any]] | None = None
-  build: Callable[..., Any] | None = None
-  featured: Callable[[Any, Any], Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunKind(Kind):
+  """A kind of run that trains one model.
+
+  Attributes:
+    load_data: (config, features=True) -> (train, test).
+    build: (config, data) -> Job.
+    digest: (config) -> 32 bytes of everything that it computes.
+    featured: (config.model, data) -> the data as that model reads them.
+  """
+
+  load_data: Callable[..., tuple[Any, Any]]
+  build: Callable[..., Any]
+  digest: Callable[[Any], bytes]
+  featured: Callable[[Any, Any], Any]

@@ -125,7 +125,7 @@ def expand(
   axes_of: Callable[[Any], Axes],
   point: Callable[[str, Any, dict[str, Any]], Point],
   *,
-  check: Callable[[Any], None],
+  check: Callable[[Any], object],
   name: str,
   where: str,
   unread: Callable[[Any], Unused] | None = None,
@@ -160,7 +160,7 @@ def expand(
   return found
 
 
-def _checked(point: Point, check: Callable[[Any], None]) -> Point:
+def _checked(point: Point, check: Callable[[Any], object]) -> Point:
   try:
     check(point.config)
   except UserError as error:

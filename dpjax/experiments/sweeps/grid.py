@@ -25,14 +25,12 @@ from dpjax import validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.unused import of_federation
-from dpjax.experiments.kinds.unused import of_training
+from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import switched, writers
-from dpjax.experiments.run.kind import Kind
+from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
@@ -103,18 +101,14 @@ def points(config: SweepConfig) -> list[Point]:
   """
   _check(config)
   axes = {**config.grid, "seed": config.seeds}
+  kind = kind_of(config.base)
   found = engine.expand(
     config.base, config.variants or {"": {}}, lambda base: axes, _point,
-    check=_room(config.base).check, name="grid", where="variants", unread=unread_of(config.base),
+    check=kind.check, name="grid", where="variants", unread=kind.unread,
   )  # fmt: skip
   unused.refuse(config, found)
   _check_alike(found)
   return found
-
-
-def unread_of(base: TrainConfig | FedConfig) -> Callable[[Any], Unused]:
-  """(config of such a run) -> the fields that it does not read."""
-  return of_federation if isinstance(base, FedConfig) else of_training
 
 
 def placed(config: SweepConfig) -> list[Point]:
@@ -128,9 +122,9 @@ def placed(config: SweepConfig) -> list[Point]:
   return found
 
 
-def _room(config: TrainConfig | FedConfig) -> Any:
-  """The module that checks, names and builds a run."""
-  return federated if isinstance(config, FedConfig) else central
+def kind_of(base: TrainConfig | FedConfig) -> RunKind:
+  """Returns the kind of the runs of a sweep."""
+  return FEDERATED if isinstance(base, FedConfig) else CENTRAL
 
 
 def _is_private(config: Any) -> bool:
@@ -145,7 +139,7 @@ def _check_alike(found: list[Point]) -> None:
   seen: dict[Any, str] = {}
   for point in found:
     config = point.config
-    digest = _room(config).digest(config)
+    digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
     alike = (digest, config.data.data_dir) if private else point.name
     if alike in seen:
@@ -375,7 +369,7 @@ def _unread_of_sweep(config: SweepConfig) -> Unused:
   runs = engine.spread(
     config.base, variants, lambda base: axes, name="grid", where="variants"
   )
-  unread = unread_of(config.base)
+  unread = kind_of(config.base).unread
   tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
   return unused.of_sweep(config) | within("base", switched.of_all(config.base, tables))
 

@@ -21,9 +21,6 @@ from dpjax.accounting import Ledger
 from dpjax.data import Dataset
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.kinds.central.kind import CENTRAL
-from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import dry_run, promise, streams, writers
@@ -56,19 +53,15 @@ def told(
       that run, as the sweep would.
   """
   side_by_side.check(num_processes)
-  kind = FEDERATED if isinstance(config.base, FedConfig) else CENTRAL
-  assert kind.load_data is not None
-  assert kind.build is not None
-  load_data = kind.load_data
-  build = kind.build
-  load = engine.LastData(lambda run: load_data(run, features=False))
+  kind = grid.kind_of(config.base)
+  load = engine.LastData(lambda run: kind.load_data(run, features=False))
 
   def rehearse(point: Point) -> _Planned:
     found = dry_run.rehearsed(kind, point.config, load(point.config))
     return _Planned(found.facts(), found.seconds, found.work.num_steps)
 
   def state(point: Point, folder: pathlib.Path) -> str:
-    return dry_run.state_of(build(point.config, load(point.config)), folder)
+    return dry_run.state_of(kind.build(point.config, load(point.config)), folder)
 
   if config.selection.enabled:
     if only is not None or num_processes != 1:

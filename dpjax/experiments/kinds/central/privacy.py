@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 from dpjax import accounting, data, gradients, names, sampling, transforms, validate
@@ -245,6 +247,13 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
 
 
+def maker(epsilon: float | None, noise_multiplier: float | None) -> Callable[..., Plan]:
+  """Returns what makes a plan of its other numbers: with this noise, or calibrated to epsilon."""
+  if noise_multiplier is None:
+    return functools.partial(Plan.calibrated, epsilon=epsilon or 0.0)
+  return functools.partial(Plan, noise_multiplier=noise_multiplier)
+
+
 @bounds.names_fields
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
   """The plan of a config: noise calibrated or as given, capacity as given or safe.
@@ -261,10 +270,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   statistics = normalization.mechanism(config, num_examples, whole)
   promises = privacy.method != "sgd"
   noise = privacy.noise_multiplier if promises else 0.0
-  make = Plan.calibrated if noise is None else Plan
-  amount = (
-    {"epsilon": privacy.epsilon or 0.0} if noise is None else {"noise_multiplier": noise}
-  )
+  make = maker(privacy.epsilon, noise)
   plan = make(
     sampler=whole,
     num_steps=config.num_steps,
@@ -276,7 +282,6 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
     slices=config.slices,
     noise_shape=noise_shape,
     statistics=statistics,
-    **amount,
   )
   plan = _with_capacity(plan, privacy, num_examples)
   if plan.slices > plan.sampler.slots:

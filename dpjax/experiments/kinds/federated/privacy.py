@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 from dpjax import accounting, gradients, names, sampling, secure, validate
@@ -13,6 +11,7 @@ from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import ftrl
 from dpjax.experiments.kinds.central.config import PrivacyConfig
+from dpjax.experiments.kinds.central.privacy import maker
 from dpjax.experiments.kinds.federated import distributed
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import promise, sizes
@@ -191,7 +190,7 @@ def _sampler(config: FedConfig, num_clients: int) -> Any:
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
   """A plan over clients; noise None: calibrated to the config's epsilon."""
   privacy = config.privacy
-  make = _maker(config, noise)
+  make = maker(privacy.epsilon, noise)
   return make(
     sampler=sampler,
     num_steps=config.num_rounds,
@@ -201,14 +200,6 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
     neighboring_relation=privacy.neighboring_relation,
     accountant=privacy.accountant,
   )
-
-
-def _maker(config: FedConfig, noise: float | None) -> Callable[..., Plan]:
-  """Returns what makes a plan of its other numbers: with this noise, or calibrated to the
-  config's epsilon."""
-  if noise is None:
-    return functools.partial(Plan.calibrated, epsilon=config.privacy.epsilon or 0.0)
-  return functools.partial(Plan, noise_multiplier=noise)
 
 
 def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
@@ -228,7 +219,7 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
       value=config.clients_per_round,
     )
   ftrl.check(privacy)
-  make = _maker(config, config.privacy.noise_multiplier)
+  make = maker(config.privacy.epsilon, config.privacy.noise_multiplier)
   return make(
     sampler=ftrl.sampler(
       privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
