@@ -14,6 +14,10 @@ import warnings
 from collections.abc import Sequence
 
 MOVED = {  # as of 0.2
+  "dpjax.accounting.events": "dpjax.accounting",
+  "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
+  "dpjax.sampling.participation": "dpjax.sampling",
+  "dpjax.sampling.truncated": "dpjax.sampling.truncated_poisson",
   "dpjax.schema": "dpjax.experiments.config",
   "dpjax.runs": "dpjax.experiments.run",
   "dpjax.runs.central": "dpjax.experiments.kinds.central",

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dpjax import accounting, auditing, models, training
+from dpjax import accounting, auditing, models, sampling, training
 from dpjax.attacks import registry as threats
 from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
 from dpjax.experiments.config.choices import choice_at
@@ -104,12 +104,11 @@ def _documented(where: str, table: Mapping[str, Any]) -> Section:
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
   """With what is proved of each, by name of its row."""
 
-  def told(name: str, kind: Any) -> str:
-    row = accounting.proved_for(name if name in accounting.PROVED else kind.law)
-    by = f"{', '.join(row.relations)} by {' or '.join(row.accountants)}"
+  def line(kind: type[sampling.Sampler]) -> str:
+    by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
-  return Section(where, lambda: {name: told(name, kind) for name, kind in table.items()})
+  return Section(where, lambda: {name: line(kind) for name, kind in table.items()})
 
 
 def _accountants() -> Rows:

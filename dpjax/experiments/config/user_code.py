@@ -142,11 +142,12 @@ def sampler(
     if made.unit not in (unit, "example"):
       raise UserError(f"its unit is one {made.unit}, but a row of these data is one {unit}")
     event = made.event(accounting.gaussian_event(1.0))
-    relations = accounting.proved_for(made.law).relations
+    relations = made.proof.relations
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(
-        "event() must return a DpEvent, with `law` the row of accounting.PROVED that says "
-        f"under which relations it is true, or None, not {event!r:.60} with law {made.law!r}"
+        "event() must return a DpEvent, with a `proof`, or with `law` the row of "
+        "accounting.PROVED, that says under which relations it is true, or None, not "
+        f"{event!r:.60} with law {made.law!r}"
       )
     sampling.taken(made, num_examples, seed=0, step=0)
 

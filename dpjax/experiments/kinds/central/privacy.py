@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import accounting, data, gradients, names, sampling, transforms, validate
+from dpjax import data, gradients, names, sampling, transforms, validate
 from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
@@ -23,14 +23,7 @@ PRIVATE_METHODS = {
   "dp_ftrl": "clipped gradients, noise that is correlated over the steps",
 }
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
-SAMPLERS = {
-  "poisson": sampling.PoissonSampler,
-  "users": sampling.UserSampler,
-  "random_allocation": sampling.RandomAllocationSampler,
-  "truncated_poisson": sampling.TruncatedPoissonSampler,
-  "fixed_size": sampling.FixedSizeSampler,
-  "shuffled": sampling.ShuffledSampler,
-}
+SAMPLERS = sampling.used_for("examples")
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
@@ -57,8 +50,9 @@ def check(config: TrainConfig) -> None:
     raise UserError(
       "without noise nothing may be released", field="privacy.noise_multiplier", value=0
     )
-  if privacy.sampler == "random_allocation":
-    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
+  kind = SAMPLERS.get(privacy.sampler)
+  if kind is not None and kind.takes_whole_passes:
+    ftrl.check_passes(privacy, f"privacy.sampler={privacy.sampler!r}")
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
@@ -157,14 +151,11 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
   kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  # a sampler of one's own may be any, and the scheme of shuffled batches follows their size
-  law: Any = getattr(kind, "law", None)
-  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
   asked = privacy.neighboring_relation if privacy.method in PRIVATE_METHODS else ""
   return sizes.public(
     len(train),
     config.data.num_examples if known is None else known,
-    relation=asked or (*usual, sizes.ADD_OR_REMOVE_ONE)[0],
+    relation=asked or sizes.usual_relation(kind),
     promised=privacy.method in PRIVATE_METHODS and privacy.noise_multiplier != 0,
     field="data.num_examples",
     other="privacy.neighboring_relation=replace_special",
@@ -202,36 +193,15 @@ def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampli
       num_examples=num_examples,
       prob=privacy.sampling_prob,
     )
-  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
-  if privacy.sampler == "poisson":
-    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
-  if privacy.sampler == "users":
-    return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
-  if privacy.sampler == "random_allocation":
-    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
-    steps = sampling.steps_per_pass(privacy.sampling_prob)
-    return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
-  if privacy.sampler == "fixed_size":
-    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
-  if privacy.sampler == "truncated_poisson":
-    return _truncated(privacy, num_examples)
-  relations = accounting.proved_for("shuffled").relations
-  proved = privacy.method != "sgd" and privacy.neighboring_relation in relations
-  return sampling.ShuffledSampler(
-    batch_size=batch_size, num_examples=num_examples if proved else None
-  )
-
-
-def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
-  """Returns a sampler that cuts, by default, one step in a thousand (mean + 3 std)."""
-  prob = privacy.sampling_prob
-  mean = prob * num_examples
-  deviation = math.sqrt(prob * (1 - prob) * num_examples)
-  return sampling.TruncatedPoissonSampler(
-    prob=prob,
-    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
+  relation = "" if privacy.method == "sgd" else privacy.neighboring_relation
+  size = sampling.Sizing(
+    sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
+    slots=capacity,
+    capacity=privacy.capacity,
+    neighboring_relation=relation,
   )
+  return SAMPLERS[privacy.sampler].sized(size)
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
