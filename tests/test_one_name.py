@@ -20,6 +20,7 @@ _ALIKE = {
   "unused": "fields that nothing reads, by the kind of config",
   "table": "rows for people, by what they are about",
   "registry": "what there is by name: models, data, games",
+  "gaussian": "noise, and the event of a sum with it",
   "poisson": "a sampler, and its event",
   "fixed_size": "a sampler, and its event",
   "truncated_poisson": "a sampler, and its event",

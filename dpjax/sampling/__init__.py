@@ -6,6 +6,10 @@ from dpjax import _lazy
 
 if TYPE_CHECKING:
   from dpjax.sampling.balls_in_bins import BallsInBinsSampler as BallsInBinsSampler
+  from dpjax.sampling.batch_sizes import check_passes as check_passes
+  from dpjax.sampling.batch_sizes import steps_per_pass as steps_per_pass
+  from dpjax.sampling.batch_sizes import whole_batch_size as whole_batch_size
+  from dpjax.sampling.batch_sizes import whole_passes as whole_passes
   from dpjax.sampling.cyclic import CyclicSampler as CyclicSampler
   from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling.fixed_size import FixedSizeSampler as FixedSizeSampler
@@ -28,10 +32,6 @@ if TYPE_CHECKING:
   from dpjax.sampling.samplers import pad as pad
   from dpjax.sampling.samplers import taken as taken
   from dpjax.sampling.shuffled import ShuffledSampler as ShuffledSampler
-  from dpjax.sampling.sizes import check_passes as check_passes
-  from dpjax.sampling.sizes import steps_per_pass as steps_per_pass
-  from dpjax.sampling.sizes import whole_batch_size as whole_batch_size
-  from dpjax.sampling.sizes import whole_passes as whole_passes
   from dpjax.sampling.slicing import slice_slots as slice_slots
   from dpjax.sampling.slicing import slices as slices
   from dpjax.sampling.truncated_poisson import (

@@ -9,6 +9,7 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.sampling.samplers import (
   PaddedSampler,
   Participation,
@@ -16,7 +17,6 @@ from dpjax.sampling.samplers import (
   UnamplifiedSampler,
   once,
 )
-from dpjax.sampling.sizes import steps_per_pass
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,10 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.fixed_size import FixedSize
+from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
 from dpjax.accounting.proved import Proved
+from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
-from dpjax.sampling.sizes import whole_batch_size
 from dpjax.validate import UserError
 
 
@@ -29,7 +29,7 @@ class FixedSizeSampler(SizedSampler):
   """
 
   name: ClassVar[str] = "fixed_size"
-  proof: ClassVar[Proved] = FixedSize.proof
+  proof: ClassVar[Proved] = FixedSizeKind.proof
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (

@@ -9,7 +9,7 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.poisson import PoissonSampled
+from dpjax.accounting.event_kinds.poisson import PoissonSampledKind
 from dpjax.accounting.proved import Proved
 from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
 
@@ -28,7 +28,7 @@ class PoissonSampler(PaddedSampler):
   """
 
   name: ClassVar[str] = "poisson"
-  proof: ClassVar[Proved] = PoissonSampled.proof
+  proof: ClassVar[Proved] = PoissonSampledKind.proof
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"

@@ -12,8 +12,8 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.accounting.proved import Proved
+from dpjax.sampling.batch_sizes import check_passes, steps_per_pass
 from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
-from dpjax.sampling.sizes import check_passes, steps_per_pass
 from dpjax.validate import UserError
 
 
@@ -39,7 +39,7 @@ class RandomAllocationSampler(PaddedSampler):
   """
 
   name: ClassVar[str] = "random_allocation"
-  proof: ClassVar[Proved] = event_kind.RandomAllocation.proof
+  proof: ClassVar[Proved] = event_kind.RandomAllocationKind.proof
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   takes_whole_passes: ClassVar[bool] = True

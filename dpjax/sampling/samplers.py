@@ -23,7 +23,7 @@ from scipy import stats
 
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.proved import Proved, proved_for
-from dpjax.sampling.sizes import steps_per_pass
+from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dp_accounting.DpEvent

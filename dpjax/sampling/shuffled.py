@@ -10,8 +10,8 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.proved import NOTHING_PROVED, REPLACE, ZERO, Proved
+from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.samplers import DpEvent, Sampler, Sizing, generator
-from dpjax.sampling.sizes import whole_batch_size
 from dpjax.validate import UserError
 
 

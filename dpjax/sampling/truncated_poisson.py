@@ -10,7 +10,7 @@ import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoisson
+from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
 from dpjax.accounting.proved import Proved
 from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError, Verbatim
@@ -39,7 +39,7 @@ class TruncatedPoissonSampler(SizedSampler):
   """
 
   name: ClassVar[str] = "truncated_poisson"
-  proof: ClassVar[Proved] = TruncatedPoisson.proof
+  proof: ClassVar[Proved] = TruncatedPoissonKind.proof
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   options: ClassVar[tuple[str, ...]] = ("capacity",)
   answers: ClassVar[str] = "exact"

@@ -12,7 +12,7 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
 from dpjax.accounting.proved import RELATIONS, Proved
 
 
-class NoOp(EventKind):
+class NoOpKind(EventKind):
   """Nothing ran."""
 
   name = "no_op"
@@ -22,7 +22,7 @@ class NoOp(EventKind):
     return ()
 
 
-class NonPrivate(EventKind):
+class NonPrivateKind(EventKind):
   """A release without noise, which no epsilon covers."""
 
   name = "non_private"
@@ -36,7 +36,7 @@ class NonPrivate(EventKind):
     return "a release without noise"
 
 
-class SelfComposed(EventKind):
+class SelfComposedKind(EventKind):
   """One event, several times."""
 
   name = "self_composed"
@@ -52,7 +52,7 @@ class SelfComposed(EventKind):
         yield part, times * count
 
 
-class Composed(EventKind):
+class ComposedKind(EventKind):
   """Several events, one after the other."""
 
   name = "composed"

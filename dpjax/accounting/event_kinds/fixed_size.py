@@ -13,7 +13,7 @@ from dpjax.accounting.proved import REPLACE, Proved
 from dpjax.validate import UserError
 
 
-class FixedSize(EventKind):
+class FixedSizeKind(EventKind):
   """Gaussian noise on a subset drawn without replacement.
 
   Proved for the exchange of a record, by RDP (Wang, Balle and Kasiviswanathan 2019,

@@ -14,7 +14,7 @@ from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import lower
 
 
-class Gaussian(EventKind):
+class GaussianKind(EventKind):
   """One sum of every record, with Gaussian noise."""
 
   name = "gaussian"

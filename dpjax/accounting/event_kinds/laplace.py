@@ -14,7 +14,7 @@ from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import lower
 
 
-class Laplace(EventKind):
+class LaplaceKind(EventKind):
   """One sum of every record, with Laplace noise; its multiplier is scale / L1 bound."""
 
   name = "laplace"

@@ -26,7 +26,7 @@ _OF_LAPLACE = "poisson of Laplace noise"
 _PROOF_OF_LAPLACE = declare(_OF_LAPLACE, Proved((ADD, ZERO), ("pld",)))
 
 
-class PoissonSampled(EventKind):
+class PoissonSampledKind(EventKind):
   """Gaussian or Laplace noise on a sample that each record joins on its own.
 
   Under replace_one the two samples differ in one record of either run; dp_accounting has no

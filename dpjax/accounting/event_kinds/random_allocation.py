@@ -40,7 +40,7 @@ class RandomAllocationDpEvent(dpa.DpEvent):
   noise_multiplier: float
 
 
-class RandomAllocation(EventKind):
+class RandomAllocationKind(EventKind):
   """The accounting of a pass; proofs stand in `random_allocation` and `allocation_rdp`.
 
   Replacing a record is accounted as removing one and adding one (`dpjax.accounting.replaced`).

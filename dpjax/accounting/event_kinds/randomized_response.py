@@ -17,7 +17,7 @@ from dpjax.accounting.text import upper
 _SMALL = 1e-6  # of a pure epsilon: from there on, float64 has room for it beside 1
 
 
-class RandomizedResponse(EventKind):
+class RandomizedResponseKind(EventKind):
   """One answer out of `num_buckets`, exchanged for a random one with `noise_parameter`.
 
   It has no noise multiplier: its epsilon stands as it is under every relation.

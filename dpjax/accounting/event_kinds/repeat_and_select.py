@@ -24,7 +24,7 @@ from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
 
-class RepeatAndSelect(EventKind):
+class RepeatAndSelectKind(EventKind):
   """K runs of one event, of which the best is released (Papernot and Steinke 2022)."""
 
   name = "repeat_and_select"

@@ -32,7 +32,7 @@ class SkellamDpEvent(dpa.DpEvent):
   l1_sensitivity: float
 
 
-class Skellam(EventKind):
+class SkellamKind(EventKind):
   """The accounting of Skellam noise (Agarwal, Kairouz and Liu 2021, arXiv:2110.04995).
 
   With a record its share of the noise would go, too: nothing is proved for add/remove.

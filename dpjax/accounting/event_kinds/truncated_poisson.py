@@ -22,7 +22,7 @@ from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
 
-class TruncatedPoisson(EventKind):
+class TruncatedPoissonKind(EventKind):
   """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
 
   Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. K < B: nothing is cut, with or without
