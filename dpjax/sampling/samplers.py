@@ -50,6 +50,13 @@ class Sizing(NamedTuple):
   unit: str = "example"  # what one row is, for messages
 
 
+class _ProofOfScheme:
+  """The proof of a sampler that states none of its own: the row that its `law` names."""
+
+  def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
+    return proved_for(kind.law if sampler is None else sampler.law)
+
+
 class Sampler(abc.ABC):
   """A sampler, as a plan needs it. Methods that are not abstract claim nothing by default.
 
@@ -80,6 +87,8 @@ class Sampler(abc.ABC):
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
   law: ClassVar[str] = "unproved"
+  # Under which relations the event is true, and which accountants prove it.
+  proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
 
   def __init_subclass__(cls, **options: Any) -> None:
     """Keeps scheme and proof of a class together: who states one does not inherit the other."""
@@ -88,12 +97,7 @@ class Sampler(abc.ABC):
     if "law" not in stated and ("name" in stated or "proof" in stated):
       cls.law = cls.name or cls.__name__
     if "law" in stated and "proof" not in stated:
-      cls.proof = Sampler.proof  # type: ignore[assignment]
-
-  @property
-  def proof(self) -> Proved:
-    """Under which relations the event is true, and which accountants prove it."""
-    return proved_for(self.law)
+      cls.proof = Sampler.__dict__["proof"]
 
   @classmethod
   def sized(cls, size: Sizing) -> Sampler:

@@ -13,7 +13,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar
 
 from dpjax import attacks, validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -66,8 +66,8 @@ class Membership:
       )
     for name in self.methods:
       validate.one_of(MEMBERSHIP, methods=name)
-    validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
-    validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+    validate.integer_in(LEAST_SHADOWS, rules.MOST_RUNS, num_shadows=self.num_shadows)
+    validate.integer_in(1, rules.MOST_RUNS, side_by_side=self.side_by_side)
     validate.integer_in(1, attacks.MOST_QUERIES, queries=self.queries)
 
 
@@ -98,7 +98,7 @@ class CopyByAnswers:
       )
     for size in sizes:
       validate.integer_at_least(1, num_queries=size)
-    validate.integer_in(1, bounds.MOST_STEPS, steps=self.steps)
+    validate.integer_in(1, rules.MOST_STEPS, steps=self.steps)
     validate.positive(learning_rate=self.learning_rate)
     if self.decimals is not None:
       validate.integer_at_least(0, decimals=self.decimals)
@@ -131,9 +131,9 @@ class ClassSearch:
   task: ClassVar[str] = "class_inversion"
 
   def __post_init__(self):
-    validate.integer_in(1, bounds.MOST_RUNS, starts=self.starts)
+    validate.integer_in(1, rules.MOST_RUNS, starts=self.starts)
     counts = {"steps": self.steps, "judge_steps": self.judge_steps}
-    validate.integer_in(1, bounds.MOST_STEPS, **counts)
+    validate.integer_in(1, rules.MOST_STEPS, **counts)
     self.method()
 
   def method(self, **prior: Any) -> attacks.ClassInversion:
@@ -193,7 +193,7 @@ class _SearchInversion(_Inversion):
   def __post_init__(self):
     super().__post_init__()
     counts = {name: getattr(self, name) for name in ("steps", "restarts", "finalists")}
-    validate.integer_in(1, bounds.MOST_STEPS, trial=self.trial, **counts)
+    validate.integer_in(1, rules.MOST_STEPS, trial=self.trial, **counts)
 
 
 @dataclasses.dataclass(frozen=True)

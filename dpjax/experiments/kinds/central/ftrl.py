@@ -32,7 +32,6 @@ def check_levels(privacy: PrivacyConfig) -> None:
 def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
-  names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
   elif separation(privacy) * privacy.sampling_prob > 1 + 1e-9:

@@ -28,12 +28,11 @@ NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of t
 
 
 def check_names(privacy: PrivacyConfig) -> None:
-  """Raises UserError for a method, a sampler or noise levels that do not exist."""
+  """Raises UserError for a method or noise levels that do not exist."""
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
     ftrl.check(privacy)
-  names.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
 
 
 def check(config: TrainConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import auditing, federated, names, secure, trees, validate
+from dpjax import auditing, federated, secure, trees, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation
 from dpjax.experiments.config import unread as unread_lib
@@ -80,7 +80,6 @@ def check(config: FedConfig) -> None:
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
-  names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
   else:
