@@ -50,6 +50,7 @@ def split(
   array([5, 6], dtype=uint32)
   """
   drawn = [np.frombuffer(entropy(vector.nbytes), vector.dtype) for _ in range(count - 1)]
+  # Words wrap around: modulo 2^bits, a number less uniform ones is uniform itself.
   last = vector.copy()
   for share in drawn:
     last -= share
@@ -72,7 +73,7 @@ class AdditiveSharing(SumSettings):
     return "additive_sharing"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`.
+    """Returns the sum over the clients who stay (`interface.SumProtocol.sum`).
 
     Raises:
       UserError: also where a client falls silent before upload.
@@ -130,7 +131,7 @@ class AdditiveServers(SumSettings):
     return "additive_servers"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`; whoever falls silent before upload is left out."""
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`)."""
     start = time.perf_counter()
     survivors = present(self, vectors, drops).uploading
     enough(self, len(survivors), "before upload")

@@ -40,7 +40,8 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-_ANY_PRIVATE = bytes(31) + b"@"  # with any key a point of low order comes to nothing
+# With any private key, the agreement with a point of low order comes to nothing.
+_ANY_PRIVATE = bytes(31) + b"@"
 
 
 class Collected(NamedTuple):
@@ -57,7 +58,7 @@ class Collected(NamedTuple):
 
 
 class Unmasked(NamedTuple):
-  """What one sum comes to."""
+  """Result of one sum, and the work that it was."""
 
   total: np.ndarray  # [d] uint32 or uint64
   survivors: tuple[int, ...]
@@ -77,7 +78,7 @@ def start(terms: Terms) -> Collected:
 
 
 def expected(state: Collected) -> frozenset[int]:
-  """Who may still send a letter in this phase."""
+  """The clients that may still send a message in this phase."""
   phases = {
     "keys": (state.terms.clients, state.keys),
     "envelopes": (state.keys, state.envelopes),
@@ -139,13 +140,17 @@ def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
-  """What no client would go on with: one client's keys must not silence all the others."""
+  """Raises for keys that no client would go on with.
+
+  One client's keys must not silence all the others.
+  """
   fresh = (record[:32], record[32:64])
   known = {part for keys in state.keys.values() for part in (keys[:32], keys[32:64])}
   if fresh[0] == fresh[1] or known & {*fresh}:
     raise UserError(f"of client {sender} are there already", field="keys")
   for public in fresh:
-    primitives.agree(_ANY_PRIVATE, public, b"")  # raises where nobody can agree with it
+    # This raises where nobody can agree on a key with it.
+    primitives.agree(_ANY_PRIVATE, public, b"")
 
 
 def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:
@@ -182,7 +187,7 @@ def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
-  """What a client is told of itself and the neighbours whose shares it holds."""
+  """Marks, for a client, of itself and of the neighbours whose shares it holds."""
   there = holders(state.terms, who, state.envelopes)
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
@@ -206,6 +211,7 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
 
 def _enough(state: Collected, left: int) -> None:
   terms = state.terms
+  # On a graph the neighbours of each client, not all clients, must reach the threshold.
   fewest = (
     terms.min_survivors if terms.degree else max(terms.min_survivors, terms.threshold)
   )
@@ -275,16 +281,20 @@ def total(state: Collected) -> Unmasked:
   if state.phase:
     raise UserError(f"the sum still receives {state.phase}", field="total")
   streams = []
+  # Masks between two survivors cancel; the own mask of each is taken off.
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
     streams.append((own_stream(terms, who, seed), False))
   agreements = 0
+  # Survivors added masks for those who shared keys and sent no vector: these do not cancel.
   for gone in sorted({*state.envelopes} - state.uploaded):
     alive = [who for who in neighbours(terms, gone) if who in state.uploaded]
+    # Where no neighbour has uploaded, there is no mask to take off, and nothing to rebuild.
     private = mask_key(terms, gone, _rebuilt(state, gone)) if alive else b""
     for who in alive:
       key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
-      streams.append((key, gone < who))  # the survivor added where gone > who
+      # The survivor added the stream where gone > who: there it is subtracted.
+      streams.append((key, gone < who))
     agreements += len(alive)
   unmasked = state.total.copy()
   primitives.add_streams(unmasked, streams)
