@@ -123,7 +123,8 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  return unicodedata.normalize("NFC", text)  # one name in two spellings is one person
+  # One name in two spellings is one person.
+  return unicodedata.normalize("NFC", text)
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:

@@ -87,6 +87,7 @@ def _falling(process: Process, height: int, width: int) -> np.ndarray:
   along = cos * right + sin * down
   across = cos * down - sin * right
   frequency = np.hypot(process.aspect * along, across)
+  # The constant part gets amplitude 0: a texture has no colour of its own.
   frequency[0, 0] = np.inf
   return frequency**process.slope
 

@@ -54,6 +54,7 @@ def left_quotients(group: str) -> np.ndarray:
   [3, 0, 1, 2]
   """
   elements = GROUPS[group]
+  # Nine different numbers tell all elements of a group apart.
   probe = np.arange(9).reshape(3, 3)
   seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
   products = [
@@ -96,6 +97,7 @@ class GroupConv(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
     kernel = shared_kernel(kernel, self.group, self.lifting)
+    # Padding that is alike on both sides and leaves H / stride outputs.
     pad = (self.kernel_size - self.stride) // 2
     out = lax.conv_general_dilated(
       x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
@@ -115,6 +117,7 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
   turned = [acted(maps, *element) for element in elements]
   if not lifting:
+    # A turned image exchanges the maps of the group, so the kernel exchanges them as well.
     turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]
   stacked = jnp.stack(turned, axis=-1)  # [k, k, C, |G| or 1, K, |G|]
   return stacked.reshape(size, size, inputs, outputs * len(elements))

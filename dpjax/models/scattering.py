@@ -27,9 +27,12 @@ from dpjax import random_images, trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 
-_PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
-_SLANT = 4.0  # slant * L: wavelets are L / 4 times longer across than along
-_TINY = 1e-30  # under the square root, so that the modulus of 0 has gradient 0
+# Kymatio's rounded pi in the filter norm; kept, so that features agree.
+_PI = 3.1415
+# slant * L: wavelets are L / 4 times longer across than along.
+_SLANT = 4.0
+# Under the square root, so that the modulus of 0 has gradient 0.
+_TINY = 1e-30
 COLOURS = ("rgb", "opponent")
 # Orthonormal rows: light, red against blue, both against green. The principal components of the
 # colours of photographs are nearly these (Buchsbaum and Gottschalk 1983), which no data are asked.
@@ -142,6 +145,7 @@ def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
   forward = np.stack([spectrum.real, spectrum.imag], 1).reshape(-1, spectrum.shape[1])
   half = size // 2 + 1
   phase = 2j * np.pi * np.outer(np.arange(0, size, stride), np.arange(half)) / size
+  # A real DFT keeps half of the frequencies: all but the first and the middle count twice.
   weight = np.where(np.arange(half) % (size // 2) == 0, 1, 2) / size
   wave = np.exp(phase) * weight
   inverse = np.stack([wave.real, -wave.imag], -1).reshape(len(wave), -1)
@@ -377,6 +381,7 @@ def scattering_chunks(
   plan = jax.device_put(_plan(shape, J, L))
   for start in range(0, count, batch_size):
     chunk = np.asarray(images[start : start + batch_size], np.float32)
+    # Filled up: one compiled program serves the last chunk, too.
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
     chunk, rows = np.pad(chunk, missing), len(chunk)
     chunk = opponent_colours(chunk) if colours == "opponent" else chunk
@@ -413,6 +418,7 @@ def typical_scales(
   height, width, count = shape
   _check_colours(colours, count)
   frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))  # [H, W]
+  # The constant part gets amplitude 0.
   frequency[0, 0] = np.inf
   images = random_images.random_phases(np.random.default_rng(0), 64, frequency)
   features = scattering_features(images[..., None].astype(np.float32), J=J, L=L)
@@ -421,5 +427,6 @@ def typical_scales(
   if colours == "opponent":
     of_colours = np.sqrt(1 + _COLOUR_CORRELATION * np.array([2, -1, -1]))
   scales = np.outer(of_colours, of_one_colour).ravel().astype(of_one_colour.dtype)
-  scales.flags.writeable = False  # the next caller gets it, too
+  # The next caller gets the same array.
+  scales.flags.writeable = False
   return scales

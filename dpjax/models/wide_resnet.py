@@ -35,6 +35,7 @@ def standardize_kernel(
   """
   mean = kernel.mean(axis=(0, 1, 2), keepdims=True)
   square = jnp.square(kernel - mean).sum(axis=(0, 1, 2), keepdims=True)  # fan_in * var
+  # A constant kernel has no variance to divide by.
   return (
     (kernel - mean) * lax.rsqrt(jnp.maximum(square, epsilon)) * gain.reshape(1, 1, 1, -1)
   )
