@@ -22,7 +22,8 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-_FLOOR = 1e-7  # of a probability; float32 answers hold no more
+# Least probability; float32 answers hold no more digits.
+_FLOOR = 1e-7
 
 
 class Decoder(NamedTuple):
@@ -91,6 +92,7 @@ class AnswerInversion:
         field="x",
       )
     center = logs.mean(axis=0)
+    # A class whose answers never change has no spread to divide by.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
     wanted = (inputs - mean).reshape(len(inputs), -1)

@@ -108,9 +108,10 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Of guesses [S, n] of S models, each record by ONE model that held it and one that did not.
+  """Advantage of guesses [S, n] of S models on records that they held.
 
-  Which they are goes round by the record's place, so each record counts once a side, and the
+  Each record counts by ONE model that held it and one that did not. Which they are goes
+  round by the record's place, so each record counts once a side, and the
   exact intervals of both rates, each at (1 + confidence) / 2, give that of the difference.
   With `random_halves(2 k, n, ...)` every record has such models.
 

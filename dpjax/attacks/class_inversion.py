@@ -30,7 +30,7 @@ from dpjax.validate import UserError
 
 
 class Inverted(NamedTuple):
-  """What an inversion found, `count` for each class, in the order of the classes."""
+  """Inputs that an inversion found, `count` for each class, in the order of the classes."""
 
   x: np.ndarray  # [K count, *shape]
   y: np.ndarray  # [K count] int32, the class that each is of
@@ -121,7 +121,8 @@ class ClassInversion:
     tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
     mean = jnp.broadcast_to(self.mean, x.shape)
 
-    def cost(x: Array) -> Array:  # each x is searched for by itself: a sum, no mean
+    # Each x is searched for by itself: the cost is a sum, no mean.
+    def cost(x: Array) -> Array:
       logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
@@ -150,7 +151,7 @@ def _check_classes(classes: np.ndarray, num_classes: int) -> None:
 
 
 class InversionScore(NamedTuple):
-  """What an independent network, and the truth, say of inverted classes."""
+  """Judgement of inverted classes by an independent network, and by the truth."""
 
   count: int  # found inputs that the network calls by their class
   total: int

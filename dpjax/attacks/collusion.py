@@ -193,6 +193,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     flat = jnp.concatenate(
       [leaf.reshape(count, -1).astype(jnp.float32) for leaf in leaves], axis=1
     )
+    # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
     rows = jnp.where(there[:, None], flat, 0.0)

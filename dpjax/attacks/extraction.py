@@ -179,7 +179,7 @@ class Agreement(NamedTuple):
 def agreement(
   found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Of the copy's and the model's answers, each [n, K], to inputs that were not asked before.
+  """Fidelity of a copy's answers to the model's, each [n, K], on inputs not asked before.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

@@ -39,8 +39,10 @@ from dpjax.attacks.views import View
 from dpjax.types import Array, ArrayTree, Example, HostArray
 from dpjax.validate import UserError
 
-_CHECK_EVERY = 25  # steps between looks at whether a restart has arrived
-_PROMISING = 1e-3  # objective at which a restart with a line search goes on at once
+# Steps between looks at whether a restart has arrived.
+_CHECK_EVERY = 25
+# Objective at which a restart with a line search goes on at once.
+_PROMISING = 1e-3
 
 
 class Method(Protocol):
@@ -181,7 +183,8 @@ class CosineAdam:
   def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """1 - cos(found, seen) + total_variation * TV(x)."""
     off = jax.tree.map(jnp.subtract, _directed(found), _directed(seen))
-    angle = _dot(off, off) / 2  # which does not cancel where both point the same way
+    # This does not cancel where both point the same way.
+    angle = _dot(off, off) / 2
     return angle + (
       self.total_variation * total_variation(x) if self.total_variation else 0
     )
@@ -205,19 +208,18 @@ def check_bounds(bounds: Sequence[float]) -> None:
 
 
 class Reconstruction(NamedTuple):
-  """What an attack believes to have seen, best restart by the adversary's own objective."""
+  """Examples that an attack believes it saw: its best restart by its own objective."""
 
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  objectives: (
-    np.ndarray
-  )  # [R] best of each restart; infinite where none was finite, or not tried
+  # [R] the best of each restart; infinite where none was finite, or not tried
+  objectives: np.ndarray
   num_steps: int  # that were taken, by the longest restart
 
 
 class _Search(NamedTuple):
-  """One restart."""
+  """State of one restart."""
 
   guess: Any  # {"x": [B, ...]} and, for unknown labels, {"logits": [B, K]}
   opt_state: Any
@@ -423,7 +425,8 @@ class Inversion:
 
     def step(search: _Search, seen: Any, known: Any) -> _Search:
       value, slope = jax.value_and_grad(self._objective)(search.guess, seen, known)
-      better = value < search.objective  # NaN is not
+      # NaN is never better.
+      better = value < search.objective
       best = jax.tree.map(lambda a, b: jnp.where(better, a, b), search.guess, search.best)
       updates, opt_state = tx.update(slope, search.opt_state, search.guess)
       moved: Any = optax.apply_updates(search.guess, updates)
@@ -438,7 +441,8 @@ def _message_shapes(view: View, guessed: Example) -> Any:
     return jax.eval_shape(view, guessed)
   except UserError:
     raise
-  except Exception as error:  # of whatever type the model chose
+  # Of whatever type the model chose.
+  except Exception as error:
     reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     raise UserError(
       f"the view takes no examples of that shape ({reason})",

@@ -34,7 +34,7 @@ ACCESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """One attack.
+  """An attack as one value: what it is after and must see, and what defends.
 
   Args:
     name: as people call it.
@@ -74,7 +74,7 @@ class Attack:
     return bool(self.code)
 
   def find(self) -> Any:
-    """What its code names. UserError: nothing of that name."""
+    """Returns the object that its code names. UserError: nothing of that name."""
     module, _, name = self.code.rpartition(".")
     try:
       return getattr(importlib.import_module(module), name)

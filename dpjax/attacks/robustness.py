@@ -112,7 +112,7 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """One line for people: a defence that fails is said to fail, none is said to hold."""
+    """Line for people: a defence that fails is said to fail, none is said to hold."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
