@@ -64,7 +64,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
 
 
 def log_odds_of_losses(losses: HostArray) -> np.ndarray:
-  """Log odds of cross-entropies -log p [...], in nats: keeps the digits that 1 - p would lose.
+  """Log odds of cross-entropies -log p [...], in nats: keeps digits that 1 - p would lose.
 
   >>> log_odds_of_losses([np.log(2), 1e-20, 0.0]).round(4)
   array([  0.    ,  46.0517, 103.6163])
