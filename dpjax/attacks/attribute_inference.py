@@ -74,9 +74,11 @@ def guessed_attribute(
       )
     likely = []
     for value, share in zip(options, chance):
+      # `flat` is a view of the copy, so the records themselves stay as they are.
       flat[:, places] = value
       odds = ask(params, Example(flat.reshape(x.shape), y))
-      likely.append(np.log(share) - np.logaddexp(0, -odds))  # log share + log p(y | x)
+      # log share + log p(y | x), the latter by the log odds.
+      likely.append(np.log(share) - np.logaddexp(0, -odds))
     return np.argmax(likely, axis=0).astype(np.float64)
 
   return signal
@@ -147,6 +149,7 @@ def attribute_advantage(
   level = (1 + confidence) / 2
   n = true.size
   ends = [exact_interval(count, n, level) for count in counts]
+  # The least advantage is the lower end of one rate less the upper end of the other.
   interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
   baseline = np.unique(true, return_counts=True)[1].max() / n
   return AttributeAdvantage(counts[0], n, counts[1], n, interval, float(baseline))

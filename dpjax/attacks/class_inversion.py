@@ -126,6 +126,7 @@ class ClassInversion:
       logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
+      # Total variation is a mean over inputs; times their number it is a sum, as the rest.
       smooth = total_variation(x) * len(y) if self.total_variation else 0.0
       return jnp.sum(missed) + 0.5 * self.l2 * away + self.total_variation * smooth
 
@@ -182,6 +183,7 @@ def judge_inversion(
   record; inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
+  # Equal bits are one network, whoever brings them.
   if same_tree and trees.sha256(params) == trees.sha256(target):
     raise UserError(
       "are the target's own: the judge must be another network", field="params"

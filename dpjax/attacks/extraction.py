@@ -106,6 +106,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     raise UserError(
       f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
     )
+  # A column of ones stands for the bias.
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
   if (p <= 0).any() or (p >= 1).any():
     raise UserError(

@@ -84,6 +84,7 @@ def total_variation(x: Array) -> Array:
   """
   down = jnp.abs(jnp.diff(x, axis=1))
   right = jnp.abs(jnp.diff(x, axis=2))
+  # The zero stands for images of one pixel, which have no differences.
   return sum(jnp.mean(part) for part in (down, right) if part.size) + jnp.zeros(())
 
 
@@ -300,6 +301,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
+    # float64 where a method goes on below what float32 can tell apart.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -315,6 +317,7 @@ class Inversion:
     taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
+      # A look waits for the device, so it is not taken at every step.
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
         break
@@ -398,6 +401,7 @@ class Inversion:
       if known is None:
         chances = (shape[0], self.num_classes)
         guess["logits"] = jax.random.normal(of_labels, chances, dtype)
+      # A copy, for the guess itself is donated to the first step.
       best = jax.tree.map(jnp.copy, guess)
       return _Search(guess, tx.init(guess), best, jnp.full((), jnp.inf, dtype))
 
@@ -433,6 +437,7 @@ class Inversion:
       guess = dict(moved, x=method.project(moved["x"]))
       return _Search(guess, opt_state, best, jnp.where(better, value, search.objective))
 
+    # Donated, for the searches hold the optimizer's memory of every restart.
     return jax.jit(jax.vmap(step, (0, None, None)), donate_argnums=0)
 
 

@@ -281,6 +281,7 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
+  # Left: a ratio that differs by exactly gamma is not beaten.
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
   # A record is not among those that it is compared to.
   others = compared.sum() - compared

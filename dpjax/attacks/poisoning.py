@@ -280,6 +280,7 @@ def _lying(
     local, attacker = carry
     sent, own, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
+    # An attacker reports the length of what it sends, as an honest client does.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": own, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info

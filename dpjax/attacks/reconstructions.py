@@ -97,6 +97,7 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
       field="truth",
     )
   radius = _WINDOW // 2
+  # 3.5 deviations are the 5 pixels on either side.
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
   mean_a = blur(a)
   mean_b = blur(b)
@@ -134,6 +135,7 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
 
   def prepared(x: np.ndarray) -> np.ndarray:
     height, width = (max(64, side) for side in x.shape[1:3])
+    # LPIPS takes values in [-1, 1].
     wide = np.broadcast_to(x, (*x.shape[:3], 3)) / data_range * 2 - 1
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
@@ -289,6 +291,7 @@ def picture(
       f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
     )
   figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
+  # This canvas needs no screen, and leaves pyplot's state alone.
   FigureCanvasAgg(figure)
   axes = figure.subplots(2, len(a), squeeze=False)
   for row, (name, images) in enumerate((("truth", a), ("found", b))):

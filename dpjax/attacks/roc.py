@@ -82,7 +82,8 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
       raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
   order = np.argsort(-values, kind="stable")
   ordered = values[order]
-  last = np.append(ordered[1:] != ordered[:-1], True)  # of each group of equal scores
+  # The last of each group of equal scores, which no threshold parts.
+  last = np.append(ordered[1:] != ordered[:-1], True)
   counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
   return Roc(np.append(np.inf, ordered[last]), *counts)
 
@@ -153,6 +154,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
+  # Ties may lower the count below the rank that was fixed: the interval holds both.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   found = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)

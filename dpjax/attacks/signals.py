@@ -169,6 +169,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
         field="apply",
       )
     own = jnp.arange(logits.shape[1])[None] == y[:, None]
+    # The own logit is left out of the others by -inf.
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
     found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
     return jnp.where(own.any(axis=1), found, jnp.nan)
