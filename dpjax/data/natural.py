@@ -86,7 +86,8 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
 def _first(owners: np.ndarray, most: int) -> np.ndarray:
   """The rows that are among the first `most` of their owner, ascending."""
   order, starts = _sorted(owners, 0)
-  before = np.arange(len(order)) - starts[owners[order]]  # own rows before this one
+  # Own rows before this one.
+  before = np.arange(len(order)) - starts[owners[order]]
   return np.sort(order[before < most])
 
 

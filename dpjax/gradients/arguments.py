@@ -37,7 +37,8 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
     mask = jnp.asarray(mask)
   # Text, objects, or rows of several lengths.
   except (TypeError, ValueError):
-    shown = " ".join(repr(mask).split())  # in one line
+    # In one line.
+    shown = " ".join(repr(mask).split())
     raise UserError(
       f"must be a bool array [{size}], such as batch.mask, or True",
       field="mask",

@@ -89,7 +89,8 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
   rules of custom derivatives are seen by differentiating."""
   found = list(_equations(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in found):
-    with contextlib.suppress(Exception):  # explained elsewhere
+    # A loss that cannot be differentiated is explained elsewhere.
+    with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, one)
       found += _equations(grad.jaxpr)
   _refuse_own_batching(found, "loss_fn", "examples")

@@ -26,7 +26,8 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError, Verbatim
 
-LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
+# Public: medians are looked for in [0, LARGEST_NORM].
+LARGEST_NORM = 64.0
 HUGE = 1e30
 # Examples at a time; fewer where the vectors of so many would have 2^24 entries or more.
 _CHUNK = 1000
@@ -81,7 +82,8 @@ class NoisyMeans(abc.ABC):
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
-    _ = self._sums, self._median  # check the rest
+    # Called for their checks.
+    _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
     """The clip norm of one kind of vector: public, or chosen privately by `norms` [n]."""

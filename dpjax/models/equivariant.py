@@ -60,7 +60,8 @@ def left_quotients(group: str) -> np.ndarray:
   products = [
     [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements
   ]
-  return np.argsort(np.array(products), axis=1)  # row g: the k with g k = h
+  # Row g: the k with g k = h.
+  return np.argsort(np.array(products), axis=1)
 
 
 class GroupConv(nn.Module):
@@ -103,6 +104,7 @@ class GroupConv(nn.Module):
       x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip
+    # The element runs fastest, so the maps of a feature share its bias.
     return out + jnp.repeat(bias, order).reshape(1, 1, 1, -1)
 
 
@@ -220,6 +222,7 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
+    # The maximum over the group forgets how the image is turned.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -37,7 +37,8 @@ COLOURS = ("rgb", "opponent")
 # Orthonormal rows: light, red against blue, both against green. The principal components of the
 # colours of photographs are nearly these (Buchsbaum and Gottschalk 1983), which no data are asked.
 _OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-_COLOUR_CORRELATION = 0.9  # between two of red, green and blue, in photographs
+# Correlation between two of red, green and blue, in photographs.
+_COLOUR_CORRELATION = 0.9
 
 
 class _Bank(NamedTuple):
@@ -86,6 +87,7 @@ def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant:
   across = v * np.cos(theta) - u * np.sin(theta)
   envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
   wave = envelope * np.exp(1j * xi * along) * slant / (2 * _PI * sigma**2)
+  # Convolutions are circular, so the wave is summed over 5 x 5 periods.
   return wave.reshape(5, rows, 5, cols).sum(axis=(0, 2))
 
 
@@ -96,6 +98,7 @@ def _morlet_hat(shape: tuple[int, int], j: int, angle: int, L: int) -> np.ndarra
   xi = 0.75 * np.pi / 2**j
   wave = _gabor(shape, sigma, theta, xi, _SLANT / L)
   bump = _gabor(shape, sigma, theta, 0.0, _SLANT / L)
+  # The bump takes the mean away: a constant image gives 0.
   return np.fft.fft2(wave - bump * wave.sum() / bump.sum()).real
 
 
@@ -126,7 +129,8 @@ def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarra
 def _angle_operators(hats, entry, stride: int) -> np.ndarray:
   """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
   half = hats.shape[2] // 2 + 1
-  mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))  # hat(-k)
+  # hat(-k): sum and difference give the filter's real and imaginary part.
+  mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
   real_part = (hats + mirrored) / 2
   imag_part = (hats - mirrored) / 2j
   parts = [
@@ -160,6 +164,7 @@ def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
   hat = _restrict(np.fft.fft(phi).real / np.sqrt(2 * _PI * sigma**2), res)
   circulant = np.fft.ifft(hat[:, None] * np.fft.fft(np.eye(len(hat)), axis=0), axis=0)
+  # Without the two borders, which padding has made.
   return circulant.real[:: 2 ** (J - res)][1:-1]
 
 
@@ -378,6 +383,7 @@ def scattering_chunks(
   _check_colours(colours, images.shape[3])
   batch_size = _default_batch_size(images.shape[3]) if batch_size is None else batch_size
   validate.integer_at_least(1, batch_size=batch_size)
+  # Operators go to the device once, not with each chunk.
   plan = jax.device_put(_plan(shape, J, L))
   for start in range(0, count, batch_size):
     chunk = np.asarray(images[start : start + batch_size], np.float32)

@@ -72,7 +72,8 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   high, shift = _fraction(words, dtype)
   # Rounding may lift m above 1, where E would be negative.
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
-  low, small = _fraction([~word for word in words], dtype)  # 1 - u
+  # The inverted words are 1 - u.
+  low, small = _fraction([~word for word in words], dtype)
   powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
   # Below the normal numbers 1 - u would be flushed to 0, and E = 0 has no logarithm.
   rest = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)

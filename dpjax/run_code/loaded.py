@@ -267,7 +267,8 @@ def _is_shown() -> bool:
 
 
 def _imported(name: str, file: Any, *more: Any) -> None:
-  if file is not None:  # an extension
+  # Python names the file of an extension alone.
+  if file is not None:
     _keep(file, is_code=True)
 
 

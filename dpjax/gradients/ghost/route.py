@@ -56,7 +56,8 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
-_SMALL = 4096  # parameters whose per-example gradients are cheap to stack
+# Parameters whose per-example gradients are cheap to stack.
+_SMALL = 4096
 
 
 def first_of(batch: ArrayTree) -> Any:

@@ -485,7 +485,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
-  form = row_forms.find(batch)  # the batch as one more loop around the site
+  # The batch is one more loop around the site.
+  form = row_forms.find(batch)
 
   def clipped(settled):
     factor, data, cotangents = settled
@@ -494,7 +495,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
   def as_it_lies(factor, data, cotangents):
     (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
-    return (jnp.where(product == 0, 0, product),)  # 0 times a dropped row may be -0.0
+    # 0 times a dropped row may be -0.0.
+    return (jnp.where(product == 0, 0, product),)
 
   args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
   if form is None or not form.plain:

@@ -292,7 +292,8 @@ class RegressionServer:
     m = self.plan.width
     raws: list[Any] = [None] * (m // 2 + 1)
     for t, moved in enumerate(half):
-      for steps in range(m):  # `moved` is D_t rotated by `steps` columns
+      # `moved` is D_t rotated by `steps` columns.
+      for steps in range(m):
         meets = {((t + steps) % m, steps)}  # (diagonal of the square, of the factor)
         # It is D_(m - t) as well, rotated by steps + t columns.
         if t not in (0, m // 2):
