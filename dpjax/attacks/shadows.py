@@ -165,6 +165,7 @@ def train_shadows(
   found = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
+    # A group is trained where a score of it is missing, or else only read.
     missing = any(found[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
       found[index] = _asked(signal(params, records), size, index)

@@ -90,6 +90,7 @@ def _split(
   if not files:
     raise UserError(f"no *.json in {root / split}; {PREPARE}")
   parts = [part for path in files for part in _parts(path, max_length)]
+  # Users without examples stay clients, and have no kind.
   full = [part for part in parts if len(part.y)]
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:

@@ -107,6 +107,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, found))
+    # A lone surrogate is text that UTF-8 cannot write.
     "".join(ids).encode()
   except UnicodeError as error:
     raise UserError(

@@ -288,14 +288,17 @@ def _read_all(
   num_classes = _num_classes(info, keys[1], declared)
   told = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, told) for source in sources]
+  # The first record tells what kind all of them are.
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
   vocab_size = text.VOCAB_SIZE if is_text else None
   made = []
   for split, part in zip(("train", "test"), records):
+    # Labels are read alone, for the inputs may stay in their files.
     column, *asked = part.columns(keys[1], *field)
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
+    # Pixels and tokens take 4 bytes each once they are read.
     if stay_in_files(4 * first.size * len(part), resident):
       read_later = in_files(
         part,

@@ -134,6 +134,7 @@ def load_random_process(
   """
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
+  # A generator by name, for NumPy may choose another default one day.
   random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
   each = per_class + test_per_class
   made = []

@@ -76,6 +76,7 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
 
   kept, again, operands, cotangents = _slope(sizes)
   held = sum(_held_bytes(unit, leaves) for unit in planned.units)
+  # Either the backward pass is at its peak, or the sums that follow it.
   peak = max(kept + again + cotangents, operands + cotangents + held)
   work, loop_work = _work(planned)
   return Bytes(peak + work + _nbytes(example), loop_work)

@@ -70,6 +70,7 @@ def names_in(content: bytes, package: str) -> Names:
   reader = _Reader(package)
   reader.visit(tree)
   found = reader.found
+  # Only now that the whole source was read are all aliases known.
   for chain in reader.chains:
     first, *parts = chain
     name = reader.aliases.get(first)

@@ -59,9 +59,11 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
   for file in sorted(code.files):
     for load in loaded.by(file):
       name = os.path.basename(load.file)
+      # The noise follows all that was loaded up to `as_of`.
       if load.number <= code.as_of or not load.sha256():
         continue
       is_known = os.path.realpath(load.file) in known
+      # A known file that has not changed since is no surprise.
       if is_known and load.before in ("", load.sha256()):
         continue
       what = "imports or runs" if load.is_code else "reads"

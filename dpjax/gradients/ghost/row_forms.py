@@ -206,6 +206,7 @@ def _conv_form(site: Site) -> RowForm | None:
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
+    # One row for each place of the output: its window, against the cotangent there.
     windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
@@ -213,6 +214,7 @@ def _conv_form(site: Site) -> RowForm | None:
     right = right.reshape(blocks, rows, groups, features)
     if groups == 1:
       return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+    # Groups do not mix, so each is a block of its own.
     left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
     right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
     return RowFactors(left, right)

@@ -153,6 +153,7 @@ def _scan(step: Step, values: list[Any], taps: Taps):
     outs, seen = run(inner, [*consts, *carry, *xs], taps)
     return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
 
+  # Taps are cut as the inputs are, for every turn has cotangents of its own.
   carry, (ys, seen) = lax.scan(
     body,
     tuple(carry),

@@ -350,6 +350,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
     return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
 
   zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  # Under shard_map the carry must vary over the mesh as its terms do.
   zero = as_varying_as(seen, zero)
   return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
 

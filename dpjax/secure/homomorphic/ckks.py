@@ -401,6 +401,7 @@ class SlotEvaluator:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
       self._evaluator.multiply_plain(first, least, raw)
+    # One rescale for the whole sum, for each costs a level.
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 

@@ -100,8 +100,10 @@ class DataOwner:
     self._scale = x.std(axis=0)
     self._y_mean = float(y.mean())
     self._y_scale = float(y.std())
+    # Squares may overflow where the numbers themselves do not.
     if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
       raise UserError("x, y: hold numbers whose squares are infinite; scale them")
+    # Rounding leaves a constant column a tiny spread, so 0 is no test.
     least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
     if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
       raise UserError("x, y: hold a constant column, which has no scale; leave it out")

@@ -154,11 +154,13 @@ def evaluate(
     a = values[gate.a]
     b = values[gate.b]
     if gate.kind == "and":
+      # Half gates: the last bits of the two labels choose what is added.
       index, (of_garbler, of_evaluator) = next(tables)
       value = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
       value ^= _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
       values.append(value)
     else:
+      # Labels of XOR need no table; for NOT the garbler has exchanged what they mean.
       values.append(a ^ b if gate.kind == "xor" else a)
   return tuple(
     _value(values[wire], known) for wire, known in zip(circuit.outputs, garbled.outputs)

@@ -271,10 +271,12 @@ class SocketLink:
     try:
       if now & selectors.EVENT_READ:
         more = self._connection.recv(min(wanted - len(read), _PIECE))
+        # An empty read is a peer that has closed.
         if not more:
           raise ConnectionResetError
         read += more
       return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
+    # Nothing could be moved after all: the caller asks again.
     except BlockingIOError:
       return 0
     except OSError as error:

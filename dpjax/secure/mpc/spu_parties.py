@@ -208,6 +208,7 @@ def connect(
   link = spu_program.library().link
   desc = spu_jit.description(link, addresses, timeout_seconds)
   _encrypt(desc, addresses, certificates)
+  # The others may begin to listen later, so it calls again and again.
   desc.connect_retry_interval_ms = 200
   desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
@@ -220,6 +221,7 @@ def connect(
   try:
     yield SpuParty(own, rank, protocol, parties)
   finally:
+    # The others may still be reading what this party has sent last.
     time.sleep(_LINGER_SECONDS)
 
 

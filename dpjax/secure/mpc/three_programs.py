@@ -146,6 +146,7 @@ class _Greetings:
         ready.register(self._server, selectors.EVENT_READ)
         ready.register(self._bell, selectors.EVENT_READ)
         comes = {key.fileobj for key, _ in ready.select(left)}
+      # The bell only wakes this loop; what was greeted is in the queue.
       if self._bell in comes:
         self._bell.recv(_CROWD)
       if self._server in comes:
@@ -330,6 +331,7 @@ def _meet(
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
+  # The dealer knows by this number whose shares to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -339,6 +341,7 @@ def _meet(
     )
 
   if isinstance(peer, socket.socket):
+    # Anybody may call here, so each caller gets little time.
     with contextlib.closing(_Greetings(peer, greet, until)) as greetings:
       link = greetings.next(other)
   else:

@@ -91,10 +91,12 @@ class AdditiveSharing(SumSettings):
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
+    # Every party holds one share of each vector, which alone is random.
     for who in parties:
       for party, share in zip(parties, split(read(who), len(parties))):
         held[party] += share
     total = np.zeros(read.length, self.dtype)
+    # Parties tell sums of shares, and never the share of one client.
     for who in parties:
       total += held[who]
     each = letters.size(1, total.nbytes)
@@ -137,9 +139,11 @@ class AdditiveServers(SumSettings):
     enough(self, len(survivors), "before upload")
     read = Reader(self, vectors, survivors)
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
+    # Every server adds up one share of each vector, which alone is random.
     for who in survivors:
       for held, share in zip(sums, split(read(who), self.num_servers)):
         held += share
+    # The servers put together nothing but their sums.
     total = sums[0]
     for held in sums[1:]:
       total += held

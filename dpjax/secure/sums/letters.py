@@ -29,20 +29,20 @@ KINDS = (
 # Magic and version, kind, session, sender, count, size.
 _HEADER = struct.Struct("<8sB16sIII")
 _MAGIC = b"dpjxsum1"
-# bytes of a letter, and of a record, beside the records' own
+# Bytes of a message, and of a record, beside the records' own.
 OVERHEAD = _HEADER.size
 ID = 4
 
 
 class Letter(NamedTuple):
-  """A letter that was read."""
+  """A message that was read."""
 
   sender: int
   records: dict[int, memoryview]
 
 
 def size(count: int, record_bytes: int) -> int:
-  """Bytes of a letter.
+  """Bytes of a message.
 
   >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
   True
@@ -51,7 +51,7 @@ def size(count: int, record_bytes: int) -> int:
 
 
 def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) -> bytes:
-  """A letter; records of one size, in ascending order of ids whatever order they have."""
+  """A message; records of one size, in ascending order of ids whatever order they have."""
   sizes = {len(record) for record in records.values()} or {0}
   (each,) = sizes
   head = (_MAGIC, KINDS.index(kind), session, sender, len(records), each)
@@ -62,10 +62,10 @@ def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) 
 
 
 def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
-  """A letter of this kind and session.
+  """A message of this kind and session.
 
   Raises:
-    UserError: it is no letter, of another kind, session or size, or an id is not above the
+    UserError: it is no message, of another kind, session or size, or an id is not above the
       one before it. No part of it is returned.
 
   >>> read(b"hello", "keys", bytes(16), 96)

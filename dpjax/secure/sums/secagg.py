@@ -1,4 +1,4 @@
-"""SecAgg and SecAgg+ in one process: the real clients, server and letters, joined in memory.
+"""SecAgg and SecAgg+ in one process: the real clients, server and messages, joined in memory.
 
 | variant            | masks against          | hides from                                       |
 | ------------------ | ---------------------- | ------------------------------------------------ |

@@ -1,8 +1,8 @@
-"""A client of SecAgg: (state, letter) -> (state, letter), until it has nothing more to say.
+"""A client of SecAgg: (state, message) -> (state, message), until nothing is left to say.
 
-`start` draws the client's keys. From then on `answer` takes each letter of the server:
+`start` draws the client's keys. From then on `answer` takes each message of the server:
 
-| letter       | what the client does                                                        |
+| message      | what the client does                                                        |
 | ------------ | --------------------------------------------------------------------------- |
 | `roster`     | shares the seeds of its mask key and of its own mask, t of n, sealed        |
 | `forwarded`  | opens the others' shares, masks its vector, sends it                        |
@@ -10,7 +10,7 @@
 |              | with a directory it signs this list instead ...                             |
 | `signatures` | ... and reveals when t clients have signed the same                         |
 
-It answers each kind of letter once, and after a letter that is wrong in any way not at all:
+It answers each kind of message once. A message that is wrong in any way it does not answer:
 the error tells why, and the state stays where it was. So it reveals one kind of share for
 each client, whatever is asked.
 
@@ -49,11 +49,11 @@ ALIVE = b"\1"
 
 
 class Member(NamedTuple):
-  """A client between two letters. All of it but `terms`, `me` and `expects` is secret."""
+  """A client between two messages. All of it but `terms`, `me` and `expects` is secret."""
 
   terms: Terms
   me: int
-  expects: str  # the kind of letter that it answers next; "": none
+  expects: str  # the kind of message that it answers next; "": none
   channel_key: bytes  # [32] X25519
   mask_seed: bytes  # [16] of its X25519 key for masks
   own_seed: bytes  # [16] of its own mask: the paper's b
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Bytes of a record of each kind of letter."""
+  """Bytes of a record of each kind of message."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,
@@ -87,7 +87,7 @@ def start(
   signing_key: bytes | None = None,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[Member, bytes]:
-  """A client with fresh keys, and its letter with the public ones.
+  """A client with fresh keys, and its message with the public ones.
 
   Args:
     signing_key: Ed25519 private key [32], where the terms have a directory.
@@ -108,6 +108,7 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
+  # Three secrets: of the sealed channel, of the masks of pairs, and of the own mask.
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
@@ -172,7 +173,7 @@ def answer(
     vector: [d] unsigned integers of the terms' type; where `member.expects` is "forwarded".
 
   Raises:
-    UserError: the letter is not the one it expects, or is wrong. Nothing is revealed, and
+    UserError: the message is not the one it expects, or is wrong. Nothing is revealed, and
       the sum goes on without this client.
   """
   terms = member.terms

@@ -1,15 +1,15 @@
-"""The server of SecAgg: letters go in one by one, a phase is closed, letters go out.
+"""The server of SecAgg: messages go in one by one, a phase is closed, messages go out.
 
     state = start(terms)
-    state = receive(state, letter)           # of any client, while the phase is open
-    state, letters = close(state)            # by client; the phase is over
+    state = receive(state, message)          # of any client, while the phase is open
+    state, messages = close(state)           # by client; the phase is over
     ...                                      # keys, envelopes, masked, (agreed,) revealed
     unmasked = total(state)
 
 Masked vectors are added up as they come: memory does not grow with the number of clients.
-A letter that is wrong in any way raises one line and leaves the state as it was, so whoever
+A message that is wrong in any way raises one line and leaves the state as it was. Whoever
 sent it counts as silent. What the server learns beside the sum: who was there in which phase,
-and when their letters came.
+and when their messages came.
 
 Source: Bonawitz et al. 2017, figure 4; Bell et al. 2020, algorithm 2.
 """
@@ -45,10 +45,10 @@ _ANY_PRIVATE = bytes(31) + b"@"
 
 
 class Collected(NamedTuple):
-  """The server between two letters; none of it is secret from the server's operator."""
+  """The server between two messages; none of it is secret from the server's operator."""
 
   terms: Terms
-  phase: str  # the kind of letter that is received now; "": all have been
+  phase: str  # the kind of message that is received now; "": all have been
   keys: Mapping[int, bytes]  # client -> its public keys [96]
   envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed
   total: np.ndarray  # [d] sum of the masked vectors so far
@@ -92,13 +92,13 @@ def expected(state: Collected) -> frozenset[int]:
 
 
 def receive(state: Collected, data: bytes, sender: int | None = None) -> Collected:
-  """The state with one more letter.
+  """The state with one more message.
 
   Args:
-    sender: who the transport says it is from; None: believe the letter.
+    sender: who the transport says it is from; None: believe the message.
 
   Raises:
-    UserError: no letter of this phase and session, a second one, of somebody who is no
+    UserError: no message of this phase and session, a second one, of somebody who is no
       client or was silent before, or of the wrong content. The state stays as it was.
   """
   terms = state.terms
@@ -193,7 +193,7 @@ def _survivors(state: Collected, who: int) -> dict[int, bytes]:
 
 
 def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  """Ends the phase; (the next one, the letters that open it by client).
+  """Ends the phase; (the next one, the messages that open it by client).
 
   Raises:
     UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,

@@ -1,6 +1,6 @@
 """SecAgg without its cryptography: the same total, refusals and costs, and NO secrecy.
 
-For sweeps over many rounds: vectors are added as they are, and what the letters, streams and
+For sweeps over many rounds: vectors are added as they are, and what the messages, streams and
 agreements would have been is counted by formula. Its name says that it is simulated.
 """
 

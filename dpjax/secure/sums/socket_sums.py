@@ -1,20 +1,20 @@
 """SecAgg between processes: a server and clients that are separate programs.
 
-`serve` is the server, `take_part` a client: the same states and letters as in memory, over
+`serve` is the server, `take_part` a client: the same states and messages as in memory, over
 the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
-for the letters of each phase, its own included: they are sent to all clients at once, while it
-listens, and a client that takes none of its letter for 5 seconds is left out. So a sum ends
+for the messages of each phase, its own included: they are sent to all clients at once, while it
+listens. A client that takes none of its message for 5 seconds is left out. So a sum ends
 after at most connect_timeout + 5 phase_timeout seconds and what it computes. Strangers,
-garbage and letters that are wrong are one line each to `report` and cost nobody else anything,
+garbage and messages that are wrong are one line each to `report` and cost nobody else anything,
 but for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so
 slowly that they keep others waiting are left out after a quarter of the phase; of long vectors
 (above 8 MiB) 32 such clients fill a phase.
 
 What is hidden is what `secagg` says. The network is no better than the server: connections
 are neither encrypted nor authenticated, which SecAgg does not need against who listens;
-against who changes letters or takes a client's place, terms with a directory are needed.
-The server sees when each letter came.
+against who changes messages or takes a client's place, terms with a directory are needed.
+The server sees when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
     server:     serve(terms, "0.0.0.0:9000")
@@ -142,7 +142,7 @@ class _Line:
     return self._connection.fileno()
 
   def more(self, most: int) -> bytes | None:
-    """A letter of at most so many bytes, None while it is not complete."""
+    """A message of at most so many bytes, None while it is not complete."""
     try:
       piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
     except BlockingIOError:
@@ -169,7 +169,7 @@ class _Line:
     return None
 
   def put(self, data: bytes) -> None:
-    """Keeps a letter until the client takes it; `flush` sends."""
+    """Keeps a message until the client takes it; `flush` sends."""
     self._unsent.append(memoryview(_FRAME.pack(len(data))))
     self._unsent.append(memoryview(data))
 
@@ -210,7 +210,7 @@ class _Phase:
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # Other letters wait in their sockets while as many as memory holds are half read.
+    # Other messages wait in their sockets while as many as memory holds are half read.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
@@ -226,7 +226,7 @@ class _Phase:
       return [(key.data, events) for key, events in ready.select(left)]
 
   def move(self, who: int, events: int, now: float) -> bytes | str | None:
-    """Sends and reads what is possible; its letter, why there is none, or None so far."""
+    """Sends and reads what is possible; its message, why there is none, or None so far."""
     try:
       if events & selectors.EVENT_WRITE and self._lines[who].flush():
         self._taken[who] = now
@@ -263,7 +263,7 @@ class _Phase:
 def _heard(
   lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
 ) -> Iterator[tuple[int, bytes | str]]:
-  """(client, its letter or why there is none), as they come; each of `wanted` once.
+  """(client, its message or why there is none), as they come; each of `wanted` once.
 
   What was put on their lines is sent meanwhile, to all at once.
   """
@@ -295,7 +295,7 @@ def serve(
   Args:
     coordinator: "HOST:PORT" where it listens until the clients have come.
     connect_timeout: seconds to wait for them; who comes later is a drop-out.
-    phase_timeout: seconds for the letters of a phase; who is later is one, too. It must be
+    phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
       enough for the slowest honest client's upload and what all compute.
     report: is told in one line of whoever is left out, and why.
 

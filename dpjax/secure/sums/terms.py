@@ -38,7 +38,7 @@ class Terms:
   """The public terms of one sum.
 
   Args:
-    session: 16 bytes that no other sum has, by which letters of another one are known.
+    session: 16 bytes that no other sum has, by which messages of another one are known.
     clients: ids, ascending.
     threshold: t, shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
