@@ -45,7 +45,8 @@ class _Package(types.ModuleType):
     is_own_module = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
     if module and is_own_module and isinstance(value, types.ModuleType):
       if module == self.__name__:
-        pass  # the module is what is listed
+        # The module is what is listed.
+        pass
       elif module == value.__name__:
         value = getattr(value, name_there)
       else:

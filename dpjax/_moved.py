@@ -13,7 +13,8 @@ import types
 import warnings
 from collections.abc import Sequence
 
-MOVED = {  # as of 0.2
+# As of 0.2.
+MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
   "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
   "dpjax.sampling.participation": "dpjax.sampling",

@@ -58,6 +58,7 @@ def replace_file(
   try:
     mode = 0o600 if secret else 0o666
     with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+      # A file that was left over keeps its own mode when it is opened.
       if secret:
         os.fchmod(file.fileno(), mode)
       if isinstance(content, bytes):
@@ -66,12 +67,12 @@ def replace_file(
         content(file)
       file.flush()
       os.fsync(file.fileno())
+    # The content is on disk before its name is, and the name before anybody goes on.
     os.replace(new, path)
     sync_folder(path.parent)
   finally:
-    with contextlib.suppress(
-      OSError
-    ):  # where nothing can be written, nothing is to be removed
+    # Where nothing can be written, nothing is to be removed.
+    with contextlib.suppress(OSError):
       new.unlink(missing_ok=True)
 
 

@@ -96,6 +96,7 @@ def mean_squared_error(apply: Apply) -> LossFn:
         f"{jnp.shape(outputs)}",
         field="example.y",
       )
+    # Both are flat, so that nothing is broadcast.
     error = trees.at_least_float32(jnp.asarray(outputs)).ravel() - target.ravel()
     return jnp.mean(error * error)
 
@@ -155,7 +156,7 @@ def next_token(
       raise UserError(f"must return logits [1, T, V] {told}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # not 0 x infinity: what counts for nothing may be anything
+    # Not 0 times infinity: what counts for nothing may be anything.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total

@@ -31,8 +31,10 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
   @jax.jit
   def totals(params: Params, x: Array, y: Array, mask: Array) -> Array:
     if padding_id is not None:
+      # Each example's mask stands for all of its sequences.
       mask = jnp.repeat(mask, x.size // x.shape[-1] // len(x))
-      x = x.reshape(-1, x.shape[-1])  # the sequences of all examples
+      # The sequences of all examples.
+      x = x.reshape(-1, x.shape[-1])
       y = x[:, 1:]
       x = x[:, :-1]
       mask = mask[:, None] & (y != padding_id)
@@ -68,7 +70,8 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
   x = dataset.x
   y = np.asarray(dataset.y)
-  if isinstance(x, jax.Array) or not hasattr(x, "shape"):  # else read a batch at a time
+  # Anything else is read a batch at a time.
+  if isinstance(x, jax.Array) or not hasattr(x, "shape"):
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
     raise UserError(
@@ -118,6 +121,7 @@ def _summed(
     )
   totals = _compiled(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
+  # float64, for float32 counts stop growing at 2^24.
   return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
 
 
@@ -215,7 +219,9 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   hits = 0
   for start in range(0, len(points), batch_size):
     rows = np.arange(start, min(start + batch_size, len(points)))
-    distances = lengths - 2 * points[rows] @ points.T  # less the row's own length
+    # Less the row's own length, which moves no minimum.
+    distances = lengths - 2 * points[rows] @ points.T
+    # No point is a neighbour of itself.
     distances[rows - start, rows] = np.inf
     hits += np.sum(labels[np.argmin(distances, axis=1)] == labels[rows])
   return float(hits / len(points))

@@ -113,7 +113,8 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     raise UserError(
       f"is called with ({given}): {error}", field=field, value=path
     ) from error
-  except ValueError:  # no signature to look at
+  # There is no signature to look at.
+  except ValueError:
     pass
   is_data = field == "data.name"
   with run_code.reading(path) if is_data else contextlib.nullcontext():
@@ -152,12 +153,14 @@ def _module(home: str, field: str, path: str) -> Any:
     return importlib.import_module(home)
   except ModuleNotFoundError as error:
     missing = str(error.name)
+    # The module is there, and something that it imports is not.
     if home != missing and not home.startswith(f"{missing}."):
       raise UserError(reason(error, _file(home)), field=field, value=path) from error
     hint = validate.did_you_mean(missing, (p.stem for p in pathlib.Path().glob("*.py")))
     message = f"there is no module {missing!r}{hint}"
     raise UserError(message, field=field, value=path) from error
-  except (Exception, SystemExit) as error:  # whatever a user's module does
+  # Whatever a user's module raises.
+  except (Exception, SystemExit) as error:
     raise UserError(reason(error, _file(home)), field=field, value=path) from error
 
 
@@ -165,7 +168,8 @@ def _file(home: str) -> str | None:
   """Where a module that cannot be imported lies."""
   try:
     spec = importlib.util.find_spec(home)
-  except Exception:  # its package cannot be imported either
+  # Its package cannot be imported either.
+  except Exception:
     return None
   return None if spec is None else spec.origin
 
@@ -235,7 +239,8 @@ def _sha256_of(path: str, field: str) -> str:
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
-  if not files:  # typed into a notebook: its digest would be the same for any code
+  # Code typed into a notebook: its digest would be the same for any code.
+  if not files:
     raise UserError(
       "must be code of a file, by which a run knows it again", field=field, value=path
     )
@@ -255,8 +260,10 @@ def code(fields: Mapping[str, Any], own: Iterable[Any] = ()) -> run_code.Code:
 
 
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
-  """What import paths in a config's fields name, and those in the options of a model, which may
-  import by them."""
+  """Modules and objects that import paths in a config's fields name.
+
+  Those in the options of a model count too: it may import by them.
+  """
   found: list[Any] = []
   for name, value in fields.items():
     where = f"{prefix}{name}"

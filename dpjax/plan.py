@@ -1,6 +1,6 @@
 """The one place where sampler, clip, noise and event meet.
 
-A Plan yields the transform that runs AND the event that is charged, so that a mismatch
+A Plan yields the transform that runs AND the event that is accounted, so that a mismatch
 between them cannot be written down.
 """
 
@@ -27,10 +27,14 @@ from dpjax.transforms import accumulation, of_plan
 from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
-_MOST_STEPS = 2**31 - 1  # that the state of a transform can count
-_MANY_STEPS = 2 * 10**6  # whose noise takes more than about 15 s to find
-_MOST_EXAMPLES = 2**63 - 1  # that NumPy can number
-_FAR_OFF = 4.0  # a divisor beyond this multiple of the expected batch size is a mistake
+# Most steps that the state of a transform can count.
+_MOST_STEPS = 2**31 - 1
+# The noise for more steps takes more than about 15 s to find.
+_MANY_STEPS = 2 * 10**6
+# Most examples that NumPy can number.
+_MOST_EXAMPLES = 2**63 - 1
+# A divisor beyond this multiple of the expected batch size is a mistake.
+_FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
@@ -72,11 +76,11 @@ class Plan:
     noise_multiplier: standard deviation of the noise on the sum / l2_clip_norm.
     l2_clip_norm: bound on one example's gradient, a prefix tree of bounds, or a
       `dpjax.Clip`, which also says by which rule, and by which schedule; the plan holds the
-      `Clip` of all three. What an adaptive rule releases is charged with every step.
+      `Clip` of all three. What an adaptive rule releases is accounted with every step.
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns of one that is far off.
-    num_steps: updates that the plan pays for.
-    delta: of the guarantee; `OVERFLOW_SHARE` of it pays for draws above the capacity.
+    num_steps: updates that the plan accounts for.
+    delta: of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
       (fixed-size sampling is proved by "rdp" only).
@@ -84,7 +88,7 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.Participation`), from which its cost is computed.
-    statistics: called once on the same data before step 1, and paid with it, not without;
+    statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
 
   What does not combine is said in `dpjax/transforms/together.py`.
@@ -134,7 +138,8 @@ class Plan:
       slices=self.slices,
       statistics=self.statistics,
     )
-    if self.noise_multiplier:  # without such a number z is not what runs
+    # Where this overflows or vanishes, z is not what runs.
+    if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     proof = self.sampler.proof
     name = type(self.sampler).__name__
@@ -159,7 +164,8 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      _ = self._correlated_events  # refuses what has no analysis
+      # Called for its checks: it refuses what has no analysis.
+      _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
 
@@ -202,6 +208,7 @@ class Plan:
       raise UserError(
         f"is no option here{follows}; must be a field of dpjax.Plan", field=name
       )
+    # Its checks run before the search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)
     if sampler.event(accounting.gaussian_event(1.0)) is None:
       raise UserError(
@@ -340,8 +347,10 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """What is released from the first step on: `sums`, each an answer to the data and to what
-    was released before it, so that both compose."""
+    """Event of the statistics and of `sums`, whatever is released from the first step on.
+
+    Each sum answers the data and what was released before it, so that both compose.
+    """
     if self.statistics is None or isinstance(sums, NonPrivateDpEvent):
       return sums
     return accounting.joined([self.statistics.event(self.neighboring_relation), sums])
@@ -356,7 +365,8 @@ class Plan:
     rule = self.l2_clip_norm.rule
     if self.noise_shape.schedule:
       multiplier *= self.noise_shape.schedule[step]
-    if rule.adapts:  # the noisy sum and the noisy count together
+    # The noisy sum and the noisy count are one release.
+    if rule.adapts:
       multiplier = rule.combined_noise_multiplier(multiplier, self.normalize_by)
     event = self.sampler.event_at(step, accounting.gaussian_event(multiplier))
     return NonPrivateDpEvent() if event is None else event
@@ -403,7 +413,7 @@ class Plan:
     return int(steps)
 
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
-    """delta less what pays for a random draw above the capacity, in a run of `steps`.
+    """delta less what is kept for a random draw above the capacity, in a run of `steps`.
 
     A run overflows with probability B at most, of which `check_capacity` makes sure at the
     plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
@@ -418,6 +428,7 @@ class Plan:
     if not self.sampler.can_overflow or not steps or not self.is_private:
       return delta
     finite = steps == self.num_steps or math.isfinite(self._own_epsilon)
+    # At a larger delta epsilon is smaller, so the plan's own share is enough.
     if delta >= self.delta and finite:
       return delta - OVERFLOW_SHARE * self.delta
     return delta - self._set_aside(delta, steps)
@@ -441,7 +452,8 @@ class Plan:
       least=OVERFLOW_SHARE * self.delta,
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      return delta / 2  # whatever is left: it costs infinitely much
+      # Whatever is left of delta: overflow costs infinitely much.
+      return delta / 2
     if aside is None:
       raise UserError(
         f"is too small for this plan, whose capacity was chosen for delta={self.delta!r}: "
@@ -455,7 +467,7 @@ class Plan:
     """epsilon at `delta` (default: the plan's) after `steps` (default: all) steps.
 
     Guarantee: it holds for runs on `batches`, whose abort on a draw above the capacity is
-    paid for at every delta.
+    accounted at every delta.
     """
     return self._epsilon_of(self.event(steps), delta, steps)
 
@@ -478,7 +490,7 @@ class Plan:
 
   def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
     """Returns every pair (epsilon, delta) that holds after `steps` (default: all) steps, at many
-    epsilons. Each pays for the abort on a draw above the capacity."""
+    epsilons. Each accounts for the abort on a draw above the capacity."""
     pairs = accounting.all_pairs(
       self.event(steps),
       neighboring_relation=self.neighboring_relation,
@@ -527,7 +539,8 @@ class Plan:
     event = self.sum_event(0)
     try:
       cost: Any = accounting.event_to_json(event)
-    except UserError:  # an event of the user's own
+    # An event of the user's own.
+    except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
     return of_plan.mark_of(
@@ -740,7 +753,8 @@ class Plan:
         privacy, and scales the updates.
     """
     if rng is None:
-      validate.integer_in(0, 0, start=start)  # what stopped cannot be drawn again
+      # Without a seed, what stopped cannot be drawn again.
+      validate.integer_in(0, 0, start=start)
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = indexed.size_of(data)
@@ -785,7 +799,8 @@ class Plan:
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected
-    if self.normalize_by == 1:  # the sum itself is wanted
+    # The sum itself is wanted.
+    if self.normalize_by == 1:
       return
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
       name = type(sampler).__name__

@@ -70,7 +70,8 @@ def refuse_inside_optax() -> None:
   The call stack says who asks. It decides which words an error has, and finds transforms
   that choose leaves by their shape; that arithmetic fails is up to the type of the leaves.
   """
-  frame = sys._getframe(1).f_back  # neither this function nor the one that calls it
+  # Neither this function nor the one that calls it.
+  frame = sys._getframe(1).f_back
   while frame is not None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax":
@@ -184,6 +185,7 @@ def _closed(leaf: jax.Array) -> jax.Array:
   if bits == 64:
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
     return jax.random.wrap_key_data(words, impl=_IMPLS[2])
+  # Keys hold words of 32 bits, so narrower floats are widened to one.
   words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
   return jax.random.wrap_key_data(words[..., None], impl=_IMPLS[1])
 
@@ -243,6 +245,7 @@ class PerExampleGrads(metaclass=Sealed):
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
     shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
+    # Without an axis of rows there is nothing to number.
     if rows is None and shapes and shapes[0]:
       rows = _numbered(shapes[0][0], mask)
     return cls(jax.tree.map(_closed, arrays), mask, dtypes, rows)

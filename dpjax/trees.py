@@ -151,7 +151,8 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
-    leaf = at_least_float32(leaf)  # a narrow type may hold no zero
+    # A narrow type may hold no zero.
+    leaf = at_least_float32(leaf)
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
   return _dot_all(jax.tree.map(kept, tree), weights)

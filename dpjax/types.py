@@ -1,4 +1,4 @@
-"""The few types that every room of dpjax speaks.
+"""The few types that all packages of dpjax share.
 
 A loss function sees ONE example and has no batch axis; the batch axis is always
 added by dpjax itself, so that a user's function can never mix examples by accident.
@@ -30,7 +30,7 @@ ClipLike = Any  # a `Clip`, or the NumberTree that is short for a flat one
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 
-# an optimizer of a client, or a function of the client's own key that returns one
+# An optimizer of a client, or a function of the client's own key that returns one.
 ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
 
@@ -83,7 +83,8 @@ class Batch(NamedTuple):
   mask: Any  # [capacity] bool
 
 
-_OF_ITS_BOUNDS = object()  # a seal that is still to be made
+# Stands for a seal that is still to be made.
+_OF_ITS_BOUNDS = object()
 
 
 @sealed.registered

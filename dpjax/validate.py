@@ -138,10 +138,12 @@ def _require(condition: bool, name: str, value: Any, bound: str) -> None:
 
 def _is_number(value: Any) -> bool:
   """A real number that is a float64, or rounds to one, or is not finite."""
+  # True and False are numbers to Python, and mistakes here.
   if not isinstance(value, numbers.Real) or isinstance(value, bool):
     return False
   try:
     float(value)
+  # An integer too large for float64.
   except OverflowError:
     return False
   return True
@@ -299,7 +301,7 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
   words = tuple(map(str, choices))
   for name, value in named.items():
     bound = f"one of {', '.join(words)}{did_you_mean(str(value), words)}"
-    # of their type: callers go on with the value, not with its text
+    # Of their type: callers go on with the value, not with its text.
     known = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
     _require(known and value in choices, name, value, bound)
 
@@ -325,6 +327,7 @@ def _slips(word: str, other: str) -> int:
     row = [i]
     for j, one in enumerate(other, start=1):
       row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != one)))
+      # Two letters that changed places.
       if i > 1 and j > 1 and word[i - 2 : i] == other[j - 2 : j][::-1]:
         row[-1] = min(row[-1], rows[-2][j - 2] + 1)
     rows.append(row)

@@ -44,11 +44,12 @@ class AllowedRoc:
       raise UserError(
         f"runs from {values.min()} to {values.max()}: must be in [0, 1]", field="fpr"
       )
-    return np.clip(self.tpr(values), values, 1.0)  # whoever guesses gets TPR = FPR
+    # Whoever guesses gets TPR = FPR.
+    return np.clip(self.tpr(values), values, 1.0)
 
 
 def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
-  """What (epsilon, delta) alone allows.
+  """The line that (epsilon, delta) alone allows.
 
   >>> line = by_epsilon(np.log(4), 0.0)
   >>> line([0.0, 0.1, 0.8]).round(4)  # 4 * .1, and 1 - .2 / 4
@@ -63,7 +64,7 @@ def by_epsilon(epsilon: float, delta: float) -> AllowedRoc:
 
 
 def by_mu(mu: float) -> AllowedRoc:
-  """What mu-Gaussian DP allows, Phi(Phi^-1(FPR) + mu) (Dong, Roth and Su 2022, Eq. 6).
+  """The line of mu-Gaussian DP, Phi(Phi^-1(FPR) + mu) (Dong, Roth and Su 2022, Eq. 6).
 
   Proved where the mechanism IS mu-GDP, as Gaussian noise without sampling; for a sampled run
   the mu of `accounting.gdp.approximate` is an approximation, and so is its line.
@@ -83,7 +84,7 @@ def by_event(
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
 ) -> AllowedRoc:
-  """What the accountant proves for an event at many epsilons, all together.
+  """The line that the accountant proves for an event at many epsilons, all together.
 
   UserError: no epsilon is proved for it.
 
@@ -98,8 +99,9 @@ def by_event(
 
 
 def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
-  """What a plan promises after `steps` (None: all); that its run may abort on a batch that
-  is too large is paid at every epsilon.
+  """The line that a plan promises after `steps` (None: all).
+
+  That its run may abort on a batch that is too large is accounted for at every epsilon.
 
   UserError: a plan that promises nothing.
 
@@ -121,8 +123,9 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 
 
 def replaced(line: AllowedRoc) -> AllowedRoc:
-  """What a promise under another relation allows where the number of members is fixed, so
-  that another record takes the place of one that is out: two steps of the relation, one out
+  """The line of a promise under another relation, where the number of members is fixed.
+
+  Another record then takes the place of one that is out: two steps of the relation, one out
   and one in, each of which the line bounds (group privacy, Dong et al. 2022, Theorem 2.14).
 
   >>> line = replaced(by_mu(1.0))  # which is 2-Gaussian DP
@@ -153,9 +156,7 @@ class Judged(NamedTuple):
   """A false positive rate of a judgement."""
 
   found: roc.RateAtFpr
-  allowed: tuple[
-    float, float
-  ]  # TPR at the lower and at the upper end of the FPR's interval
+  allowed: tuple[float, float]  # TPR at both ends of the FPR's interval
   verdict: str
 
 
@@ -192,6 +193,7 @@ def judge(
   validate.open_unit(confidence=confidence)
   if not (fprs := validate.several(fprs=fprs)):
     raise UserError("must hold at least one rate", field="fprs")
+  # Bonferroni: the intervals of TPR and FPR at all rates hold together.
   each = 1 - (1 - confidence) / (2 * len(fprs))
   points = tuple(_judged(roc.rate_at(curve, f, confidence=each), line) for f in fprs)
   verdicts = [point.verdict for point in points]

@@ -22,7 +22,8 @@ from dpjax.attacks.roc import Interval, exact_interval
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 
-_FLOOR = 1e-7  # of a probability; float32 answers hold no more
+# Least probability; float32 answers hold no more digits.
+_FLOOR = 1e-7
 
 
 class Decoder(NamedTuple):
@@ -91,8 +92,10 @@ class AnswerInversion:
         field="x",
       )
     center = logs.mean(axis=0)
+    # A class whose answers never change has no spread to divide by.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
+    # The decoder learns how an input differs from the mean, which is the baseline.
     wanted = (inputs - mean).reshape(len(inputs), -1)
     model = models.Mlp(wanted.shape[1], features=self.features, activation="relu")
     first = model.init(jax.random.key(seed % 2**32), jnp.zeros((1, logs.shape[1])))
@@ -149,6 +152,7 @@ def judge_decoder(
       wanted = (p.shape[1], *decoder.mean.shape)
       raise UserError(f"must be {wanted}", field="class_means.shape", value=means.shape)
     rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
+  # Record by record, the best of the guesses is the one to beat.
   nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
   interval = exact_interval(nearer, len(truth), 0.95)
   return DecoderScore(error, rows["mean"], rows.get("class"), nearer, interval)

@@ -74,9 +74,11 @@ def guessed_attribute(
       )
     likely = []
     for value, share in zip(options, chance):
+      # `flat` is a view of the copy, so the records themselves stay as they are.
       flat[:, places] = value
       odds = ask(params, Example(flat.reshape(x.shape), y))
-      likely.append(np.log(share) - np.logaddexp(0, -odds))  # log share + log p(y | x)
+      # log share + log p(y | x), the latter by the log odds.
+      likely.append(np.log(share) - np.logaddexp(0, -odds))
     return np.argmax(likely, axis=0).astype(np.float64)
 
   return signal
@@ -108,9 +110,10 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Of guesses [S, n] of S models, each record by ONE model that held it and one that did not.
+  """Advantage of guesses [S, n] of S models on records that they held.
 
-  Which they are goes round by the record's place, so each record counts once a side, and the
+  Each record counts by ONE model that held it and one that did not. Which they are goes
+  round by the record's place, so each record counts once a side, and the
   exact intervals of both rates, each at (1 + confidence) / 2, give that of the difference.
   With `random_halves(2 k, n, ...)` every record has such models.
 
@@ -146,6 +149,7 @@ def attribute_advantage(
   level = (1 + confidence) / 2
   n = true.size
   ends = [exact_interval(count, n, level) for count in counts]
+  # The least advantage is the lower end of one rate less the upper end of the other.
   interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
   baseline = np.unique(true, return_counts=True)[1].max() / n
   return AttributeAdvantage(counts[0], n, counts[1], n, interval, float(baseline))

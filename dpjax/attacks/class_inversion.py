@@ -30,7 +30,7 @@ from dpjax.validate import UserError
 
 
 class Inverted(NamedTuple):
-  """What an inversion found, `count` for each class, in the order of the classes."""
+  """Inputs that an inversion found, `count` for each class, in the order of the classes."""
 
   x: np.ndarray  # [K count, *shape]
   y: np.ndarray  # [K count] int32, the class that each is of
@@ -121,10 +121,12 @@ class ClassInversion:
     tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
     mean = jnp.broadcast_to(self.mean, x.shape)
 
-    def cost(x: Array) -> Array:  # each x is searched for by itself: a sum, no mean
+    # Each x is searched for by itself: the cost is a sum, no mean.
+    def cost(x: Array) -> Array:
       logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
+      # Total variation is a mean over inputs; times their number it is a sum, as the rest.
       smooth = total_variation(x) * len(y) if self.total_variation else 0.0
       return jnp.sum(missed) + 0.5 * self.l2 * away + self.total_variation * smooth
 
@@ -150,7 +152,7 @@ def _check_classes(classes: np.ndarray, num_classes: int) -> None:
 
 
 class InversionScore(NamedTuple):
-  """What an independent network, and the truth, say of inverted classes."""
+  """Judgement of inverted classes by an independent network, and by the truth."""
 
   count: int  # found inputs that the network calls by their class
   total: int
@@ -181,6 +183,7 @@ def judge_inversion(
   record; inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
+  # Equal bits are one network, whoever brings them.
   if same_tree and trees.sha256(params) == trees.sha256(target):
     raise UserError(
       "are the target's own: the judge must be another network", field="params"

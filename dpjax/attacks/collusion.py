@@ -104,9 +104,11 @@ def min_max(direction: str = "std") -> Poisoning:
     apart = lambda one: jnp.where(
       there, jnp.sum((honest.messages - one[None]) ** 2, axis=1), 0.0
     )
+    # One row at a time: all differences at once would be [C, C, d].
     pairs = jnp.where(there[:, None], jax.lax.map(apart, honest.messages), 0.0)
     square = jnp.sum(way**2)
     along = off @ way
+    # square gamma^2 + 2 along gamma = spare for each honest client.
     spare = jnp.maximum(jnp.max(pairs) - jnp.sum(off**2, axis=1), 0.0)
     roots = (-along + jnp.sqrt(along**2 + square * spare)) / jnp.where(
       square > 0, square, 1.0
@@ -193,8 +195,11 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     flat = jnp.concatenate(
       [leaf.reshape(count, -1).astype(jnp.float32) for leaf in leaves], axis=1
     )
+    # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
+    # A message with some NaN is neither an attacker's mark nor honest.
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
+    # Rows that do not count are 0, for 0 times NaN is NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
     told = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
     flat = jnp.where(marked[:, None], told[None], flat)

@@ -61,6 +61,7 @@ def quantile_regression(
   order = np.random.default_rng(seed).permutation(known.size)
   learned = order[: known.size // 2]
   held_back = order[known.size // 2 :]
+  # 1e-12 forgives the rounding of fpr (n + 1) where it is a whole number.
   allowed = math.floor(fpr * (held_back.size + 1) * (1 + 1e-12))
   if allowed < 1 or not learned.size:
     raise UserError(
@@ -68,7 +69,8 @@ def quantile_regression(
       field="fpr",
       value=fpr,
     )
-  from sklearn.ensemble import GradientBoostingRegressor  # slow to import
+  # Imported here: it is slow.
+  from sklearn.ensemble import GradientBoostingRegressor
 
   leaf = min(40, max(1, learned.size // 10))
   trees = GradientBoostingRegressor(

@@ -106,6 +106,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     raise UserError(
       f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
     )
+  # A column of ones stands for the bias.
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
   if (p <= 0).any() or (p >= 1).any():
     raise UserError(
@@ -179,7 +180,7 @@ class Agreement(NamedTuple):
 def agreement(
   found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Of the copy's and the model's answers, each [n, K], to inputs that were not asked before.
+  """Fidelity of a copy's answers to the model's, each [n, K], on inputs not asked before.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5

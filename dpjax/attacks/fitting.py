@@ -73,6 +73,7 @@ class Fit:
       places = rng.integers(count, size=self.batch_size)
       batch = jax.tree.map(lambda leaf, at=places: leaf[at], rows)
       params, state, value = step(params, state, batch)
+    # NaN spreads to all later values, so the last one tells.
     if not np.isfinite(float(value)):
       raise UserError(
         "the attacker's model diverged", field="learning_rate", value=self.learning_rate

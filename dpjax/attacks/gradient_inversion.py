@@ -39,8 +39,10 @@ from dpjax.attacks.views import View
 from dpjax.types import Array, ArrayTree, Example, HostArray
 from dpjax.validate import UserError
 
-_CHECK_EVERY = 25  # steps between looks at whether a restart has arrived
-_PROMISING = 1e-3  # objective at which a restart with a line search goes on at once
+# Steps between looks at whether a restart has arrived.
+_CHECK_EVERY = 25
+# Objective at which a restart with a line search goes on at once.
+_PROMISING = 1e-3
 
 
 class Method(Protocol):
@@ -82,6 +84,7 @@ def total_variation(x: Array) -> Array:
   """
   down = jnp.abs(jnp.diff(x, axis=1))
   right = jnp.abs(jnp.diff(x, axis=2))
+  # The zero stands for images of one pixel, which have no differences.
   return sum(jnp.mean(part) for part in (down, right) if part.size) + jnp.zeros(())
 
 
@@ -181,7 +184,8 @@ class CosineAdam:
   def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """1 - cos(found, seen) + total_variation * TV(x)."""
     off = jax.tree.map(jnp.subtract, _directed(found), _directed(seen))
-    angle = _dot(off, off) / 2  # which does not cancel where both point the same way
+    # This does not cancel where both point the same way.
+    angle = _dot(off, off) / 2
     return angle + (
       self.total_variation * total_variation(x) if self.total_variation else 0
     )
@@ -205,19 +209,18 @@ def check_bounds(bounds: Sequence[float]) -> None:
 
 
 class Reconstruction(NamedTuple):
-  """What an attack believes to have seen, best restart by the adversary's own objective."""
+  """Examples that an attack believes it saw: its best restart by its own objective."""
 
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  objectives: (
-    np.ndarray
-  )  # [R] best of each restart; infinite where none was finite, or not tried
+  # [R] the best of each restart; infinite where none was finite, or not tried
+  objectives: np.ndarray
   num_steps: int  # that were taken, by the longest restart
 
 
 class _Search(NamedTuple):
-  """One restart."""
+  """State of one restart."""
 
   guess: Any  # {"x": [B, ...]} and, for unknown labels, {"logits": [B, K]}
   opt_state: Any
@@ -298,6 +301,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
+    # float64 where a method goes on below what float32 can tell apart.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -313,6 +317,7 @@ class Inversion:
     taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
+      # A look waits for the device, so it is not taken at every step.
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
         break
@@ -396,6 +401,7 @@ class Inversion:
       if known is None:
         chances = (shape[0], self.num_classes)
         guess["logits"] = jax.random.normal(of_labels, chances, dtype)
+      # A copy, for the guess itself is donated to the first step.
       best = jax.tree.map(jnp.copy, guess)
       return _Search(guess, tx.init(guess), best, jnp.full((), jnp.inf, dtype))
 
@@ -423,13 +429,15 @@ class Inversion:
 
     def step(search: _Search, seen: Any, known: Any) -> _Search:
       value, slope = jax.value_and_grad(self._objective)(search.guess, seen, known)
-      better = value < search.objective  # NaN is not
+      # NaN is never better.
+      better = value < search.objective
       best = jax.tree.map(lambda a, b: jnp.where(better, a, b), search.guess, search.best)
       updates, opt_state = tx.update(slope, search.opt_state, search.guess)
       moved: Any = optax.apply_updates(search.guess, updates)
       guess = dict(moved, x=method.project(moved["x"]))
       return _Search(guess, opt_state, best, jnp.where(better, value, search.objective))
 
+    # Donated, for the searches hold the optimizer's memory of every restart.
     return jax.jit(jax.vmap(step, (0, None, None)), donate_argnums=0)
 
 
@@ -438,7 +446,8 @@ def _message_shapes(view: View, guessed: Example) -> Any:
     return jax.eval_shape(view, guessed)
   except UserError:
     raise
-  except Exception as error:  # of whatever type the model chose
+  # Of whatever type the model chose.
+  except Exception as error:
     reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     raise UserError(
       f"the view takes no examples of that shape ({reason})",

@@ -73,11 +73,13 @@ def _scored(
   # Of all orders, which form a group; cycles alone do not, and of 3 records there are but 2.
   rng = np.random.default_rng([seed, 0x9A1F])
   drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
-  as_much = np.sum(np.array(drawn) >= mean - 1e-12)  # equal pairs, summed in another order
+  # Equal pairs may be summed in another order.
+  as_much = np.sum(np.array(drawn) >= mean - 1e-12)
   p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
     return LeakageScore(mean, null, p_value, None)
-  if np.ptp(values) == 0:  # of which no bootstrap is needed
+  # Equal values need no bootstrap.
+  if np.ptp(values) == 0:
     return LeakageScore(mean, null, p_value, (mean, mean))
   rng = np.random.default_rng(seed)
   means = stats.bootstrap((values.ravel(),), np.mean, method="percentile", rng=rng)
@@ -97,7 +99,8 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   if array.ndim < rank or not np.isfinite(array).all():
     raise UserError(f"must be finite numbers of at least {rank} axes", field=name)
   largest = np.max(np.abs(array), initial=0.0)
-  return array / largest if largest else array  # no score depends on it, their squares do
+  # No score depends on the scale, and squares of large numbers would leave the floats.
+  return array / largest if largest else array
 
 
 def dense_leakage(
@@ -132,7 +135,8 @@ def dense_leakage(
 
   def score(order: np.ndarray) -> np.ndarray:
     products = records[order] @ np.swapaxes(units, 1, 2)  # [N, B, m]
-    return np.minimum(np.max(np.abs(products), axis=-1), 1.0)  # 1 to rounding is 1
+    # Rounding may lift a correlation above 1.
+    return np.minimum(np.max(np.abs(products), axis=-1), 1.0)
 
   return _scored(score, len(units), num_null, seed)
 

@@ -58,6 +58,7 @@ def descend(
     value, slope = function(x)
     taken += 1
     if value < best.value:
+      # A copy, for SciPy may use its array again.
       best = Descent(x.copy(), value, taken)
     arrived = value <= tolerance
     if arrived or taken >= steps or not (np.isfinite(value) and np.isfinite(slope).all()):

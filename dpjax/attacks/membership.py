@@ -35,8 +35,10 @@ from dpjax.attacks import signals
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_FLOOR = 1e-30  # of a standard deviation, as in the authors' code
-_HUGE = 1e60  # beyond it, squares over the floor would leave float64
+# Least standard deviation, as in the authors' code.
+_FLOOR = 1e-30
+# Beyond this, squares over the floor would leave float64.
+_HUGE = 1e60
 
 
 def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
@@ -279,8 +281,10 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
+  # Left: a ratio that differs by exactly gamma is not beaten.
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
-  others = compared.sum() - compared  # a record is not among those it is compared to
+  # A record is not among those that it is compared to.
+  others = compared.sum() - compared
   return beaten / np.maximum(others, 1)
 
 

@@ -48,9 +48,8 @@ class Poisoning(NamedTuple):
 
   # (all records, the rows of each attacker) -> all records, these rows changed
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
-  victims: (
-    Callable[[Dataset], Dataset] | None
-  )  # test records -> with the label that is wanted
+  # test records -> the victims among them, with the label that is wanted
+  victims: Callable[[Dataset], Dataset] | None
   factor: float = 1.0  # on what attackers send
   # (what attackers know of a round) -> what each of them sends; see `attacks.collusion`
   collude: Callable[[Any], Array] | None = None
@@ -281,6 +280,7 @@ def _lying(
     local, attacker = carry
     sent, own, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
+    # An attacker reports the length of what it sends, as an honest client does.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": own, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
@@ -300,7 +300,8 @@ def recruited(
   if memories is None or not (isinstance(own, dict) and set(own) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
-  who = np.union1d(memories.touched, places)  # no other was ever an attacker
+  # No other client was ever an attacker.
+  who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
   return state._replace(memories=memories.replaced(who, rows))
 

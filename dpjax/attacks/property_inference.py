@@ -26,11 +26,12 @@ from dpjax.metrics import Apply
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-_HUGE = 1e100  # whose square is a number
+# The square of this is still a number.
+_HUGE = 1e100
 
 
 class Populations(NamedTuple):
-  """Who trains on what, and which models' data have the property: rows of `train_shadows`."""
+  """Data sets of models, and which of them have the property: rows of `train_shadows`."""
 
   included: np.ndarray  # [S, n] bool
   truth: np.ndarray  # [S] bool
@@ -136,6 +137,7 @@ def sorted_weights(params: Params) -> np.ndarray:
   for name in names:
     kernel = np.asarray(layers[name]["kernel"], np.float64)[order]  # [in, out]
     bias = np.asarray(layers[name]["bias"], np.float64)
+    # The next layer's rows follow the order of these units.
     order = slice(None) if name == "head" else np.argsort(kernel.sum(axis=0) + bias)
     found += [kernel[:, order].ravel(), bias[order]]
   return np.concatenate(found)
@@ -161,7 +163,8 @@ def infer_property(
   >>> bool(scores[0] < 0 < scores[1])
   True
   """
-  from sklearn import linear_model  # slow to import
+  # Imported here: it is slow.
+  from sklearn import linear_model
 
   validate.positive(l2=l2)
   known = signals.numbers("shadows", shadows)
@@ -190,6 +193,7 @@ def infer_property(
       raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
   center = known.mean(axis=0)
   scale = known.std(axis=0)
+  # A feature without spread tells nothing, and would divide by 0.
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
   meta.fit((known - center) / scale, kinds)

@@ -17,7 +17,8 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-MOST_QUERIES = 18  # 9 places, each with its mirror image
+# 9 places, each with its mirror image.
+MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 

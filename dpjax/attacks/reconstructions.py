@@ -28,7 +28,8 @@ from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_WINDOW = 11  # of SSIM, Wang et al. 2004
+# Window of SSIM (Wang et al. 2004).
+_WINDOW = 11
 _SIGMA = 1.5
 _CRITERIA = {  # name -> (metric, threshold, larger is closer)
   "exact": ("psnr", 30.0, True),
@@ -96,6 +97,7 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
       field="truth",
     )
   radius = _WINDOW // 2
+  # 3.5 deviations are the 5 pixels on either side.
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
   mean_a = blur(a)
   mean_b = blur(b)
@@ -133,13 +135,16 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
 
   def prepared(x: np.ndarray) -> np.ndarray:
     height, width = (max(64, side) for side in x.shape[1:3])
+    # LPIPS takes values in [-1, 1].
     wide = np.broadcast_to(x, (*x.shape[:3], 3)) / data_range * 2 - 1
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore", ResourceWarning)  # it leaves its file of weights open
+    # The library leaves its file of weights open.
+    warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
-  with jax.numpy_rank_promotion("allow"):  # it broadcasts [3] to images
+  # The library broadcasts [3] to images.
+  with jax.numpy_rank_promotion("allow"):
     away = evaluator(prepared(a), prepared(b))
   return np.asarray(away, np.float64).reshape(len(a))
 
@@ -229,7 +234,7 @@ class Success(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """One line for people: a defence that fails is said to fail, none is said to hold.
+    """Line for people: a defence that fails is said to fail, none is said to hold.
 
     >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
@@ -286,6 +291,7 @@ def picture(
       f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
     )
   figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
+  # This canvas needs no screen, and leaves pyplot's state alone.
   FigureCanvasAgg(figure)
   axes = figure.subplots(2, len(a), squeeze=False)
   for row, (name, images) in enumerate((("truth", a), ("found", b))):

@@ -114,7 +114,8 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
     )
   kernel = found["kernel"]
   bias = found["bias"]
-  bias = bias / (np.max(np.abs(bias)) or 1.0)  # squares that do not underflow
+  # Divided by its largest entry, its squares do not underflow.
+  bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
       "the gradient of its bias is 0; nothing of x is in it", field="layer", value=name

@@ -1,12 +1,12 @@
 """Every attack as one value: what it is after, what it must see, who could do it, what stops it.
 
 One entry of `ATTACKS` is one row of every table that dpjax prints about attacks, and of the
-page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this room that
-attacks and has no row fails the tests, and so does a row whose code does not exist.
+page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this package
+that attacks and has no row fails the tests, and so does a row whose code does not exist.
 
 An attack without code is described only: dpjax does not carry it out, so nothing here measures
 it. What defends is what is known to, by proof ("proved") or by experience; that a defence held
-against the attacks of this room is no proof that it holds.
+against the attacks of this package is no proof that it holds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ACCESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """One attack.
+  """An attack as one value: what it is after and must see, and what defends.
 
   Args:
     name: as people call it.
@@ -74,7 +74,7 @@ class Attack:
     return bool(self.code)
 
   def find(self) -> Any:
-    """What its code names. UserError: nothing of that name."""
+    """Returns the object that its code names. UserError: nothing of that name."""
     module, _, name = self.code.rpartition(".")
     try:
       return getattr(importlib.import_module(module), name)

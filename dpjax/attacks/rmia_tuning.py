@@ -81,6 +81,7 @@ def tune_rmia(
   chosen = pairs[0]
   for temperature in temperatures:
     options = {"temperature": temperature, "offline": offline, "offline_a": offline_a}
+    # Ratios do not depend on gamma, so they serve all of them.
     ratios = [relative_confidence(played, **options) for played, _ in games]
     for gamma in gammas:
       curves = [

@@ -45,6 +45,7 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
   return {
     "mean": lambda n: 0,
     "median": minority,
+    # 1e-6 forgives the rounding of trim n where it is a whole number.
     "trimmed_mean": lambda n: int(trim * n + 1e-6),
     "krum": lambda n: num_byzantine,
     "geometric_median": minority,
@@ -112,7 +113,7 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """One line for people: a defence that fails is said to fail, none is said to hold."""
+    """Line for people: a defence that fails is said to fail, none is said to hold."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
@@ -173,6 +174,7 @@ def poisoning_grid(
   nobody = np.zeros(0, np.int64)
   outcomes = []
   for defence, (aggregator, tolerates) in against.items():
+    # Nobody attacks here, so any of the attacks will do.
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():

@@ -82,7 +82,8 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
       raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
   order = np.argsort(-values, kind="stable")
   ordered = values[order]
-  last = np.append(ordered[1:] != ordered[:-1], True)  # of each group of equal scores
+  # The last of each group of equal scores, which no threshold parts.
+  last = np.append(ordered[1:] != ordered[:-1], True)
   counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
   return Roc(np.append(np.inf, ordered[last]), *counts)
 
@@ -148,10 +149,12 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   """
   validate.open_unit(fpr=fpr, confidence=confidence)
   n = curve.num_non_members
+  # 1e-12 forgives the rounding of fpr n where it is a whole number.
   allowed = math.floor(fpr * n * (1 + 1e-12))
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
+  # Ties may lower the count below the rank that was fixed: the interval holds both.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   found = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
@@ -257,7 +260,8 @@ def slices(
   >>> found[0].auc, found[1]
   (1.0, None)
   """
-  curve_of(scores, membership)  # refuses what is no pair of them
+  # Called for its checks: it refuses what is no pair of scores and members.
+  curve_of(scores, membership)
   values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
   if group.shape != truth.shape or group.dtype.kind not in "iu":
     raise UserError(f"must be integers [{truth.size}], one for each record", field="groups")
@@ -270,8 +274,10 @@ def slices(
 
 
 def table(found: Mapping[str, Leakage]) -> str:
-  """One row for each attack, in Markdown. A rate that so few non-members cannot show is
-  marked <: its threshold let no non-member pass.
+  """Table of attacks in Markdown, one row for each.
+
+  A rate that so few non-members cannot show is marked <: its threshold let no non-member
+  pass.
 
   >>> print(table({"loss": measure(np.arange(20.0), np.arange(20) >= 10, fprs=[0.2])}))
   | attack | TPR at 20 % FPR | AUC | balanced accuracy |

@@ -26,13 +26,14 @@ from dpjax.data import Dataset, digest
 from dpjax.types import Algorithm, Array, Batch, HostArray, Params
 from dpjax.validate import UserError
 
-_STREAM = 0x5AD0_4A11  # keeps this apart from whatever else a seed is used for
+# Keeps this apart from whatever else a seed is used for.
+_STREAM = 0x5AD0_4A11
 
 
 def random_halves(
   num_models: int, num_records: int, *, seed: int, exact: bool = False
 ) -> np.ndarray:
-  """Who trains on what: bool [models, records], each row a fair coin for each record.
+  """Members of each model: bool [models, records], each row a fair coin for each record.
 
   Rows 2 k and 2 k + 1 are each other's complement, so of an even number of models exactly
   half hold any record. With an odd number the last row has coins of its own, as the target
@@ -85,7 +86,10 @@ def each_as_target(
 
 
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
-  """Of shadows that held a record [n]. UserError: one more is out of the target for each."""
+  """Refuses counts [n] of shadows that held a record if they tell who the members are.
+
+  UserError: each record out of the target was held by one shadow more than the others.
+  """
   if np.ptp(counts) and not np.ptp(counts + members):
     raise UserError(
       "every record is held by equally many models, so the number of shadows "
@@ -161,6 +165,7 @@ def train_shadows(
   found = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
+    # A group is trained where a score of it is missing, or else only read.
     missing = any(found[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
       found[index] = _asked(signal(params, records), size, index)

@@ -1,4 +1,4 @@
-"""What one query of a model tells an attacker about a record: a number, the larger the surer.
+"""Signals of membership: a number for each record from one query, the larger the surer.
 
 All attacks of this room speak log odds, log(p / (1 - p)) for the probability p that a model
 gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
@@ -22,14 +22,15 @@ from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-_TINY = 1e-45  # no probability counts as less
+# No probability counts as less.
+_TINY = 1e-45
 LARGEST = -math.log(_TINY)
 
 Signal = Callable[[Params, Labelled], np.ndarray]  # (params, n records) -> [n]
 
 
 def numbers(name: str, values: HostArray) -> np.ndarray:
-  """As a float64 array. UserError: not numbers, or a NaN among them.
+  """Returns the values as a float64 array. UserError: not numbers, or a NaN among them.
 
   >>> numbers("scores", [1.0, float("nan")])
   Traceback (most recent call last):
@@ -38,7 +39,8 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
   """
   try:
     array = np.asarray(values, np.float64)
-  except (TypeError, ValueError) as error:  # words, or rows of unequal length
+  # Words, or rows of unequal length.
+  except (TypeError, ValueError) as error:
     raise UserError(f"must be an array of numbers ({error})", field=name) from error
   if np.isnan(array).any():
     raise UserError(f"{np.isnan(array).sum()} of {array.size} are NaN", field=name)
@@ -46,7 +48,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
 
 
 def log_odds(confidences: HostArray) -> np.ndarray:
-  """Of the probabilities [...] that models give a record's own label.
+  """Log odds of the probabilities [...] that models give a record's own label.
 
   UserError: a value that is no probability.
 
@@ -62,7 +64,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
 
 
 def log_odds_of_losses(losses: HostArray) -> np.ndarray:
-  """Of cross-entropies -log p [...], in nats: keeps the digits that 1 - p would lose.
+  """Log odds of cross-entropies -log p [...], in nats: keeps digits that 1 - p would lose.
 
   >>> log_odds_of_losses([np.log(2), 1e-20, 0.0]).round(4)
   array([  0.    ,  46.0517, 103.6163])
@@ -73,7 +75,8 @@ def log_odds_of_losses(losses: HostArray) -> np.ndarray:
       f"the least is {loss.min()}: a cross-entropy must be >= 0", field="losses"
     )
   with np.errstate(over="ignore", divide="ignore"):
-    return np.clip(-np.log(np.expm1(loss)), -LARGEST, LARGEST) + 0.0  # no -0.0
+    # Adding 0 turns -0.0 into 0.
+    return np.clip(-np.log(np.expm1(loss)), -LARGEST, LARGEST) + 0.0
 
 
 def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
@@ -138,6 +141,7 @@ def soft_margin_taylor(
   series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
   mine = series(scores[own].reshape(scores.shape[:-1]) - margin)
   others = np.sum(np.where(own, 0.0, series(scores)), axis=-1)
+  # An infinite series over another is NaN, and counts as the least confidence.
   with np.errstate(divide="ignore", invalid="ignore"):
     return np.clip(np.nan_to_num(mine / (mine + others)), _TINY, 1.0)
 
@@ -165,6 +169,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
         field="apply",
       )
     own = jnp.arange(logits.shape[1])[None] == y[:, None]
+    # The own logit is left out of the others by -inf.
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
     found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
     return jnp.where(own.any(axis=1), found, jnp.nan)
@@ -179,7 +184,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
 
 def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) -> np.ndarray:
-  """What `ask(places [batch_size])` says of rows 0 .. count - 1, float64 [count, ...].
+  """Answers of `ask(places [batch_size])` for rows 0 .. count - 1, float64 [count, ...].
 
   All parts are of one size, or there would be a compilation for each: the last row is repeated.
   """

@@ -52,7 +52,8 @@ def bavaria(
   return _log_density((evidence.target - center) / scale, freedom) - np.log(scale) - outside
 
 
-_FLOOR = 1e-30  # of a scale, as in `lira`
+# A scale is no less, as in `lira`.
+_FLOOR = 1e-30
 
 
 def _predictive(

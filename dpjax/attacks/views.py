@@ -81,6 +81,7 @@ def gradient_view(
   def view(examples: Example) -> ArrayTree:
     wide = _as_wide(params, examples.x)
     mask = jnp.ones(len(examples.x), bool)
+    # Without clipping, the view is the function that the clients themselves call.
     if l2_clip_norm is None:
       return mean_grad(loss)(wide, examples, mask)[0]
     grads = jax.vmap(jax.grad(loss), (None, 0))(wide, examples)
@@ -145,7 +146,8 @@ def client_view(
     received = Received(_as_wide(params, examples.x), extra)
     local = client.init(received, memory, jnp.int32(count), key)
     for places, kept in zip(rows, mask):
-      if kept.any():  # as the executors do
+      # The executors skip a step without examples too.
+      if kept.any():
         batch = jax.tree.map(operator.itemgetter(places), examples)  # leaves [b, ...]
         local = client.step(received, local, batch, jnp.asarray(kept))
     return client.finish(received, local)[0].message

@@ -56,6 +56,7 @@ def estimated_epsilon(scores: Scores, *, delta: float) -> float:
   middle = np.median(np.concatenate([scores.inside, scores.outside]))
   missed = np.mean(scores.inside <= middle), np.mean(scores.outside > middle)
   sizes = len(scores.inside), len(scores.outside)
+  # Rates of 0 and 1 would give an infinite mu.
   rates = [np.clip(r, 0.5 / n, 1 - 0.5 / n) for r, n in zip(missed, sizes)]
   return epsilon_from_mu(-float(sum(stats.norm.ppf(rates))), delta)
 

@@ -31,9 +31,12 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-SCORES = ("loss", "gradient", "sums")  # "sums": see `gradient_canaries`, for its own kind
-_STREAM = 0x0CA9A21E5  # keeps the coins apart from whatever else a seed is used for
-_CHUNK = 256  # canaries scored at a time
+# "sums" is for canaries of its own kind: see `gradient_canaries`.
+SCORES = ("loss", "gradient", "sums")
+# Keeps the coins apart from whatever else a seed is used for.
+_STREAM = 0x0CA9A21E5
+# Canaries scored at a time.
+_CHUNK = 256
 
 
 class Canaries(NamedTuple):
@@ -58,6 +61,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
   """Noise over the range of the pixels (or of the tokens), with random labels."""
   low = rows.x.min()
   high = rows.x.max()
+  # int32 inputs are tokens.
   if rows.x.dtype == np.int32:
     x = rng.integers(low, rows.vocab_size or int(high) + 1, rows.x.shape, np.int32)
   else:
@@ -153,7 +157,8 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     return train.subset(np.setdiff1d(np.arange(len(train)), rows))
-  present = np.ones(len(train), bool)  # so it was before: `insert_canaries` refuses others
+  # Every record was present: `insert_canaries` refuses others.
+  present = np.ones(len(train), bool)
   present[rows] = False
   return dataclasses.replace(train, present=present)
 
@@ -226,6 +231,7 @@ def gradient_scores(
     rows = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
     flat = jnp.concatenate(rows, axis=1)
     total = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
+    # A canary without a gradient has no direction to move along.
     return flat @ total / jnp.maximum(jnp.linalg.norm(flat, axis=1), 1e-30)
 
   return split_scores(_values(along, canaries.examples), canaries)

@@ -66,13 +66,20 @@ DIRECTION = "direction"
 # "gradient" needs a parameter for each canary, which the model of a federation has not got.
 CLIENT_KINDS = (DIRECTION, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
-_STREAM = 0x0CA9A21E6  # apart from the coins of records, and of whatever else has a seed
-_LENGTH = 1e3  # of what a canary sends, in clip norms: without clipping it must stand out
-_WIDE = 2.0  # coordinates count up to so many times the median of all
-_FLAT = 1.2  # singular values, too
-_MOST_VALUES = 1024  # of a matrix: beyond, the transform would take longer than a round
-_SPREAD = 1.4826  # standard deviation / median distance from the median, of a normal law
-_SENT = ("delta", "direction")  # what algorithms call the difference that a client sends
+# Keeps this apart from the coins of records, and of whatever else has a seed.
+_STREAM = 0x0CA9A21E6
+# Length of what a canary sends, in clip norms: without clipping it must stand out.
+_LENGTH = 1e3
+# Coordinates count up to so many times the median of all.
+_WIDE = 2.0
+# Singular values count up to so many times their median.
+_FLAT = 1.2
+# Columns of a matrix: beyond, the transform would take longer than a round.
+_MOST_VALUES = 1024
+# Standard deviation / median distance from the median, of a normal law.
+_SPREAD = 1.4826
+# Names by which algorithms call the difference that a client sends.
+_SENT = ("delta", "direction")
 
 
 class CanaryClients(NamedTuple):
@@ -137,7 +144,7 @@ def insert_canary_clients(
     federation, places, included, kind, change_rng, neighboring_relation
   )
   if neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
-    # who is left moves up by those that are gone below
+    # Who is left moves up by the number of those that are gone below.
     moved = places - np.searchsorted(places[~included], places)
     canaries = canaries._replace(places=np.where(included, moved, -1))
   return _without(changed, places[~included], neighboring_relation), canaries
@@ -236,11 +243,13 @@ class Directions(NamedTuple):
   def one(self, number: Array, like: ArrayTree) -> Any:
     """The direction of canary `number`, from 0, as a tree like the parameters."""
     flat, unravel = flatten_util.ravel_pytree(like)
+    # Entry (i, j) of a Hadamard matrix is (-1)^(number of bits of i & j).
     odd = jax.lax.population_count(number & jnp.arange(len(self.signs))) & 1
     return unravel(((1 - 2 * odd) * self.signs * self.scale).astype(flat.dtype))
 
   def along(self, flat: Array) -> Array:
     """Inner products [m] of a vector [d] with all of them, by one fast transform."""
+    # The fast transform needs a power of two.
     size = 1 << max(0, (len(self.signs) - 1).bit_length())
     spread = jnp.pad(flat * self.signs, (0, size - len(self.signs)))
     return hadamard(spread)[: self.count] * (np.sqrt(size) * self.scale)
@@ -304,7 +313,8 @@ def sender(
     return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
 
   def step(received: Any, work: _Work, rows: _Marked, mask: Array) -> _Work:
-    number = jnp.sum(jnp.where(mask, rows.numbers, 0))  # a canary holds one row
+    # A canary holds one row, so the sum is its number.
+    number = jnp.sum(jnp.where(mask, rows.numbers, 0))
     own = client.step(received, work.own, rows.examples, mask)
     return _Work(own, jnp.where(number == 0, work.number, number))
 
@@ -363,7 +373,7 @@ def heard(
     sent, memory, info = client.finish(received, work.own)
     number = _number(work.own)
     message = next(sent.message[name] for name in _SENT if name in sent.message)
-    # the direction alone, not its sign, which is the coin
+    # The direction alone, not its sign, which is the coin.
     direction = directions.one(jnp.abs(number) - 1, message)
     along = optax.tree.vdot(message, direction) / l2_clip_norm
     score = work.score + jnp.where(number == 0, 0.0, along)
@@ -433,7 +443,8 @@ def watching(
 
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Watched]:
     del params
-    aggregate = trees.scale(updates, -1.0 / unit)  # the optimizer's gradient is -aggregate
+    # The optimizer's gradient is -aggregate.
+    aggregate = trees.scale(updates, -1.0 / unit)
     if present:
       seen = along(directions, aggregate)
       scores = round_scores(seen * jnp.max(state.present), 1.0, opposite=opposite)
@@ -485,6 +496,7 @@ def along(directions: Directions, moved: ArrayTree) -> Array:
   """
   flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
+  # Where most coordinates are zero, nothing is cut.
   return directions.along(jnp.where(limit > 0, jnp.clip(flat, -limit, limit), flat))
 
 
@@ -497,6 +509,7 @@ def _flattened(leaf: Array) -> Array:
   tall = tall if tall.shape[0] >= tall.shape[1] else tall.T
   if tall.shape[1] > _MOST_VALUES:
     return leaf
+  # Singular values by the smaller Gram matrix: far cheaper than an SVD.
   squares, vectors = jnp.linalg.eigh(tall.T @ tall)
   values = jnp.sqrt(jnp.maximum(squares, 0.0))
   limit = _FLAT * jnp.median(values)
@@ -517,7 +530,9 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """
   middle = jnp.median(seen, axis=-1, keepdims=True)
   width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
+  # Canaries that all say the same would have no width to divide by.
   variance = jnp.maximum(width, 1e-3) ** 2
+  # A canary that takes part in every round cannot have stayed away.
   stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf
   ratio = lambda x: jnp.logaddexp(stays, jnp.log(prob) + (x - 0.5) / variance)
   return ratio(seen) - ratio(-seen) if opposite else ratio(seen)
@@ -534,7 +549,7 @@ def direction_scores(
 def watched_scores(
   directions: Directions, state: ArrayTree, canaries: CanaryClients
 ) -> Scores:
-  """Those of `watching`, from the state of the federated algorithm."""
+  """Scores of `watching`, from the state of the federated algorithm."""
   found = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]
   if found[0].scores is None:
     return direction_scores(directions, found[0].total, canaries)

@@ -31,7 +31,8 @@ from dpjax.plan import Plan
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-_SIDE_BY_SIDE = 50  # models of one program
+# Models of one program.
+_SIDE_BY_SIDE = 50
 
 
 def fitted_params(
@@ -109,11 +110,13 @@ def final_model_scores(
       "'add_or_remove_one', for the target is there or not",
       field="plan",
     )
-  plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
+  # The same sums, in one physical batch.
+  plan = dataclasses.replace(plan, slices=1)
   with_target = _joined(records, target)
   finals = _finals(loss_fn, plan, tx, params, target)
   found = []
   for world, data in enumerate((records, with_target)):
+    # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
     losses: list[float] = []
     for keys in _keys(num_models, seed, world):
@@ -130,7 +133,7 @@ def _whole(records: Dataset) -> Example:
 
 
 def _joined(records: Dataset, target: Example) -> Dataset:
-  """With the target as the last record."""
+  """The records with the target as the last of them."""
   x, y = (np.concatenate(pair) for pair in ((records.x, target.x), (records.y, target.y)))
   return dataclasses.replace(records, x=x, y=y)
 

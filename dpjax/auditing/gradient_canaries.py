@@ -30,7 +30,8 @@ from dpjax.plan import Plan
 from dpjax.types import Example, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-_LENGTH = 1e3  # of a canary's gradient, in clip norms: without clipping it must stand out
+# Length of a canary's gradient, in clip norms: without clipping it must stand out.
+_LENGTH = 1e3
 
 
 class _Ids(NamedTuple):
@@ -66,7 +67,8 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     present = np.ones_like(coins)
   else:
     present = coins
-  others = (size or len(coins)) - len(coins)  # empty records, the same on both sides
+  # Empty records, the same on both sides.
+  others = (size or len(coins)) - len(coins)
   fill = lambda values, dtype: np.concatenate([values, np.zeros(others, dtype)])
   return _Ids(fill(ids, int), fill(signs, np.float32), fill(present, bool))
 
@@ -105,7 +107,8 @@ def gradient_canaries(
   validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
     raise UserError("must be one number, canaries have no groups", field="l2_clip_norm")
-  plan = dataclasses.replace(plan, slices=1)  # the same sums, in one physical batch
+  # The same sums, in one physical batch.
+  plan = dataclasses.replace(plan, slices=1)
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   if coins.all() or not coins.any():
     raise UserError(
@@ -159,6 +162,7 @@ def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> Lo
   def loss(params: Any, example: Example) -> jax.Array:
     place = example.y - num_classes
     is_canary = place >= 0
+    # A canary's label is no class: 0 stands in, and this loss is not used.
     ordinary = loss_fn(
       params["model"], example._replace(y=jnp.where(is_canary, 0, example.y))
     )
@@ -192,6 +196,8 @@ def canary_sums() -> optax.GradientTransformation:
 
 
 def sum_scores(state: Any, canaries: Canaries) -> Scores:
-  """One score for each canary from a state that holds `canary_sums`: how far all noisy sums
-  went down its gradient."""
+  """Scores of canaries, from a state that holds `canary_sums`.
+
+  The score of a canary is how far all noisy sums went down its gradient.
+  """
   return split_scores(-np.asarray(optax.tree.get(state, "canary_sums")), canaries)

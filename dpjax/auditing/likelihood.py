@@ -17,7 +17,8 @@ from dpjax.auditing.scores import Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_DIGITS = 9  # of a log-likelihood ratio
+# Decimals of a log-likelihood ratio that count.
+_DIGITS = 9
 
 # (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...]
 Draw = Callable[[int, np.random.Generator, int], Any]

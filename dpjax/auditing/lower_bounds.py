@@ -48,16 +48,22 @@ from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_LARGEST = 200.0  # neither an epsilon nor a mu above this is looked for
+# Neither an epsilon nor a mu above this is looked for.
+_LARGEST = 200.0
 # Thresholds lie at equal steps of the normal quantile of a held-out score. For a ratio of
 # rates the extremes matter; for a mu, only where neither rate is small.
-_EXTREMES = 9  # from the largest score to the smallest
+# From the largest score to the smallest.
+_EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-_GUESSES = 6  # numbers of guesses of a one-run audit
-_TWO_SIDED = 5  # the same where both ends of the scores are guessed
-_FEWEST = 16  # guesses at either end: fewer refute nothing at the usual confidence
+# Numbers of guesses of a one-run audit.
+_GUESSES = 6
+# The same where both ends of the scores are guessed.
+_TWO_SIDED = 5
+# Guesses at either end: fewer refute nothing at the usual confidence.
+_FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
-_TIES_SEED = 2305_08846  # equal scores are put in an order that knows nothing of the truth
+# Equal scores are put in an order that knows nothing of the truth.
+_TIES_SEED = 2305_08846
 
 
 def _one(values: Any, name: str) -> np.ndarray:
@@ -93,6 +99,7 @@ def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
   0.3085
   """
   count = np.asarray(count)
+  # Beta wants a positive parameter; the case count = n is settled below.
   bound = stats.beta.ppf(1 - significance, count + 1, np.maximum(n - count, 1))
   return np.where(count < n, bound, 1.0)
 
@@ -266,7 +273,8 @@ def _too_many(
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      break  # nothing changes any more
+      # Nothing changes any more.
+      break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
   return r + h > guesses / num_canaries
@@ -280,7 +288,8 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
   """How many canaries are guessed at an end of the scores, for each test of a bound."""
-  half = max(1, m // 2)  # more guesses of "in" than records that were in cannot help
+  # More guesses of "in" than records that were in cannot help.
+  half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
   spread = np.geomspace(min(least, half), half, number)
   return np.unique(np.round(spread).astype(int))
@@ -312,6 +321,7 @@ def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[...
   """Largest value that some number of guesses refutes, at the corrected significance."""
   significance = (1 - confidence) / len(tried)
   best = 0.0
+  # The most accurate guesses come first, so that the others mostly end at once.
   for guesses, correct in sorted(tried, key=lambda pair: -pair[1] / pair[0]):
     test = lambda value, k=guesses, v=correct: refuted(value, k, v, significance)
     best = _largest(test, best)
@@ -453,6 +463,7 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   spread = math.sqrt((inside.var() * n + outside.var() * m) / degrees)
   if gap <= 0:
     return 0.0
+  # Without any spread the two sides are told apart as well as can be.
   t = min(gap / spread, _LARGEST) * weight if spread else _LARGEST * weight
   mu = _largest(lambda mu: _t_tail(t, degrees, mu * weight) <= 1 - confidence)
   return epsilon_from_mu(mu, delta)
@@ -518,9 +529,11 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   values = np.concatenate(scores)
   inside = len(scores.inside)
   truth = np.arange(values.size) < inside
-  order = np.lexsort((truth, -values))  # equal scores are guessed as wrong as can be
+  # Equal scores are guessed as wrong as can be.
+  order = np.lexsort((truth, -values))
   found = int(np.sum(truth[order[:inside]]))
-  correct = values.size - 2 * (inside - found)  # who is missed has another in its place
+  # Whoever is missed has another in its place.
+  correct = values.size - 2 * (inside - found)
   right = (1 + claim.total_variation) / 2
   # One fewer: mistakes come in pairs, and a threshold that follows the scores gains a little.
   return float(stats.binom.sf(correct - 2, values.size, right))

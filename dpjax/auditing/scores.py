@@ -26,7 +26,7 @@ class CanaryScores(Scores):
 
   @classmethod
   def parted(cls, values: np.ndarray, included: np.ndarray) -> CanaryScores:
-    """From one value for each canary [n + m], and their coins [n + m] bool.
+    """Parts one value for each canary [n + m] by their coins [n + m] bool.
 
     >>> CanaryScores.parted(np.array([3.0, 1.0, 2.0]), np.array([True, False, True])).numbers
     array([0, 2, 1])

@@ -13,14 +13,16 @@ from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
-_ALARMING = 1e-3  # a p-value that rests on independent canaries
-_SHARE = 10  # the claim's own test has this part of what the bound may err
+# Largest p-value of an alarm, which rests on independent canaries.
+_ALARMING = 1e-3
+# The claim's own test has this part of what the bound may err.
+_SHARE = 10
 
 
 def check_method(method: str, plan: Plan) -> None:
   """Refuses a bound that only holds for Gaussian-DP mechanisms where a plan's is not one.
 
-  A plan is Gaussian-DP where all that it is charged for is Gaussian noise without sampling:
+  A plan is Gaussian-DP where all that it accounts for is Gaussian noise without sampling:
   the composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al.,
   Corollary 3.3). With Poisson sampling it is so only in the limit of many steps, and an
   unclipped or noiseless run is so for no mu. `gdp` is indicative even where it is taken.

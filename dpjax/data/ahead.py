@@ -23,5 +23,6 @@ def ahead(items: Iterator[_T]) -> Generator[_T]:
   with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:
     coming = thread.submit(next, items, _END)
     while (item := coming.result()) is not _END:
+      # The next item is begun before this one is handed out.
       coming = thread.submit(next, items, _END)
       yield item  # type: ignore[misc]

@@ -73,10 +73,12 @@ def rows(
   if found is not None:
     return found
   with _alone(where, tell):
-    found = _look(where, wanted, shape, tell)  # another process may have been faster
+    # Looked again, alone: another process may have been faster.
+    found = _look(where, wanted, shape, tell)
     if found is not None:
       return found
-    for path in where.glob(f"*{_PARTIAL}"):  # nobody else is writing
+    # Nobody else is writing now: what is partial was left by a process that was stopped.
+    for path in where.glob(f"*{_PARTIAL}"):
       path.unlink()
       tell(f"removed {path}, which a process left that was stopped")
     return _opened(_written(where, wanted, shape, make), shape)
@@ -110,7 +112,8 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
   with _refused(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
-    with _refused(where):  # a file system may have no locks
+    # A file system may have no locks.
+    with _refused(where):
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
@@ -141,7 +144,8 @@ def _look(
     head = _head(path)
     if head.get("key") != wanted.hex() or head.get("shape") != list(shape):
       continue
-    with contextlib.suppress(UserError):  # it is cut short
+    # One that is cut short is removed below.
+    with contextlib.suppress(UserError):
       found = _opened(path, shape)
       if _digest(found.chunks()) == head.get("sha256"):
         tell(f"features are read from {path}")
@@ -168,13 +172,16 @@ def _written(
   shape: tuple[int, ...],
   make: Callable[[], Iterable[np.ndarray]],
 ) -> pathlib.Path:
+  # A random name, for a digest of private data would stand in the folder's listing.
   name = secrets.token_hex(8)
   partial = where / f"{name}{_PARTIAL}"
   with _refused(where):
+    # Readable by its owner alone, from the first byte on.
     raw = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
   try:
     with os.fdopen(raw, "wb", buffering=0) as file, _refused(where):
       _fill(file, wanted, shape, make())
+      # On disk before it gets its name: a file of that name is whole.
       os.fsync(file.fileno())
     done = partial.rename(where / f"{name}{_SUFFIX}")
   except BaseException:
@@ -199,6 +206,7 @@ def _fill(
   if file.tell() != expected:
     raise AssertionError(f"features of {shape} took {file.tell()} bytes, not {expected}")
   head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
+  # The head comes last, so that a file that was cut short has none.
   file.seek(0)
   _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
 

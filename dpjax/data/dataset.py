@@ -13,7 +13,8 @@ from dpjax.data.rows import Rows, RowSource
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
-_SHOWN = 160  # characters of another library's message
+# Characters of another library's message.
+_SHOWN = 160
 
 
 def _check_x(x: Any) -> None:
@@ -30,7 +31,8 @@ def _check_x(x: Any) -> None:
       "one example must hold at least one number", field="x.shape", value=x.shape
     )
   if isinstance(x, Rows):
-    return  # `checked` does the rest as they are read
+    # `in_files` checks the rest as rows are read.
+    return
   if x.dtype == np.float32 and not np.isfinite(x).all():
     bad = int(np.count_nonzero(~np.isfinite(x)))
     raise UserError(f"every value must be finite in float32, {bad} are not", field="x")
@@ -189,7 +191,8 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     )
   try:
     return np.asarray(value)
-  except ValueError as error:  # ragged nested lists
+  # Such as ragged nested lists.
+  except ValueError as error:
     raise UserError(
       f"is not a rectangular array ({first_line(error)})", field=name
     ) from error
@@ -207,7 +210,8 @@ def _as_features(value: Any) -> np.ndarray:
   if x.dtype == np.uint8 and x.ndim in (3, 4):
     return np.divide(x[..., np.newaxis] if x.ndim == 3 else x, 255, dtype=np.float32)
   if x.dtype.kind == "f":
-    with np.errstate(over="ignore"):  # becomes inf, which Dataset refuses by name
+    # What float32 cannot hold becomes infinite, which Dataset refuses by name.
+    with np.errstate(over="ignore"):
       return x.astype(np.float32, copy=False)
   if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
     return _to_int32(x, "x")
@@ -264,6 +268,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
     )
   first = decode(source.read(np.zeros(1, np.int64)))
   x = Rows(source, first.shape[1:], first.dtype, decode)
+  # dpjax's own sources read each row by itself.
   if type(source).__module__.partition(".")[0] != "dpjax":
     _check_apart(x)
   named: Any = {"name": "arrays", "split": "train"} | more

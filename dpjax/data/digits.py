@@ -28,7 +28,8 @@ def split_indices() -> tuple[np.ndarray, np.ndarray]:
 
 def load_digits() -> tuple[Dataset, Dataset]:
   """(train [1437, 8, 8, 1], test [360, 8, 8, 1]), ten classes, pixels / 16."""
-  from sklearn import datasets  # slow to import
+  # Imported here: it is slow.
+  from sklearn import datasets
 
   pixels, labels = datasets.load_digits(return_X_y=True)  # [1797, 64] in 0 .. 16
   x = (np.asarray(pixels) / 16.0).reshape(SIZE, 8, 8, 1)

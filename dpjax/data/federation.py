@@ -90,7 +90,7 @@ class Federation:
     return self.dataset.subset(self.indices[self.position(client)])
 
   def examples(self, client: int | str) -> Example:
-    """As `client`, as bare arrays [n_i, ...]: cheaper inside a training loop."""
+    """The examples of one client as bare arrays [n_i, ...]: cheaper in a training loop."""
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:

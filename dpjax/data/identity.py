@@ -18,7 +18,8 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-_ORIGIN = "_origin"  # digest of the data that `computed` computed these from
+# Digest of the data that `computed` computed these from.
+_ORIGIN = "_origin"
 
 
 def digest(data: Labelled | Federation) -> bytes:
@@ -55,7 +56,8 @@ def _of_arrays(dataset: Any) -> bytes:
 def _add(found: Any, array: np.ndarray | Rows) -> None:
   found.update(f"{array.dtype.str} {array.shape} ".encode())
   for chunk in array.chunks() if isinstance(array, Rows) else [array]:
-    if chunk.size:  # an empty array has no bytes to view
+    # An empty array has no bytes to view.
+    if chunk.size:
       found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
@@ -81,5 +83,6 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   (True, False)
   """
   result = dataclasses.replace(source, x=x)
-  object.__setattr__(result, _ORIGIN, digest(source))  # not a field: `replace` drops it
+  # No field, so that `replace`, which makes other data, drops it.
+  object.__setattr__(result, _ORIGIN, digest(source))
   return result

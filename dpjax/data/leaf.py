@@ -25,8 +25,10 @@ from dpjax.data.registry import own_path
 from dpjax.validate import UserError, integer_at_least, no_pipe
 
 PREPARE = "write it with ./preprocess.sh of a data set of github.com/TalwalkarLab/leaf"
-_TWEET = 4  # of a row of Sent140: id, date, query, user, text
-_BYTES = 256  # classes of a next character
+# Place of the text in a row of Sent140: id, date, query, user, text.
+_TWEET = 4
+# Classes of a next character.
+_BYTES = 256
 
 
 class _Part(NamedTuple):
@@ -88,6 +90,7 @@ def _split(
   if not files:
     raise UserError(f"no *.json in {root / split}; {PREPARE}")
   parts = [part for path in files for part in _parts(path, max_length)]
+  # Users without examples stay clients, and have no kind.
   full = [part for part in parts if len(part.y)]
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:
@@ -167,7 +170,8 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = text.encode_text(rows, max_length=max_length)
   else:
     x = np.asarray(rows)
-    with np.errstate(over="ignore"):  # becomes inf, which Dataset refuses by name
+    # What float32 cannot hold becomes infinite, which Dataset refuses by name.
+    with np.errstate(over="ignore"):
       # an image of nothing but 0 and 1 is written without a point
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)

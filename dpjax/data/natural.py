@@ -86,7 +86,8 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
 def _first(owners: np.ndarray, most: int) -> np.ndarray:
   """The rows that are among the first `most` of their owner, ascending."""
   order, starts = _sorted(owners, 0)
-  before = np.arange(len(order)) - starts[owners[order]]  # own rows before this one
+  # Own rows before this one.
+  before = np.arange(len(order)) - starts[owners[order]]
   return np.sort(order[before < most])
 
 
@@ -106,6 +107,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, found))
+    # A lone surrogate is text that UTF-8 cannot write.
     "".join(ids).encode()
   except UnicodeError as error:
     raise UserError(
@@ -123,7 +125,8 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  return unicodedata.normalize("NFC", text)  # one name in two spellings is one person
+  # One name in two spellings is one person.
+  return unicodedata.normalize("NFC", text)
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:

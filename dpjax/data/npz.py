@@ -50,7 +50,8 @@ def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError(f"{told}: there is no such file") from error
-  except (AttributeError, TypeError) as error:  # a bare .npy array: no `with`
+  # A bare .npy array, which has no `with`.
+  except (AttributeError, TypeError) as error:
     raise UserError(f"{told}: is not an .npz archive") from error
   except _UNREADABLE as error:
     # what begins as no archive is taken for a pickle, with the advice to load it nevertheless

@@ -140,6 +140,7 @@ def dirichlet_hsu(
   for size in map(len, np.array_split(labels, num_clients)):
     taken = _draw_classes(random, _dirichlet(random, prior), left, size)
     left = left - taken
+    # Taken from the end of each queue: `left` counts what is still in front.
     parts = [queue[end : end + count] for queue, end, count in zip(queues, left, taken)]
     clients.append(random.permutation(np.concatenate([_NO_ROWS, *parts])))
   return clients
@@ -278,6 +279,7 @@ def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))
   ) / np.maximum(alpha, np.finfo(float).tiny)
+  # Divided by the largest weight, so that none overflows and one is 1.
   weights = np.exp(logs - logs.max())
   return weights / weights.sum()
 
@@ -299,6 +301,7 @@ def _deal_classes(
   for rows in classes:
     room = held < num_examples / num_clients
     shares = _dirichlet(random, np.full(num_clients, float(alpha))) * room
+    # Where all shares of those with room have underflowed, they get alike.
     shares = shares if shares.sum() > 0 else room.astype(float)
     counts = _counts(len(rows), shares / shares.sum())
     owners[random.permutation(rows)] = np.repeat(np.arange(num_clients), counts)
@@ -326,12 +329,14 @@ def _draw_classes(
     weights = np.where(room > 0, shares, 0.0)
     weights = weights if weights.sum() > 0 else room.astype(float)
     drawn = random.multinomial(missing, weights / weights.sum())
-    taken += np.minimum(drawn, room)  # what a used-up class was asked for is drawn again
+    # What a used-up class was asked for is drawn again.
+    taken += np.minimum(drawn, room)
   return taken
 
 
 def _counts(total: int, shares: np.ndarray) -> np.ndarray:
   """Integers near total * shares that sum to total."""
+  # Sums are rounded, not shares: so the counts add up to the total.
   ends = np.round(np.cumsum(shares) * total).astype(np.int64)
   ends[-1] = total
   return np.diff(np.minimum(ends, total), prepend=0)

@@ -28,8 +28,10 @@ from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 
 COMMON = ("digits", "random_process", "mnist", "fashion_mnist", "cifar10", "shakespeare")
-_CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
-_CLASS_KEYS = ("pythonClassName", "python_class_name")  # in features.json
+# Records decoded at once: it bounds the memory of decoded Python objects.
+_CHUNK = 1_000
+# Names of a class in features.json.
+_CLASS_KEYS = ("pythonClassName", "python_class_name")
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
@@ -52,7 +54,8 @@ def is_prepared(name: str, root: pathlib.Path) -> bool:
 
 def check_known(name: str) -> None:
   """Raises UserError, with the nearest name, unless TFDS knows this data set (offline)."""
-  import tensorflow_datasets as tfds  # slow to import
+  # Imported here: it is slow.
+  import tensorflow_datasets as tfds
 
   match = _NAME.fullmatch(name)
   known = {*COMMON, *tfds.list_builders(with_community_datasets=False)}
@@ -73,7 +76,8 @@ def prepare_command(name: str, root: pathlib.Path) -> str:
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-  advice = "OpenCV is not installed" in record.getMessage()  # Pillow does as well
+  # Pillow does what OpenCV would.
+  advice = "OpenCV is not installed" in record.getMessage()
   return record.levelno >= logging.WARNING and not advice
 
 
@@ -197,7 +201,8 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
   """Reads tf.train.Examples, as files hold them, each feature by name."""
-  from tensorflow_datasets.proto import tf_example_pb2  # slow to import
+  # Imported here: it is slow.
+  from tensorflow_datasets.proto import tf_example_pb2
 
   parse = tf_example_pb2.Example.FromString  # pyright: ignore[reportAttributeAccessIssue]
   return (parse(record).features.feature for record in records)
@@ -240,6 +245,7 @@ class _Records:
     with _quiet(), self._told():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
       found = self._decode([self._feature.decode_example_np(value) for value in stored])
+      # Compared after the read: what came of changed files is not used.
       if self._identity() != self._known:
         raise UserError(
           "its files have changed since they were opened; a run is bound to its data, bring "
@@ -248,7 +254,7 @@ class _Records:
     return found
 
   def columns(self, *keys: str) -> tuple[list[Any], ...]:
-    """Of each record features that are one number or text, as they are stored: one pass."""
+    """Features that are one number or text in each record, as they are stored: one pass."""
     found: tuple[list[Any], ...] = tuple([] for _ in keys)
     for places in self.parts():
       for example in self.examples(places):
@@ -282,14 +288,17 @@ def _read_all(
   num_classes = _num_classes(info, keys[1], declared)
   told = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, told) for source in sources]
+  # The first record tells what kind all of them are.
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
   vocab_size = text.VOCAB_SIZE if is_text else None
   made = []
   for split, part in zip(("train", "test"), records):
+    # Labels are read alone, for the inputs may stay in their files.
     column, *asked = part.columns(keys[1], *field)
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
+    # Pixels and tokens take 4 bytes each once they are read.
     if stay_in_files(4 * first.size * len(part), resident):
       read_later = in_files(
         part,

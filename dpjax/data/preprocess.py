@@ -23,7 +23,8 @@ from dpjax.validate import UserError
 def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   try:
     constant = np.asarray(value, np.float32)
-  except (TypeError, ValueError):  # "estimate", a function, ...
+  # Such as "estimate", or a function.
+  except (TypeError, ValueError):
     constant = None
   if value is None or constant is None:
     raise UserError(
@@ -59,7 +60,8 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   if isinstance(data, Dataset):
     return dataclasses.replace(data, x=standardize(data.x, mean, std))
   if isinstance(data, Rows):
-    standardize(data[:0], mean, std)  # refuses what the rows would be refused for
+    # Refuses now what the rows would be refused for when they are read.
+    standardize(data[:0], mean, std)
     return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)
   if x.dtype.kind != "f":

@@ -87,6 +87,7 @@ def _falling(process: Process, height: int, width: int) -> np.ndarray:
   along = cos * right + sin * down
   across = cos * down - sin * right
   frequency = np.hypot(process.aspect * along, across)
+  # The constant part gets amplitude 0: a texture has no colour of its own.
   frequency[0, 0] = np.inf
   return frequency**process.slope
 
@@ -133,6 +134,7 @@ def load_random_process(
   """
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
+  # A generator by name, for NumPy may choose another default one day.
   random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
   each = per_class + test_per_class
   made = []

@@ -82,6 +82,7 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
+  # A folder of the user's may hold other texts, whose number nobody has published.
   own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )

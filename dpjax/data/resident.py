@@ -15,7 +15,8 @@ from dpjax import parallel as processes
 from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 
-LIMIT_BYTES = 8 * 2**30  # beyond this the data stay in host memory
+# Beyond this the data stay in host memory.
+LIMIT_BYTES = 8 * 2**30
 
 
 @jax.jit
@@ -51,7 +52,8 @@ class Resident:
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
-    self.present = getattr(dataset, "present", None)  # read where batches are masked
+    # Read where batches are masked.
+    self.present = getattr(dataset, "present", None)
     # read where capacities are checked
     self.nominal_size = getattr(dataset, "nominal_size", None)
     # several devices get as many rows each, so there may be more than were asked for

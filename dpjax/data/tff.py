@@ -33,13 +33,16 @@ from dpjax.validate import UserError, integer_at_least
 URL = "https://storage.googleapis.com/tff-datasets-public/"
 # name for `launch.prepare` -> the database; each is at URL with .lzma behind
 DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
-_SPLITS = (("all_train", "all_test"), ("train", "test"))  # EMNIST's; everybody's
+# EMNIST's, and everybody's.
+_SPLITS = (("all_train", "all_test"), ("train", "test"))
 _TRAIN = "_train.h5"
 _TEST = "_test.h5"
 _IMAGES = {"pixels": ((28, 28, 1), np.float32), "image": ((32, 32, 3), np.uint8)}
-_TEXTS = ("tokens", "snippets")  # StackOverflow, Shakespeare; they have no label
+# StackOverflow, Shakespeare; they have no label.
+_TEXTS = ("tokens", "snippets")
 _LABEL = "label"
-_BLOCK = 1_000  # records decoded at once
+# Records decoded at once.
+_BLOCK = 1_000
 
 
 class _Kind(NamedTuple):
@@ -144,7 +147,8 @@ def _one_line_errors() -> Iterator[None]:
     yield
   except UserError:
     raise
-  except Exception as error:  # of sqlite, protobuf and HDF5: many types, most of many lines
+  # Of SQLite, protobuf and HDF5: many types, most of many lines.
+  except Exception as error:
     raise UserError(
       f"cannot be read as a file of TensorFlow Federated ({type(error).__name__}: "
       f"{first_line(error)})"
@@ -170,7 +174,8 @@ def _sqlite_pair(
 ) -> tuple[_Stretches, _Stretches, _Kind]:
   uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
   with contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
-    base.execute("PRAGMA trusted_schema=OFF")  # a view of the file calls no function
+    # A view in the file then calls no function.
+    base.execute("PRAGMA trusted_schema=OFF")
     held = {
       row[0] for row in base.execute("SELECT DISTINCT split_name FROM client_metadata")
     }

@@ -38,6 +38,7 @@ def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
   """shares times a factor, with root-sum-square <= bound in floating point."""
   length = lambda shares: math.hypot(*jax.tree.leaves(shares))
   factor = bound / length(shares)
+  # Rounding may leave the length a step above the bound, and the sensitivity above C.
   while length(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
   bounds = trees.scale(shares, factor)

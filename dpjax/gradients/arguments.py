@@ -35,8 +35,10 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
     raise UserError(_NO_MASK)
   try:
     mask = jnp.asarray(mask)
-  except (TypeError, ValueError):  # text, objects, rows of several lengths
-    shown = " ".join(repr(mask).split())  # in one line
+  # Text, objects, or rows of several lengths.
+  except (TypeError, ValueError):
+    # In one line.
+    shown = " ".join(repr(mask).split())
     raise UserError(
       f"must be a bool array [{size}], such as batch.mask, or True",
       field="mask",
@@ -108,6 +110,7 @@ def check_real(**named: Any) -> None:
   check_arrays(**named)
   for name, tree in named.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+      # A key has no result type; a Python number has the one that JAX would give it.
       dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype
       if not jnp.issubdtype(dtype, jnp.floating):
         place = f"{name}{jax.tree_util.keystr(path)}"

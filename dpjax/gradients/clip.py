@@ -34,8 +34,10 @@ class ClipRule:
   n >= 0; what is more than that is cut off, NaN counts as 0 (`clipping.clip_factors`).
   """
 
-  adapts: ClassVar[bool] = False  # C follows what the mechanism releases
-  may_be_unbounded: ClassVar[bool] = False  # C = inf means: do not clip
+  # True where C follows what the mechanism releases.
+  adapts: ClassVar[bool] = False
+  # True where C = inf is allowed and means: do not clip.
+  may_be_unbounded: ClassVar[bool] = False
 
   def make(
     self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
@@ -47,8 +49,10 @@ class ClipRule:
     """Raises UserError unless the rule's numbers go with clip norms up to `largest`."""
 
   def top(self, bound: float) -> float:
-    """What clipped lengths are measured against while they are summed; the finished sum is
-    multiplied by bound / top(bound), where short terms would lose digits."""
+    """Length that clipped gradients are measured against while they are summed.
+
+    Short terms would lose digits, so the finished sum is multiplied by bound / top(bound).
+    """
     return bound
 
   def visible(self, bound: float) -> float:
@@ -68,7 +72,8 @@ class Flat(ClipRule):
   may_be_unbounded: ClassVar[bool] = True
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    return jnp.minimum(most, top / lengths)  # [B]; 0 -> inf -> most; never NaN
+    # A length of 0 gives inf, which becomes `most`: never NaN.
+    return jnp.minimum(most, top / lengths)  # [B]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Automatic(ClipRule):
 
   def check(self, largest: float) -> None:
     validate.positive(gamma=self.gamma)
+    # The finished sum is multiplied by C / gamma, which must stay a number of float32.
     least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
     if self.gamma < least:
       raise UserError(f"must be >= {least:g}", field="gamma", value=self.gamma)
@@ -92,6 +98,7 @@ class Automatic(ClipRule):
       raise UserError(f"must be <= {_MAX_NORM:g}", field="gamma", value=self.gamma)
 
   def top(self, bound: float) -> float:
+    # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule owes.
     return min(bound, self.gamma)
 
   def visible(self, bound: float) -> float:
@@ -146,6 +153,7 @@ class Clip:
     return given if isinstance(given, Clip) else cls(given)
 
   def _check_norms(self, check: Any) -> None:
+    # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
     active = [leaf for leaf in jax.tree.leaves(self.norms) if not _is_zero(leaf)]
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
       check(l2_clip_norm=self.norms)
@@ -180,6 +188,7 @@ class Clip:
   @property
   def l2_bound(self) -> float:
     """The largest l2 norm that one example's clipped gradient can have."""
+    # Groups hold different coordinates, so their bounds add up as a root of squares (P10).
     return math.hypot(*self.group_bounds())
 
   def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
@@ -218,5 +227,6 @@ def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
   (1.5, 3.0)
   """
   validate.one_of(NeighboringRelation, neighboring_relation=relation)
+  # The old term leaves the sum and a new one enters: each moves it by `bound`.
   exchanged = NeighboringRelation(relation) is NeighboringRelation.REPLACE_ONE
   return 2 * bound if exchanged else bound

@@ -53,6 +53,8 @@ from dpjax.gradients.clip import Clip, ClipRule, Flat
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
 
+# The entries of a term are lost below 1e-38. A bound from here up leaves its term 32
+# decades for small entries; smaller ones are lifted.
 _LEAST_TERM = 1e-6
 # Of the clip norm (of gamma): errors of a norm below this do not show in its factor.
 _NEGLIGIBLE = 1e-7
@@ -76,7 +78,8 @@ def _top(rule, bound):
 
 def _factor(longest, keep, bound, rule):
   """[B] -> [B], of one group."""
-  if bound == 0:  # frozen
+  # Frozen. A bound of 0 has no `top`, and nothing to divide by a length.
+  if bound == 0:
     return jnp.zeros_like(longest)  # [B]
   top = _top(rule, bound)
   lift = _lift(top)
@@ -96,7 +99,8 @@ def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
     if bound == 0:
       return group
     top = _top(clip.rule, bound)
-    left = 1.0 if top == bound else bound / top  # inf / inf is no number
+    # C = inf has top = inf, and inf / inf is no number.
+    left = 1.0 if top == bound else bound / top
     left = left / _lift(top) / (bound if rescale_to_unit_norm else 1.0)
     return group if left == 1 else trees.scale(group, left)
 
@@ -124,6 +128,8 @@ def clip_factors(
   """
   longest = group_norms if longest is None else longest
   norms = trees.root_sum_squares(jax.tree.leaves(group_norms))  # [B]
+  # One group that is not finite drops the whole example: then it is a missing example. What
+  # is left of it would be an arbitrary vector.
   finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]  # of each group: [B]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)  # [1 + groups, B] -> [B]
   factors = jax.tree.map(lambda c, n: _factor(n, keep, c, clip.rule), clip.norms, longest)
@@ -190,6 +196,7 @@ def clip_and_sum(
     total, norms = weighted_and_norms(grads, mask, clip)
     return rescaled(total, clip, rescale_to_unit_norm=unit), norms
 
+  # Norms and sum must see the same rounded numbers, or the bound holds for neither.
   total, norms = on_settled(clipped, grads)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
@@ -208,6 +215,7 @@ def weighted_and_norms(
 
   group_norms = jax.tree.map(group_norm, clip.norms, grads)  # of each group: [B]
   factors, norms = clip_factors(group_norms, clip, mask)  # of each group: [B]; [B]
+  # Tells `weighted_sum` that it may skip the pass that drops examples.
   all_finite = jnp.all(jnp.isfinite(norms))  # []
   weighted = lambda factor, group: trees.weighted_sum(group, factor, all_finite)
   return jax.tree.map(weighted, factors, grads), norms  # leaves [*param]; [B]

@@ -59,7 +59,8 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
     found: dict[str, Any] = {}
 
-    def on_arrays(*arrays: Any) -> list[Any]:  # anew for each call: JAX would remember it
+    # Defined anew for each call: JAX would remember the trace of a function that it knows.
+    def on_arrays(*arrays: Any) -> list[Any]:
       given = list(leaves)
       for place, array in zip(places, arrays):
         given[place] = array
@@ -97,7 +98,8 @@ def _is_swapped(eqn: Any) -> bool:
   (lhs, rhs), params = (atom.aval.shape for atom in eqn.invars), eqn.params
   image, window, _ = params["dimension_numbers"]
   if not all(isinstance(size, int) for size in (*lhs, *rhs)):
-    return False  # symbolic
+    # A symbolic size cannot be compared.
+    return False
   size = lambda shape, spec: math.prod(shape[axis] for axis in spec[2:])
   alone = params["feature_group_count"] == params["batch_group_count"] == 1
   real = jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
@@ -133,7 +135,9 @@ class _Rewriting:
   """Evaluates jaxprs with their convolutions in that form; what is shared is rewritten once."""
 
   def __init__(self) -> None:
-    self._due: dict[int, tuple[Any, bool]] = {}  # by id, beside what has it
+    # Beside each answer stands the object that it is about: while that lives, no other
+    # object has its id.
+    self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 
   def is_due(self, jaxpr: Any) -> bool:
@@ -219,7 +223,8 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
   lhs = lax.transpose(lhs, (batch, *space, features))  # [N, *space, C]
   rhs = lax.transpose(rhs, (*window, into, out))  # [*window, I, O]
   groups = params["batch_group_count"]
-  if groups > 1:  # the same with groups of features, which there is a fast route for
+  # XLA has a fast route for groups of features, and none for groups of the batch.
+  if groups > 1:
     rows, *shape, depth = lhs.shape
     lhs = lhs.reshape(groups, rows // groups, *shape, depth)
     lhs = jnp.moveaxis(lhs, 0, -2)  # [N / G, *space, G, C]
@@ -237,9 +242,10 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
 def _widened(lhs: Any, params: dict[str, Any]) -> Any:
   """The image with its padding, [N, *space, C]: at least as large as the window.
 
-  Of zeros that XLA cannot tell, or it would take them for the padding that they stand for.
+  Padded with zeros that XLA cannot tell: known ones it would fold into the padding again.
   """
   first = lhs[(0,) * lhs.ndim]
+  # Nothing is below -inf. XLA does not know that, so `zero` is no constant for it.
   no = lax.lt(first, lax.full_like(first, -np.inf))
   zero = lax.select(no, first, lax.full_like(first, 0))
   axes = zip(params["padding"], params["lhs_dilation"])

@@ -149,8 +149,10 @@ def on_all(mesh: Mesh) -> NamedSharding:
 
 
 def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
-  """Of one leaf of parameters or of a state: along the last of its axes that `model` divides
-  (outputs, of a layer's weights); the same on all where there is none.
+  """The sharding of one leaf of parameters, or of a state.
+
+  It is split along the last of its axes that `model` divides (a layer's outputs). Where there
+  is none, it is the same on all devices.
 
   >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
   >>> leaf_sharding(mesh, np.ones((3, 4))).spec == PartitionSpec(None, "model")
@@ -165,7 +167,7 @@ def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
 
 
 def _at(leaf: Any, sharding: NamedSharding) -> Any:
-  """Also while it is traced."""
+  """Places a leaf by its sharding, also while it is traced."""
   if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
   return processes.placed(leaf, sharding)
@@ -212,6 +214,7 @@ def over_devices(
 
   def share(params, batch, mask):
     out = fn(params, batch, mask)
+    # Each device has clipped its own rows: the sum of their sums is that of the batch.
     return lax.psum(out.total, DATA), out.norms, out.losses
 
   split = jax.shard_map(

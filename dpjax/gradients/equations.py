@@ -66,6 +66,8 @@ def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
 
 def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
   """The equation as a function of `operands(eqn)`, custom derivatives intact."""
+  # A result that nobody reads has no variable that a jaxpr could return; None stands for
+  # it.
   outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
   alone = _template().replace(
     invars=list(operands(eqn)), outvars=outvars, eqns=[eqn], effects=eqn.effects
@@ -194,6 +196,7 @@ class Graph(NamedTuple):
     """Follows a value through sums that are its only use: their cotangents are its own."""
     while self._only_user(var) in ("add", "add_any"):
       total = self.users[var].outvars[0]
+      # An operand that was broadcast or cast has another cotangent than the sum.
       if (total.aval.shape, total.aval.dtype) != (var.aval.shape, var.aval.dtype):
         break
       var = total

@@ -26,7 +26,8 @@ _CONCRETE = (
   jax.errors.TracerArrayConversionError,
   jax.errors.TracerIntegerConversionError,
 )
-_HARMLESS = ("debug_callback", "debug_print")  # they return nothing to the program
+# They return nothing to the program, so no example can reach another through them.
+_HARMLESS = ("debug_callback", "debug_print")
 
 
 def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
@@ -43,6 +44,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
       f"loss_fn returned {loss.dtype}: must be a real floating-point number"
     )
   for eqn in _equations(closed.jaxpr):
+    # A call has the effects of what it holds: the equation inside is the one to name.
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
@@ -62,7 +64,8 @@ def check_callable(loss_fn: Any) -> None:
     )
   try:
     signature = inspect.signature(loss_fn)
-  except (TypeError, ValueError):  # some built-in functions do not tell theirs
+  # Some built-in functions do not tell their signature.
+  except (TypeError, ValueError):
     return
   try:
     signature.bind(None, None)
@@ -75,6 +78,7 @@ def check_callable(loss_fn: Any) -> None:
 
 def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
   """Whether the loss of ONE example computes in floats of less than 32 bits anywhere."""
+  # A fresh function: JAX must not find the trace of a loss whose closure has changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   inside = (v for e in _equations(closed.jaxpr) for v in (*e.invars, *e.outvars))
   return any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
@@ -85,7 +89,8 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
   rules of custom derivatives are seen by differentiating."""
   found = list(_equations(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in found):
-    with contextlib.suppress(Exception):  # explained elsewhere
+    # A loss that cannot be differentiated is explained elsewhere.
+    with contextlib.suppress(Exception):
       grad = jax.make_jaxpr(jax.grad(lambda p, e: loss_fn(p, e)))(params, one)
       found += _equations(grad.jaxpr)
   _refuse_own_batching(found, "loss_fn", "examples")
@@ -108,6 +113,7 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
   for eqn in eqns:
     what = eqn.primitive.name
     method = eqn.params.get("vmap_method")
+    # These two methods hand a callback the whole batch in one call.
     if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
       told = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
@@ -148,6 +154,7 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
   try:
     with _no_batch_norm():
       return trace(params, one)
+  # Raised by `_no_batch_norm`, or by the user: it explains itself.
   except validate.UserError:
     raise
   except Exception as error:
@@ -159,6 +166,7 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
         "without float() or int()",
         field="loss_fn",
       ) from error
+    # JAX has no type for the next three errors: only their text tells them apart.
     if "unbound axis name" in str(error):
       raise validate.UserError(
         f"{str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
@@ -198,6 +206,7 @@ def _no_batch_norm() -> Iterator[None]:
   """Raises UserError where a linen BatchNorm computes statistics: of one example, they are
   no statistics; of a batch, they mix examples."""
   linen = sys.modules.get("flax.linen")
+  # Where Flax was never imported, the loss holds no layer of it.
   if linen is None:
     yield
     return
@@ -205,6 +214,7 @@ def _no_batch_norm() -> Iterator[None]:
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     own = _is_batch_norm(context.module) and hasattr(context.module, "use_running_average")
     if own and context.method_name == "__call__":
+      # The mode is given to the call, by name or by place, or else to the layer.
       average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
       average = context.module.use_running_average if average is None else average
       if not average:
@@ -219,6 +229,8 @@ def _explain_library(error: Exception) -> None:
   """Raises UserError for what a layer of Flax or Equinox cannot do in a loss of ONE example."""
   name = type(error).__name__
   message = str(error)
+  # Equinox and nnx have no hook such as linen's. The frames of the error still hold the
+  # layer, as `self`.
   frames = list(traceback.walk_tb(error.__traceback__))
   within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
   if within or "batch_stats" in message or "BatchStat" in message:
@@ -246,7 +258,8 @@ def _first_line(error: Exception) -> str:
 def _runs(trace: Any, params: Params, batch: Any) -> bool:
   try:
     trace(params, batch)
-  except Exception:  # whatever the loss may raise: then this is not the reason
+  # Whatever the loss may raise: then a missing batch axis is not the reason.
+  except Exception:
     return False
   return True
 
@@ -272,6 +285,7 @@ def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
   reached = set(sources)
   between = []
   for eqn in jaxpr.eqns:
+    # Nothing differentiates what only a stop_gradient reads.
     stops = eqn.primitive.name == "stop_gradient"
     if not stops and reached.intersection(equations.operands(eqn)):
       reached.update(eqn.outvars)
@@ -293,6 +307,7 @@ def _differentiable(eqn: Any) -> bool:
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:
     jax.eval_shape(jax.grad(total), [shapes[i] for i in floats], shapes)
-  except Exception:  # of whatever type the primitive chose
+  # A primitive without a derivative raises whatever type it chose.
+  except Exception:
     return False
   return True

@@ -29,6 +29,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
+    # A key has no zero: the last one comes again, in a row that is masked.
     if trees.is_key(leaf):
       return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
@@ -58,6 +59,7 @@ def microbatched(
       return fn(params, batch, mask)
     parts = _split((batch, mask), microbatch_size, count)  # [count, size, ...]
 
+    # In a scan, XLA's CPU backend takes many times as long for gradients of convolutions.
     @canonical_convolutions
     def of_part(params, batch, mask):
       out = fn(params, batch, mask)
@@ -69,6 +71,7 @@ def microbatched(
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
+    # A carry keeps its type: under shard_map the sums differ from device to device.
     zero = as_varying_as(parts, zero)
     total, aux = jax.lax.scan(body, zero, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]

@@ -143,18 +143,22 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     size = _batch_size(batch)
     _check_params(params)
     check_loss(loss_fn, params, batch)
+    # JAX would round, or overflow, the gradients of narrow parameters before they are
+    # clipped.
     if size and computes_narrowly(loss_fn, params, batch):
       return ghost.stacked_gradients(loss_fn, params, batch)
     if size:
       return grad_fn(params, batch)
-    shapes = jax.eval_shape(grad_fn, params, batch)  # nothing is traced for no rows
+    # Without rows there is nothing to compute: the shapes alone are asked for.
+    shapes = jax.eval_shape(grad_fn, params, batch)
     losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return losses, jax.tree.map(trees.at_least_float32, grads)
 
   return grads
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # hashable also where bounds are a dict
+# eq=False keeps the hash of an object: bounds may be a dict, which has none.
+@dataclasses.dataclass(frozen=True, eq=False)
 class ClippedGrad:
   """`(params, batch, mask) -> ClippedSum`, which knows its own sensitivity."""
 
@@ -201,6 +205,8 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
+    # Under shard_map JAX would otherwise add up the gradients of all devices before the
+    # clip.
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
     planned = self._plan(params, batch)
     if planned is None:
@@ -247,8 +253,10 @@ class ClippedGrad:
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)
+    # Without rows there is no first example to trace the fast route with.
     if not size:
       return self._stacked(params, batch, mask)
+    # Microbatch and memory are those of one device, with its share of the padded rows.
     of_device = size if mesh is None else whole_rows(size, mesh) // mesh.shape[DATA]
     microbatch_size = self._fitting(params, batch, of_device)
     one_pass = self._one_pass
@@ -258,6 +266,7 @@ class ClippedGrad:
       one_pass = over_devices(one_pass, mesh, self._bounds)
     try:
       return one_pass(params, batch, mask)
+    # A UserError is a ValueError, too, and explains itself.
     except validate.UserError:
       raise
     # JAX raises these without a derivative, or without a rule for a batch.

@@ -29,6 +29,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   >>> float(jax.jit(lambda x: on_settled(jnp.sum, x * 2.0))(jnp.ones(3)))
   6.0
   """
+  # The condition below compares a float: keys and integers cannot be compared with -inf.
   known = [leaf for leaf in jax.tree.leaves(tree) if _has_number(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
@@ -42,6 +43,7 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   # the branch, and copies.
   narrow = jax.tree.map(lambda x: jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]), tree)
   again = lambda flat: jax.tree.map(lambda x, y: jnp.reshape(y, jnp.shape(x)), tree, flat)
+  # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf
   return lax.cond(impossible, never, lambda flat: fn(again(flat)), narrow)
 

@@ -24,11 +24,16 @@ from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
-_NO_MASS = -1e3  # standard deviations
-_ROUNDING = 4e-16  # of one term of a sum of logarithms
-_LOG_RANGE = (-20.0, 35.0)  # of noise multipliers
-_LOG_TAIL = -191 * math.log(2)  # of the mass that Gaussian noise lacks beyond its ends
-_TAIL_SHARE = 1e-9  # of delta, that the tails of one coordinate may cost
+# Standard deviations beyond which float64 knows no mass of a Gaussian.
+_NO_MASS = -1e3
+# Rounding of one term of a sum of logarithms.
+_ROUNDING = 4e-16
+# Logarithms of noise multipliers between which the answer is looked for.
+_LOG_RANGE = (-20.0, 35.0)
+# Logarithm of the mass that Gaussian noise lacks beyond its ends.
+_LOG_TAIL = -191 * math.log(2)
+# Share of delta that the tails of one coordinate may cost: a million of them cost 0.1 %.
+_TAIL_SHARE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +133,7 @@ class Gaussian:
       analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
     )
     found = cls(formula(epsilon, delta), l2_sensitivity, neighboring_relation)
+    # The product may underflow, and 0 has no logarithm.
     if float(epsilon) + _LOG_TAIL > math.log(delta * _TAIL_SHARE or 5e-324):
       raise UserError(
         f"too small beside e^{epsilon!r} 2^-191, the tails of finite noise",
@@ -179,13 +185,16 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   epsilon = float(epsilon)
   half = 0.5 / noise_multiplier
   middle = epsilon * noise_multiplier
-  if half - middle < _NO_MASS:  # log_ndtr and exp would be 0
+  # Here log_ndtr and exp are 0; the least float above 0 is still no less than delta.
+  if half - middle < _NO_MASS:
     return math.ulp(0.0)
   log_near, log_far = map(
     float, special.log_ndtr(np.array([half - middle, -half - middle]))
   )
+  # Phi(near) - e^epsilon Phi(far) = Phi(near) (1 - e^...): taken so, no digits cancel.
   difference = -math.expm1(min(0.0, epsilon + log_far - log_near))
-  rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)  # on the private side
+  # Added at the end, so that the answer errs on the private side.
+  rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)
   found = math.exp(log_near) * min(1.0, max(0.0, difference) + rounding)
   return max(found, math.ulp(0.0))
 
@@ -212,6 +221,7 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
   while high - low > 1e-13:
     middle = (low + high) / 2
     low, high = (middle, high) if excess(middle) > 0 else (low, middle)
+  # The upper end of the bracket: delta there is at most what was asked for.
   return math.exp(high)
 
 
@@ -234,6 +244,7 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
       field="epsilon",
       value=epsilon,
     )
+  # A difference of logarithms: 1.25 / delta overflows where delta is subnormal.
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 
 

@@ -65,7 +65,8 @@ class SampleAndAggregateMean:
     validate.integer_at_least(2, num_shards=self.num_shards)
     _check_few(num_shards=self.num_shards)
     stated.interval(self.lower, self.upper)
-    self.noise(1)  # checks epsilon and delta
+    # Refuses a wrong epsilon or delta before any call.
+    self.noise(1)
 
   def noise(self, num_coordinates: int) -> Laplace | Gaussian:
     """Returns the scale of the noise on the mean of outputs with `num_coordinates` entries."""
@@ -95,7 +96,8 @@ class SampleAndAggregateMean:
     upper = float(self.upper)
     k = int(self.num_shards)
     shares = finite.units("fn", outputs, lower, upper)
-    noise = self._noise(shares[0].size, 1.0)  # on the sum of the shards' shares
+    # Noise goes on the exact sum of the shards' shares, where one shard counts for 1 at most.
+    noise = self._noise(shares[0].size, 1.0)
     total = noise.on(for_noise, *finite.total(shares))
     return lower + (upper - lower) * (total / k)
 
@@ -131,7 +133,8 @@ class SampleAndAggregateVote:
   def __post_init__(self) -> None:
     validate.integer_at_least(2, num_shards=self.num_shards, num_classes=self.num_classes)
     _check_few(num_shards=self.num_shards, num_classes=self.num_classes)
-    _ = self.selection  # checks epsilon and noise
+    # Refuses a wrong epsilon or noise before any call.
+    _ = self.selection
 
   @property
   def selection(self) -> ReportNoisyMax:

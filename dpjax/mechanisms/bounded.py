@@ -77,11 +77,13 @@ class BoundedMean(_Clipped):
   def __post_init__(self) -> None:
     stated.interval(self.lower, self.upper)
     validate.one_of(_MEAN_RELATIONS, neighboring_relation=self.neighboring_relation)
-    self.noise(num_records=1)  # checks epsilon and delta
+    # Refuses a wrong epsilon or delta before any call.
+    self.noise(num_records=1)
 
   def noise(self, *, num_records: int) -> Laplace | Gaussian:
     """Returns the noise of the mean; under add_or_remove_one of the pair (centred sum, count)."""
     if self.neighboring_relation == "add_or_remove_one":
+      # One record adds its centred value, in [-1, 1], and 1 to the count.
       l1 = 2.0
       l2 = 2.0**0.5
     else:
@@ -105,14 +107,17 @@ class BoundedMean(_Clipped):
     lower = float(self.lower)
     upper = float(self.upper)
     if self.neighboring_relation == "replace_one":
-      self.noise(num_records=n)  # checks n
+      # Refuses a number of records that has no mean.
+      self.noise(num_records=n)
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
       return self._at(whole / n)
     whole, rest = finite.total(shares)
     count = jnp.full((), n, whole.dtype)
-    high = jnp.stack([2 * whole - count, count])  # sum of the centred values, number
+    # The centred value is 2 share - 1; its sum and the count are released together.
+    high = jnp.stack([2 * whole - count, count])
     low = jnp.stack([2 * rest, jnp.zeros_like(rest)])
     total, count = self.noise(num_records=1).on(key, high, low)
+    # The noisy count may be near 0, or negative.
     mean = (lower + upper) / 2 + (upper - lower) / 2 * (total / jnp.maximum(count, 1))
     return jnp.clip(mean, lower, upper)
 
@@ -150,7 +155,8 @@ class Histogram:
     validate.integer_at_least(1, num_bins=self.num_bins)
     if self.num_bins > _MOST_BINS:
       raise UserError("must be below 2^31 - 1", field="num_bins", value=self.num_bins)
-    _ = self.noise  # checks the other fields
+    # Refuses wrong fields before any call.
+    _ = self.noise
 
   @property
   def noise(self) -> Laplace | Gaussian:
@@ -173,6 +179,7 @@ class Histogram:
       )
     k = int(self.num_bins)
     places = finite.indices("bins", found, -1, k)
+    # What lies outside of the bins becomes a bin of its own, which is cut off.
     places = jnp.where(places < 0, k, places)
     return jnp.bincount(places, length=k + 1)[:k]
 
@@ -243,7 +250,9 @@ class Quantile(_Clipped):
     apart = jnp.arange(widths.size, dtype=jnp.int32) - whole
     part = jnp.where(apart > 0, whole - target, target - whole)
     apart = jnp.abs(apart)
-    apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))  # exactly
+    # Taken off as integers, exactly. An interval of width 0 has no mass, and does not
+    # count.
+    apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))
     misrank = apart.astype(shares.dtype) + part.astype(shares.dtype)
     return edges, jnp.log(widths.astype(shares.dtype)) - misrank / self.scale
 
@@ -252,6 +261,7 @@ class Quantile(_Clipped):
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
+    # The largest log-weight plus Gumbel noise is a draw of the exponential mechanism.
     index = jnp.argmax(log_weights + source.gumbel(for_interval, log_weights))
     low = edges[index]
     high = edges[index + 1]

@@ -169,7 +169,8 @@ class BudgetLedger:
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
     largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
-    event = shards[0].event  # where they share one; else only their epsilon is used
+    # Of shards that differ, only epsilon and delta are used.
+    event = shards[0].event
     event = event if all(shard.event == event for shard in shards) else None
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
 
@@ -230,6 +231,7 @@ class BudgetLedger:
 
 
 def _exact(amount: float) -> Fraction:
+  # The decimal that was written, not the binary number that stands for it: .1 + .2 is .3.
   return Fraction(repr(float(amount)))
 
 
@@ -245,6 +247,7 @@ def _check_amounts(epsilon: float, delta: float) -> None:
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
+  # Plain ranges are compared by their ends: a shard of any size needs no set of records.
   if all(_is_plain(shard) for shard in shards):
     return _check_disjoint_ranges(shards)  # type: ignore[arg-type]
   seen: set[int] = set()
@@ -269,7 +272,8 @@ def _is_plain(shard: Iterable[int]) -> bool:
 
 def _record(record: int) -> int:
   whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
-  if not whole or record < 0:  # -1 would be a second name of the last record
+  # -1 would be a second name of the last record.
+  if not whole or record < 0:
     raise UserError(f"must be integers >= 0, not {record!r}", field="records")
   return int(record)
 

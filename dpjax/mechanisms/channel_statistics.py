@@ -24,7 +24,8 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_CHANNELS = 2**20
-VARIANCE_FLOOR = 1e-5  # is added to variances, as in the paper's code
+# Added to variances, as in the paper's code.
+VARIANCE_FLOOR = 1e-5
 
 
 class ChannelMoments(NamedTuple):
@@ -102,7 +103,7 @@ class ChannelStatistics(NoisyMeans):
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
-    """What is released, in words.
+    """Statement of what is released, in words.
 
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
@@ -140,10 +141,12 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
       field="x",
     )
   parts = [_moments(chunk)[:count] for chunk, count in chunks(given)]
+  # Without examples there is no chunk to concatenate.
   return jnp.concatenate([jnp.zeros((0, 2, given.shape[-1]), jnp.float32), *parts])
 
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
   """[n, positions, C] -> [n, 2, C]"""
+  # Each example by itself: its last digits must not follow from the others.
   return jax.lax.map(lambda one: jnp.stack([one.mean(0), jnp.square(one).mean(0)]), x)

@@ -37,10 +37,14 @@ from dpjax.types import Array
 from dpjax.validate import UserError, Verbatim
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-GRID_BITS = 7  # bits of the grid below the noise's scale; the others are left to the noise
-_LIMB = 8  # bits that are summed at once
-MAX_RECORDS = 2**24  # then neither a limb's sum nor a count in float32 is rounded
-_MOST_INT = 2**53  # what float64 holds exactly
+# Bits of the grid below the noise's scale; the finer ones are left to the noise.
+GRID_BITS = 7
+# Bits that are summed at once: those of 2^24 records fit 32 bits.
+_LIMB = 8
+# Up to so many records, neither a limb's sum nor a count in float32 is rounded.
+MAX_RECORDS = 2**24
+# Up to this, float64 holds every integer.
+_MOST_INT = 2**53
 
 
 def check_key(key: Array) -> None:
@@ -112,7 +116,8 @@ def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
 
 
 def _to_float32(value: np.ndarray) -> jax.Array:
-  with np.errstate(over="ignore", under="ignore"):  # beyond float32 is infinite
+  # A number beyond float32 becomes infinite, without a warning.
+  with np.errstate(over="ignore", under="ignore"):
     return jnp.asarray(value.astype(np.float32))
 
 
@@ -163,6 +168,7 @@ def _fits_int32(value: np.ndarray) -> bool:
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
   scale = source.check_scale(scale, jnp.float32, "scale")
   value = _exact_floats(name, value)
+  # A power of two: to divide by it rounds nothing.
   unit = 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
@@ -196,7 +202,8 @@ def noised(
   """
   scale = source.check_scale(scale, low.dtype, "scale")
   step = fine_step(scale)
-  beside = jnp.remainder(high, step)  # 0 unless the step is larger than what high is cut to
+  # 0 unless the step is larger than the numbers that high was cut to.
+  beside = jnp.remainder(high, step)
   noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy
 
@@ -210,6 +217,7 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
   values = array(name, values)
   lower = float(lower)
   upper = float(upper)
+  # Halves first: the distance of two finite bounds may overflow.
   half = upper / 2 - lower / 2
   if _too_wide(values):
     _check_bounds(lower, upper, jnp.float32)
@@ -260,6 +268,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     summed = jnp.sum(jnp.round(shares * 2.0**38).astype(jnp.int64), axis=0)
     rest = summed & (2**38 - 1)
     return (summed >> 38).astype(shares.dtype), rest.astype(shares.dtype) * 2.0**-38
+  # A share of 24 bits is three limbs of 8, and the sum of each fits 32 bits.
   counts = jnp.round(shares * 2.0**23).astype(jnp.uint32)
   carry = jnp.uint32(0)
   limbs = []
@@ -287,6 +296,7 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
   values = jnp.asarray(values)
   if is_integer(values) or values.dtype == bool:
     high, low = _integer_pair(values)
+    # The public number is cut like the values, so that both differences are exact.
     near = float(round(public / 2**12) * 2**12)
     return (high - near) + (low - (public - near))
   return source.as_floats(values) - public
@@ -309,7 +319,8 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
   if is_integer(scores) or scores.dtype == bool:
     sound = jnp.ones(scores.shape[:-1], bool)
     return _integer_gaps(library, scores, high), sound
-  sound = (library.abs(high) < np.inf)[..., 0]  # a NaN is the largest of its row
+  # A NaN is the largest of its row, so this refuses it, too.
+  sound = (library.abs(high) < np.inf)[..., 0]
   if _known(sound) and not np.all(sound):
     raise UserError(
       "must be numbers below infinity, and one of each row above -infinity", field=name
@@ -346,9 +357,11 @@ def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   if not (is_integer(values) or values.dtype == bool):
     raise UserError(f"must be integers, not {_kind(values)}", field=name)
   library = np if isinstance(values, np.ndarray) else jnp
+  # Types of 8 and 16 bits may not hold the bounds.
   if values.dtype.itemsize < 4:
     values = values.astype(library.int32)
   values = library.minimum(values, library.asarray(highest, values.dtype))
+  # An unsigned number is never too low, and its type may not hold the lowest.
   if jnp.issubdtype(values.dtype, jnp.signedinteger):
     values = library.maximum(values, library.asarray(lowest, values.dtype))
   return jnp.asarray(values.astype(library.int32))

@@ -26,11 +26,15 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError, Verbatim
 
-LARGEST_NORM = 64.0  # public: medians are looked for in [0, it]
+# Public: medians are looked for in [0, LARGEST_NORM].
+LARGEST_NORM = 64.0
 HUGE = 1e30
-_CHUNK = 1000  # examples at a time, of so many entries of their vectors at most
+# Examples at a time; fewer where the vectors of so many would have 2^24 entries or more.
+_CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
-_GRID = 2.0**-22  # of a clipped vector's entries, in clip norms
+# Grid of a clipped vector's entries, in clip norms.
+_GRID = 2.0**-22
+# A step is an int32 from 0 on, so none has this number, and none has this key.
 _NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS = (1e-30, 1e30)
@@ -78,10 +82,11 @@ class NoisyMeans(abc.ABC):
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
-    _ = self._sums, self._median  # check the rest
+    # Called for their checks.
+    _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
-    """Public, or chosen privately by `norms` [n]."""
+    """The clip norm of one kind of vector: public, or chosen privately by `norms` [n]."""
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
     return self._private_norm(key, norms)
@@ -95,7 +100,8 @@ class NoisyMeans(abc.ABC):
   ) -> jax.Array:
     """Returns the noisy mean of vectors with clipped sum high + low, exact in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
-    return jnp.clip(mean, -HUGE, HUGE)  # noise may be out of all bounds
+    # Noise may be beyond all bounds; what follows needs finite numbers.
+    return jnp.clip(mean, -HUGE, HUGE)
 
   @property
   def _sums(self) -> Gaussian:
@@ -105,13 +111,16 @@ class NoisyMeans(abc.ABC):
   @property
   def _median(self) -> Quantile:
     relation = self.neighboring_relation
-    if relation == "replace_special":  # an empty record is one value less
+    # An empty record is one value less.
+    if relation == "replace_special":
       relation = "add_or_remove_one"
     return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
 
   @property
   def total_noise_multiplier(self) -> float:
-    """Of one Gaussian sum that costs no less than all that is released, in clip norms.
+    """Noise multiplier of ONE Gaussian sum that costs no less than all that is released.
+
+    It is in clip norms.
 
     Medians are counted as `gaussian_of_pure(median_epsilon)`; Gaussian mechanisms compose
     exactly (Dong, Roth and Su 2019, arXiv:1905.02383, corollary 3.3).
@@ -133,9 +142,11 @@ class NoisyMeans(abc.ABC):
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
 
   def own_key(self, key: jax.Array) -> jax.Array:
-    """What the noise of these is drawn from: no draw of a step, which folds in its number,
-    an int32, so that the key of a run serves both. `jax.random.split` alone gives the keys of
-    the first steps: split(key, n)[i] is fold_in(key, i)."""
+    """The key of this noise, which no step of a run uses; so the key of a run serves both.
+
+    A step folds in its number, an int32. `jax.random.split` alone would give the keys of
+    the first steps: split(key, n)[i] is fold_in(key, i).
+    """
     finite.check_key(key)
     return jax.random.fold_in(key, np.uint32(_NO_STEP))
 
@@ -154,7 +165,7 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def statement(self, unit: str = "example") -> str:
-    """What is released, in words."""
+    """Statement of what is released, in words."""
 
   def told(self, what: str, unit: str) -> str:
     """The statement of what is released."""
@@ -206,9 +217,11 @@ def chunks(given: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
   """
   library: Any = jnp if isinstance(given, jax.Array) else np
   entries = max(entries, math.prod(given.shape[1:]))
+  # Two at least: a loop of one turn is no loop to the compiler (`each`).
   size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
   for start in range(0, len(given), size):
-    with np.errstate(over="ignore"):  # what float32 cannot hold counts as infinite
+    # What float32 cannot hold counts as infinite.
+    with np.errstate(over="ignore"):
       rows = library.asarray(given[start : start + size], np.float32)
     rows = rows.reshape(len(rows), -1, given.shape[-1])
     short = [(0, size - len(rows)), (0, 0), (0, 0)]

@@ -16,8 +16,10 @@ from dpjax.noise import source
 from dpjax.validate import UserError
 
 _MOST_CATEGORIES = 2**31 - 1
-_ROUNDING = 1 + 2.0**-48  # of a probability computed in float64
-_TINY = 5e-324  # the least one
+# Rounding of a probability that is computed in float64.
+_ROUNDING = 1 + 2.0**-48
+# The least probability above 0.
+_TINY = 5e-324
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,8 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    finite.gaps("utilities", utilities)  # checks them
+    # Raises for utilities among which nothing can be chosen.
+    finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 

@@ -89,7 +89,8 @@ class SparseVector:
     if self.monotonic and self.neighboring_relation == "replace_one":
       raise UserError("must be False under replace_one", field="monotonic", value=True)
     stated.positive(threshold_scale=self.threshold_scale, query_scale=self.query_scale)
-    _ = self._values  # checks its scale
+    # Refuses a wrong scale of the values before any call.
+    _ = self._values
 
   @property
   def _shifts(self) -> int:
@@ -158,11 +159,13 @@ class SparseVector:
   def _step(
     self, state: SparseVectorState, gap: jax.Array, query: tuple | None
   ) -> tuple[SparseVectorAnswer, SparseVectorState]:
+    # Each query is compared under fresh noise, as the proof needs.
     key = jax.random.fold_in(state.key, state.num_asked)
     for_comparison, for_value = jax.random.split(key)
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise
     noisy = gap + source.laplace(for_comparison, like, self.query_scale)
+    # gap is the query less the public threshold, whose noise stands on the other side.
     above = asked & (noisy >= state.threshold_noise)
     fresh = jnp.full_like(gap, jnp.nan)
     if query is not None:

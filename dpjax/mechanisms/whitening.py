@@ -31,16 +31,21 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_DIRECTIONS = 1024
-MAX_SIDE = 1024  # channels, positions
+# Bound on channels, and on positions.
+MAX_SIDE = 1024
 _TINY = 1 / HUGE
-_EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)  # of clip norms: 4 % apart
+# Bins of clip norms, 4 % apart.
+_EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)
 # Full float32 products, also where an accelerator would round its inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 class Spread(NamedTuple):
-  """What was released: P positions, C channels, M directions; a symmetric matrix as its upper
-  triangle by rows, entries beside the diagonal times sqrt(2)."""
+  """Released spread of features: P positions, C channels, M directions.
+
+  A symmetric matrix is its upper triangle by rows, with entries beside the diagonal times
+  sqrt(2).
+  """
 
   mean: jax.Array  # [P * C]
   channels: jax.Array  # [C (C + 1) / 2] second moments, summed over positions
@@ -135,7 +140,8 @@ class Whitening(NoisyMeans):
       lengths = jnp.zeros(0) if public else _lengths(name, known, examples)
       norms.append(self.clip_norm(keys[2 * place], lengths, place))
       summed = _total(name, known, examples, norms[-1])
-      whole = np.round(summed)  # both parts are exact in float32
+      # Whole numbers and rest are exact in float32 each.
+      whole = np.round(summed)
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
       found[name] = _noisy_mean(self, keys[2 * place + 1], *parts, norms[-1])
       if name == "variances":
@@ -173,7 +179,7 @@ class Whitening(NoisyMeans):
     return jnp.maximum(jnp.sort(variances)[::-1][rank], jnp.maximum(noise, _TINY))
 
   def statement(self, unit: str = "example") -> str:
-    """What is released, in words.
+    """Statement of what is released, in words.
 
     >>> print(Whitening(normalize_by=9).statement())
     Before the first step: mean, second moments of channels and of positions, variances and ...
@@ -189,8 +195,10 @@ _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
 
 
 def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
-  """What follows from the fields that are there, of examples [P, C]; by NumPy in float64, so
-  that it is the same but for rounding wherever they are read again."""
+  """The whitening map of examples [P, C], as far as the given fields tell it.
+
+  NumPy computes it in float64: but for rounding it is the same wherever it is read again.
+  """
   known = _Map(np.asarray(found["mean"]).reshape(shape))
   for name in ("channels", "positions"):
     if name in found:
@@ -199,6 +207,7 @@ def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> 
     return known
   variances = np.asarray(found["variances"], np.float64)
   floor = float(found["floor"])
+  # Ties go by place, so that machines agree on them.
   largest = np.argsort(-variances, kind="stable")[:num_directions]
   scales = np.sqrt(floor / np.maximum(variances, floor))
   known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
@@ -265,7 +274,8 @@ def _chunk_total(
 ) -> tuple[jax.Array, jax.Array]:
   rows = jax.lax.map(functools.partial(_vector, name, known), chunk)
   there = jnp.arange(len(chunk))[:, None] < count
-  rows = jnp.where(there, rows, 0.0)  # a zero adds exactly nothing
+  # A zero adds exactly nothing.
+  rows = jnp.where(there, rows, 0.0)
   return clipped_total(rows, clip_norm)
 
 

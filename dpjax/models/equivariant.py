@@ -54,12 +54,14 @@ def left_quotients(group: str) -> np.ndarray:
   [3, 0, 1, 2]
   """
   elements = GROUPS[group]
+  # Nine different numbers tell all elements of a group apart.
   probe = np.arange(9).reshape(3, 3)
   seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
   products = [
     [seen[acted(acted(probe, *h), *g).tobytes()] for h in elements] for g in elements
   ]
-  return np.argsort(np.array(products), axis=1)  # row g: the k with g k = h
+  # Row g: the k with g k = h.
+  return np.argsort(np.array(products), axis=1)
 
 
 class GroupConv(nn.Module):
@@ -96,11 +98,13 @@ class GroupConv(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
     kernel = shared_kernel(kernel, self.group, self.lifting)
+    # Padding that is alike on both sides and leaves H / stride outputs.
     pad = (self.kernel_size - self.stride) // 2
     out = lax.conv_general_dilated(
       x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip
+    # The element runs fastest, so the maps of a feature share its bias.
     return out + jnp.repeat(bias, order).reshape(1, 1, 1, -1)
 
 
@@ -115,6 +119,7 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
   turned = [acted(maps, *element) for element in elements]
   if not lifting:
+    # A turned image exchanges the maps of the group, so the kernel exchanges them as well.
     turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]
   stacked = jnp.stack(turned, axis=-1)  # [k, k, C, |G| or 1, K, |G|]
   return stacked.reshape(size, size, inputs, outputs * len(elements))
@@ -217,6 +222,7 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
+    # The maximum over the group forgets how the image is turned.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -25,9 +25,8 @@ from dpjax.validate import UserError, no_pipe
 
 INSTALL = "pip install 'dpjax[lm]'"
 NORM_EPSILON = 1e-5
-_BUFFERS = re.compile(
-  r"h\.\d+\.attn\.(masked_)?bias"
-)  # the causal mask, which is no weight
+# The causal mask, which is no weight.
+_BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 _HEAD = "lm_head.weight"
 _TIED = "wte.weight"
@@ -106,7 +105,8 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   library = _library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
-  except library.SafetensorError as error:  # a full disk, too
+  # Such as a full disk.
+  except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 
 
@@ -140,9 +140,11 @@ def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, s
     if entry["dtype"] not in _DTYPES and not _BUFFERS.fullmatch(_bare(name)):
       known = ", ".join(_DTYPES)
       raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
-    dtype = _DTYPES.get(entry["dtype"], np.uint8)  # of a buffer, which nobody looks at
+    # The type of a buffer does not matter: nobody looks at it.
+    dtype = _DTYPES.get(entry["dtype"], np.uint8)
     array = np.frombuffer(entry["data"], dtype)
     found[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
+  # A file begins with the length of its JSON header, in 8 bytes.
   header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
   return found, header.get("__metadata__", {})
 

@@ -82,7 +82,7 @@ def _entry(name: str) -> _Entry:
 
 
 def _not_linen(name: str, kind: type) -> UserError:
-  """Of any other model: its type alone, for the repr of one has many lines."""
+  """Error for a model of another library: its type alone, for its repr has many lines."""
   told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
     f"must return a linen module, not {told:.80}; a launcher takes no other, "
@@ -107,7 +107,8 @@ def options(name: str) -> tuple[str, ...]:
 def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
   try:
     return inspect.signature(module).parameters
-  except ValueError:  # of native code, which has none to look at
+  # Native code has no signature to look at.
+  except ValueError:
     return inspect.signature(lambda **options: None).parameters
 
 
@@ -176,7 +177,8 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
       raise _not_linen(name, type(made))
     return made
-  except (TypeError, OverflowError) as error:  # an option of a kind that no field takes
+  # An option of a kind that no field takes.
+  except (TypeError, OverflowError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
       f"not for model {name!r} ({reason})", field="options", value=model_options

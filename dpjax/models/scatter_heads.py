@@ -45,6 +45,7 @@ def group_standardize(
     )
   groups = trees.at_least_float32(x).reshape(*x.shape[:3], num_groups, -1)
   centred = groups - groups.mean(axis=(1, 2, 4), keepdims=True)
+  # Centred first, for mean(x^2) - mean(x)^2 would cancel.
   variance = jnp.square(centred).mean(axis=(1, 2, 4), keepdims=True)
   return (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
 

@@ -27,14 +27,18 @@ from dpjax import random_images, trees, validate
 from dpjax.types import DType, HostArray, Indexed
 from dpjax.validate import UserError
 
-_PI = 3.1415  # Kymatio's rounded pi in the filter norm; kept, so that features agree
-_SLANT = 4.0  # slant * L: wavelets are L / 4 times longer across than along
-_TINY = 1e-30  # under the square root, so that the modulus of 0 has gradient 0
+# Kymatio's rounded pi in the filter norm; kept, so that features agree.
+_PI = 3.1415
+# slant * L: wavelets are L / 4 times longer across than along.
+_SLANT = 4.0
+# Under the square root, so that the modulus of 0 has gradient 0.
+_TINY = 1e-30
 COLOURS = ("rgb", "opponent")
 # Orthonormal rows: light, red against blue, both against green. The principal components of the
 # colours of photographs are nearly these (Buchsbaum and Gottschalk 1983), which no data are asked.
 _OPPONENT = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3], [2], [6]])
-_COLOUR_CORRELATION = 0.9  # between two of red, green and blue, in photographs
+# Correlation between two of red, green and blue, in photographs.
+_COLOUR_CORRELATION = 0.9
 
 
 class _Bank(NamedTuple):
@@ -83,6 +87,7 @@ def _gabor(shape: tuple[int, int], sigma: float, theta: float, xi: float, slant:
   across = v * np.cos(theta) - u * np.sin(theta)
   envelope = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
   wave = envelope * np.exp(1j * xi * along) * slant / (2 * _PI * sigma**2)
+  # Convolutions are circular, so the wave is summed over 5 x 5 periods.
   return wave.reshape(5, rows, 5, cols).sum(axis=(0, 2))
 
 
@@ -93,6 +98,7 @@ def _morlet_hat(shape: tuple[int, int], j: int, angle: int, L: int) -> np.ndarra
   xi = 0.75 * np.pi / 2**j
   wave = _gabor(shape, sigma, theta, xi, _SLANT / L)
   bump = _gabor(shape, sigma, theta, 0.0, _SLANT / L)
+  # The bump takes the mean away: a constant image gives 0.
   return np.fft.fft2(wave - bump * wave.sum() / bump.sum()).real
 
 
@@ -123,7 +129,8 @@ def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarra
 def _angle_operators(hats, entry, stride: int) -> np.ndarray:
   """[F, P1, P2] filters -> [K, 2*2, H', F, 2*H], 2*2 = (re, im) of output and filter."""
   half = hats.shape[2] // 2 + 1
-  mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))  # hat(-k)
+  # hat(-k): sum and difference give the filter's real and imaginary part.
+  mirrored = np.roll(hats[:, ::-1, ::-1], 1, axis=(1, 2))
   real_part = (hats + mirrored) / 2
   imag_part = (hats - mirrored) / 2j
   parts = [
@@ -142,6 +149,7 @@ def _bank(hats, entry_rows, entry_cols, stride: int) -> _Bank:
   forward = np.stack([spectrum.real, spectrum.imag], 1).reshape(-1, spectrum.shape[1])
   half = size // 2 + 1
   phase = 2j * np.pi * np.outer(np.arange(0, size, stride), np.arange(half)) / size
+  # A real DFT keeps half of the frequencies: all but the first and the middle count twice.
   weight = np.where(np.arange(half) % (size // 2) == 0, 1, 2) / size
   wave = np.exp(phase) * weight
   inverse = np.stack([wave.real, -wave.imag], -1).reshape(len(wave), -1)
@@ -156,6 +164,7 @@ def _lowpass_matrix(size: int, J: int, res: int) -> np.ndarray:
   phi = np.exp(-(u**2) / (2 * sigma**2)).reshape(5, size).sum(0)
   hat = _restrict(np.fft.fft(phi).real / np.sqrt(2 * _PI * sigma**2), res)
   circulant = np.fft.ifft(hat[:, None] * np.fft.fft(np.eye(len(hat)), axis=0), axis=0)
+  # Without the two borders, which padding has made.
   return circulant.real[:: 2 ** (J - res)][1:-1]
 
 
@@ -374,9 +383,11 @@ def scattering_chunks(
   _check_colours(colours, images.shape[3])
   batch_size = _default_batch_size(images.shape[3]) if batch_size is None else batch_size
   validate.integer_at_least(1, batch_size=batch_size)
+  # Operators go to the device once, not with each chunk.
   plan = jax.device_put(_plan(shape, J, L))
   for start in range(0, count, batch_size):
     chunk = np.asarray(images[start : start + batch_size], np.float32)
+    # Filled up: one compiled program serves the last chunk, too.
     missing = ((0, batch_size - len(chunk)), (0, 0), (0, 0), (0, 0))
     chunk, rows = np.pad(chunk, missing), len(chunk)
     chunk = opponent_colours(chunk) if colours == "opponent" else chunk
@@ -413,6 +424,7 @@ def typical_scales(
   height, width, count = shape
   _check_colours(colours, count)
   frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))  # [H, W]
+  # The constant part gets amplitude 0.
   frequency[0, 0] = np.inf
   images = random_images.random_phases(np.random.default_rng(0), 64, frequency)
   features = scattering_features(images[..., None].astype(np.float32), J=J, L=L)
@@ -421,5 +433,6 @@ def typical_scales(
   if colours == "opponent":
     of_colours = np.sqrt(1 + _COLOUR_CORRELATION * np.array([2, -1, -1]))
   scales = np.outer(of_colours, of_one_colour).ravel().astype(of_one_colour.dtype)
-  scales.flags.writeable = False  # the next caller gets it, too
+  # The next caller gets the same array.
+  scales.flags.writeable = False
   return scales

@@ -35,6 +35,7 @@ def standardize_kernel(
   """
   mean = kernel.mean(axis=(0, 1, 2), keepdims=True)
   square = jnp.square(kernel - mean).sum(axis=(0, 1, 2), keepdims=True)  # fan_in * var
+  # A constant kernel has no variance to divide by.
   return (
     (kernel - mean) * lax.rsqrt(jnp.maximum(square, epsilon)) * gain.reshape(1, 1, 1, -1)
   )
@@ -123,5 +124,6 @@ class WideResNet(nn.Module):
         stride = 2 if stage and not i else 1
         name = f"stage_{stage}_block_{i}"
         x = self._block(x, name, 16 * 2**stage * self.width, stride, first=not i)
+    # A mean over all positions wants at least float32.
     x = trees.at_least_float32(self._normed(x, "final_norm")).mean(axis=(1, 2))
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

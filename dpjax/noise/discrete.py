@@ -34,9 +34,12 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-MAX_VARIANCE = 2**24  # above, the integers of the rejection step would not fit 64 bits
-MAX_SKELLAM = 2.0**32  # above, float64 rejection errs; from 2^54 on only even numbers come
-BETA = math.exp(-0.5)  # Kairouz et al. 2021: chance of drawing again is at most this
+# Above this, the integers of the rejection step would not fit 64 bits.
+MAX_VARIANCE = 2**24
+# Above this, NumPy's rejection in float64 errs; from 2^54 on only even numbers come.
+MAX_SKELLAM = 2.0**32
+# Chance of drawing again, at most (Kairouz et al. 2021).
+BETA = math.exp(-0.5)
 _TRIES = 1000
 
 Shape = int | tuple[int, ...]
@@ -74,7 +77,8 @@ def _accepted_gaussians(rng: np.random.Generator, size: int, variance: int) -> n
   exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3."""
   scale = math.isqrt(variance) + 1
   y = _discrete_laplace(rng, size, scale)
-  y = y[np.abs(y) < 60 * scale]  # chance e^-60; keeps the next line within 64 bits
+  # Cut off with chance e^-60, which keeps the next line within 64 bits.
+  y = y[np.abs(y) < 60 * scale]
   numerator = (np.abs(y) * scale - variance) ** 2
   return y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)]
 
@@ -86,7 +90,8 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
   high = _geometric_exp(rng, low.size)
   negative = rng.integers(0, 2, low.size).astype(bool)
   x = low + scale * high
-  keep = ~(negative & (x == 0))  # else zero would come twice
+  # Zero would come twice otherwise, as 0 and as -0.
+  keep = ~(negative & (x == 0))
   return np.where(negative, -x, x)[keep]
 
 
@@ -104,6 +109,7 @@ def _bernoulli_exp(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
   """[n] bool, true with probability exp(-numerator / denominator), exactly: algorithm 1."""
+  # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and that of the fraction must all succeed.
   whole, rest = np.divmod(numerator, denominator)
   result = _bernoulli_exp_of_fraction(rng, rest, denominator)
   for left in range(int(whole.max(initial=0))):
@@ -117,13 +123,17 @@ def _bernoulli_exp(
 def _bernoulli_exp_of_fraction(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
-  """As above for 0 <= numerator <= denominator: the number of draws is odd."""
+  """[n] bool, true with probability exp(-numerator / denominator), for fractions up to 1.
+
+  Draws go on while a uniform integer is small; their number is odd with that probability.
+  """
   draws = np.zeros(numerator.shape, np.int64)
   alive = np.arange(numerator.size)
   k = 0
   while alive.size:
     k += 1
     draws[alive] = k
+    # A coin of probability fraction / k, tossed in integers: nothing is rounded.
     uniform = rng.integers(0, denominator * k, alive.size)
     alive = alive[uniform < numerator[alive]]
   return draws % 2 == 1
@@ -194,6 +204,8 @@ def round_randomly(
   if vector.ndim != 1 or not np.isfinite(vector).all():
     raise UserError(f"must be finite and flat, got shape {vector.shape}", field="vector")
   bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
+  # Rounding of the clip is forgiven here; the bound on the rounded vector is checked
+  # exactly.
   if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
     raise UserError(
       f"its norm {np.linalg.norm(vector):.6g} must be <= l2_norm={l2_norm!r}; clip it",
@@ -204,7 +216,8 @@ def round_randomly(
     rounded = (low + (rng.random(vector.size) < vector - low)).astype(np.int64)
     if within(rounded, bound):
       return rounded
-  return np.trunc(vector).astype(np.int64)  # towards zero: never longer than the vector
+  # Rounding towards zero ends the search: it is never longer than the vector.
+  return np.trunc(vector).astype(np.int64)
 
 
 def within(rounded: np.ndarray, bound: float) -> bool:
@@ -213,6 +226,7 @@ def within(rounded: np.ndarray, bound: float) -> bool:
   >>> within(np.array([3, 4]), 5.0), within(np.array([3, 4]), 4.999)
   (True, False)
   """
+  # Squares beyond 64 bits would wrap around silently in NumPy, not in Python's integers.
   fits = int(np.abs(rounded).max(initial=0)) ** 2 * rounded.size < 2**63
   exact = rounded.astype(np.int64 if fits else object)
   return int(exact @ exact) <= bound * bound

@@ -57,6 +57,7 @@ def _several_models(
   size: int, mapped: Any, params: list[Array], stream: list[Array]
 ) -> Any:
   of_params, of_stream = mapped
+  # Where no parameter is mapped there is one model, whatever else the map is over.
   if not any(of_params):
     return _one_model(params, stream), False
   if not any(of_stream):
@@ -86,6 +87,7 @@ def _distinct(words: Array, draws: Array) -> jax.Array:
   """
   columns = [words[..., i].ravel() for i in range(words.shape[-1])]
   columns.append(draws.ravel().astype(jnp.uint32))
+  # Once sorted, two models with one key and one count are neighbours.
   ordered = jax.lax.sort(columns, num_keys=len(columns))
   alike = [column[1:] == column[:-1] for column in ordered]  # of neighbours: [n - 1]
   return ~jnp.any(jnp.all(jnp.stack(alike), axis=0))
@@ -98,6 +100,7 @@ def check_one_sum(noisy: ArrayTree, state: Any) -> Any:
     UserError: it maps over sums and not over the state; or two states are alike, where that can
       be looked at.
   """
+  # Only traced leaves can belong to a map.
   leaves = [leaf for leaf in jax.tree.leaves(noisy) if isinstance(leaf, core.Tracer)]
   if not leaves:
     return noisy

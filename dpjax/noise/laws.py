@@ -28,10 +28,12 @@ import jax.numpy as jnp
 
 from dpjax.types import Array, ArrayLike, DType
 
-WORDS = 6  # uint32 words behind one exponential
+# Words of 32 bits behind one exponential: 192 bits let it reach 192 log 2 = 133.
+WORDS = 6
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
-NEAR_ONE = 2**32 - 2**24  # u above 1 - 2^-8
+# From 1 - 2^-8 on, -log(u) keeps its digits only where it is taken from 1 - u.
+NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
 
 
@@ -51,6 +53,7 @@ def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
 def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
   """(m, shift): the number with these bits behind the point is m 2^-shift, m in (0, 1]."""
   lead, second, third, shift = _leading(words)
+  # Half of a last bit more: the number is never 0.
   low = (third.astype(dtype) + 0.5) * _SCALE
   return (lead.astype(dtype) + (second.astype(dtype) + low) * _SCALE) * _SCALE, shift
 
@@ -67,9 +70,12 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   133.8
   """
   high, shift = _fraction(words, dtype)
+  # Rounding may lift m above 1, where E would be negative.
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
-  low, small = _fraction([~word for word in words], dtype)  # 1 - u
+  # The inverted words are 1 - u.
+  low, small = _fraction([~word for word in words], dtype)
   powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
+  # Below the normal numbers 1 - u would be flushed to 0, and E = 0 has no logarithm.
   rest = jnp.maximum(low * powers[small // 32], jnp.finfo(dtype).tiny)
   return jnp.where(words[0] >= jnp.uint32(near_one), -jnp.log1p(-rest), away)
 
@@ -109,7 +115,8 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
   if bound >= 2 ** (32 * BERNOULLI_WORDS):
     return jnp.ones(jnp.shape(words[0]), bool)
   below = jnp.zeros(jnp.shape(words[0]), bool)
-  for word in reversed(words):  # the least significant first
+  # From the least significant word on: a tie leaves the answer to the words below it.
+  for word in reversed(words):
     limit = jnp.uint32(bound % 2**32)
     below = (word < limit) | ((word == limit) & below)
     bound >>= 32
@@ -138,7 +145,8 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   def step(place: Array, rest: Array) -> Array:
     # `place` is Python's where jit is disabled
     bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
-    twice = 2 * rest + bit  # below 2 * span, hence 2^32
+    # Below 2 span, hence below 2^32: it does not overflow.
+    twice = 2 * rest + bit
     return jnp.where(twice >= span, twice - span, twice)
 
   start = jnp.zeros(shape, jnp.uint32)

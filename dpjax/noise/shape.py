@@ -10,7 +10,8 @@ from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
 
-MAX_NOISE_LEVELS = 32  # different factors of a noise schedule under sampling, by PLD
+# Each level of noise under sampling is one more privacy loss distribution (PLD).
+MAX_NOISE_LEVELS = 32
 
 
 @dataclasses.dataclass(frozen=True)

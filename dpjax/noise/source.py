@@ -60,7 +60,8 @@ from dpjax.validate import UserError
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
-_BITS = 0  # first word of the nonce: what a block is used for
+# First word of the nonce: what a block is used for, so that no two uses share a block.
+_BITS = 0
 _SPLIT = 1
 _FOLD = 2
 # One column round, one diagonal round.
@@ -217,7 +218,8 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
   validate.positive(**{name: number})
   info = jnp.finfo(dtype)
   least = float(info.tiny) * 2.0 ** (info.nmant - 1)
-  most = float(info.max) / 2.0**8  # laws.WORDS words: noise of up to 134 scales
+  # Noise reaches 134 scales (`laws.WORDS`), which is below 2^8.
+  most = float(info.max) / 2.0**8
   if not least <= number <= most:
     raise UserError(
       f"must be in [{least:.3g}, {most:.3g}], or its noise leaves the range of "
@@ -305,7 +307,8 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   validate.non_negative(prob=prob)
   if prob > 1:
     raise UserError("must be in [0, 1]", field="prob", value=prob)
-  prob = prob if isinstance(prob, numbers.Rational) else float(prob)  # either is exact
+  # Kept as a fraction where it is one: both forms are exact numbers.
+  prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
   rest = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
@@ -349,6 +352,7 @@ def grid_step(std: float, bits: int = 4) -> float:
   """
   validate.positive(std=std)
   validate.integer_in(0, 1074, bits=bits)
+  # The exponent of frexp is floor(log2 std) + 1 exactly, where a logarithm would round.
   step = math.ldexp(1.0, math.frexp(std)[1] - 1 - int(bits))
   if step == 0:
     raise UserError("too small for a grid", field="std", value=std)
@@ -385,7 +389,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
   """
   check_step(step=step)
-  step = float(step)  # of no type that a leaf would be promoted to
+  # Python's float has no type that a leaf would be promoted to.
+  step = float(step)
 
   def rounded(leaf):
     noise_dtype(leaf.dtype)
@@ -393,7 +398,8 @@ def snap(tree: ArrayTree, step: float) -> Any:
     info = jnp.finfo(leaf.dtype)
     limit = min(step * 2.0**info.nmant, float(info.max))
     steps = leaf / step
-    below = jnp.floor(steps)  # what is above it is exact where it is near a half
+    # The difference to the floor is exact where it is near a half.
+    below = jnp.floor(steps)
     nearest = below + (steps - below >= 0.5)
     return jnp.where(jnp.abs(leaf) <= limit, nearest * step, leaf)
 

@@ -22,7 +22,8 @@ from dpjax import trees
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
 
-_ODD = 0x9E3779B1  # 2^32 / golden ratio: multiplying by an odd number loses nothing
+# 2^32 / golden ratio. Multiplying by an odd number is a bijection modulo 2^32.
+_ODD = 0x9E3779B1
 
 
 class NoiseState(NamedTuple):
@@ -45,6 +46,7 @@ def checksum(count: Array, key: Array | None = None) -> jax.Array:
   >>> checksum(jnp.int32(0)) == checksum(jnp.int32(1))
   Array(False, dtype=bool)
   """
+  # With ~, a count of 0 has a checksum that is not 0: a state of zeros is refused.
   mixed = ~jnp.asarray(count).astype(jnp.uint32) * jnp.uint32(_ODD)
   if key is None:
     return mixed
@@ -168,6 +170,7 @@ def check_paid(state: Any, num_steps: int | None) -> None:
     done = int(state.draws)
     sound = bool(is_sound(state.draws, state.checksum, state.key))
   except jax.errors.ConcretizationTypeError:
+    # Traced: `poisoned` gives NaN in place of an error.
     return
   if not sound:
     raise changed("state.draws", done)

@@ -14,11 +14,13 @@ _SETTINGS = {
   # Bytes, the most it takes; larger blocks still come and go. First: before 2.35 glibc refuses
   # it, and all others without it would take the place of what glibc adapts by itself.
   _MMAP_THRESHOLD: 2**31 - 1,
-  _ARENA_MAX: 1,  # others hold no block above 64 MiB, and would ask the system for each
+  # Other arenas hold no block above 64 MiB, and would ask the system for each.
+  _ARENA_MAX: 1,
   _TRIM_THRESHOLD: -1,  # never
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-_taken = False  # the C library cannot be asked
+# Kept here, for the C library cannot be asked.
+_taken = False
 
 
 def chosen_by_user() -> list[str]:

@@ -22,8 +22,10 @@ from dpjax.parallel.row_journal import Journal
 from dpjax.types import ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-_NONE = b""  # of a client that keeps what it began with
-_AT_ONCE = 64  # rows in memory while all are read
+# Of a client that keeps what it began with.
+_NONE = b""
+# Rows in memory while all are read.
+_AT_ONCE = 64
 
 
 class ClientStates:
@@ -103,6 +105,7 @@ class ClientStates:
   def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
     """(clients, their rows) where this is not `before`, which it was made from."""
     pairs = enumerate(zip(self._held, before._held))
+    # States share their rows, so a row that is the same object was not replaced.
     ids = np.array([i for i, (new, old) in pairs if new is not old], np.int64)
     return ids, self._held[ids].tolist()
 
@@ -137,7 +140,8 @@ class ClientStates:
         start += into[0].nbytes
     return jax.tree.unflatten(treedef, found)
 
-  def __repr__(self) -> str:  # who was drawn is a secret
+  # Who was drawn is a secret: no row is shown.
+  def __repr__(self) -> str:
     return f"{type(self).__name__}(num_clients={self.num_clients}, bytes={self.row_bytes})"
 
 
@@ -213,12 +217,14 @@ class Keeper:
   def saved(self, states: ClientStates) -> np.ndarray:
     """The index [N, 4] of these states, every row of it on disk."""
     if isinstance(states, OnDisk):
-      self._index = states.index  # compacted in place: where a row lies is not its value
+      # Compacted in place: where a row lies is not its value.
+      self._index = states.index
     else:
       ids, records = states.changed(self._before)
       places = self.journal.append(records)
       self._index = self._index.copy()
       self._index[ids], self._before = places, states
+    # Compacting appends, too: only then is all of it made durable.
     self.journal.compact(self._index)
     self.journal.sync()
     return self._index.copy()
@@ -238,6 +244,7 @@ class Keeper:
     in_memory = not isinstance(self.begun, OnDisk)
     ids = row_journal.with_rows(self._index)
     for start in range(0, len(ids), _AT_ONCE):
+      # Read also where rows stay on disk: a torn one is told now, not in a later round.
       found = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
       records += found if in_memory else []
     self.journal.resume(self._index)

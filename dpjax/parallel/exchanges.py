@@ -71,7 +71,8 @@ def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
   try:
     whole = _program()(*spread)
     return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
-  except (ValueError, jax.errors.JaxRuntimeError) as error:  # what gloo and NCCL end in
+  # What gloo and NCCL end in.
+  except (ValueError, jax.errors.JaxRuntimeError) as error:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     raise PeerLost(reason) from error
 
@@ -113,7 +114,8 @@ def same(**named: str) -> None:
 def _from_first(data: bytes) -> bytes:
   """The bytes of process 0 in all processes; what others give is ignored."""
   length = int(exchange((), np.int32(len(data)))[1][0])
-  row = np.zeros(1 << length.bit_length(), np.uint8)  # few shapes, so few compilations
+  # Powers of two: few shapes, so few compilations.
+  row = np.zeros(1 << length.bit_length(), np.uint8)
   if is_first():
     row[:length] = _bytes(data)
   return exchange(row, ())[0].tobytes()[:length]
@@ -137,6 +139,7 @@ def on_first(call: Callable[[], Any]) -> Any:
     return answer["result"]
   try:
     result = call()
+  # The others wait for an answer, so an error must reach them as well.
   except (UserError, OSError) as error:
     _from_first(json.dumps({"error": str(error)}).encode())
     raise
@@ -153,6 +156,7 @@ def arrays_from_first(tree: ArrayTree) -> Any:
   if jax.process_count() == 1:
     return tree
   bits = lambda leaf: np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
+  # The bytes of process 0 and zeros of the others: their sum is a broadcast, bit for bit.
   mine = jax.tree.map(
     lambda leaf: bits(leaf) if is_first() else np.zeros_like(bits(leaf)), tree
   )

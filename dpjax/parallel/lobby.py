@@ -26,9 +26,12 @@ from typing import Any, NamedTuple
 
 from dpjax.validate import UserError, Verbatim
 
-_MOST = 4096  # bytes of one message
-_CROWD = 64  # nameless connections; twice the processes if these are more
-_PATIENCE = 5.0  # seconds for one message of a peer that is there
+# Bytes of one message.
+_MOST = 4096
+# Connections without a name; twice the processes if these are more.
+_CROWD = 64
+# Seconds for one message of a peer that is there.
+_PATIENCE = 5.0
 _RETRY = 0.1
 
 
@@ -75,6 +78,7 @@ def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
   """Reads a message that is there by the deadline; {} for what is none."""
   data = b""
   try:
+    # A stranger may send without end.
     while not data.endswith(b"\n") and len(data) < _MOST:
       connection.settimeout(max(deadline - time.monotonic(), 0.001))
       more = connection.recv(_MOST)
@@ -148,6 +152,7 @@ class _Guest:
     self.data += more
     if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
       return None
+    # True is an int, too, and no process id.
     theirs = message(self.data)
     mine = type(theirs.get("process_id")) is int and theirs.pop("word", "") == self.word
     return theirs if mine else {}
@@ -225,7 +230,8 @@ class _Lobby:
       with contextlib.suppress(OSError):
         self._waiting.append(_Guest(*self._server.accept()))
       return None
-    if isinstance(guest, int):  # is here, and has nothing to say: it has left
+    # It is here and has nothing to say: it has left.
+    if isinstance(guest, int):
       gone = self.present.pop(guest)
       self.heard.remove(gone)
       gone.close()
@@ -242,7 +248,8 @@ class _Lobby:
     if _is_stranger(self._mine, theirs):
       who = theirs["process_id"]
       wrong = _no_config(who)
-      with contextlib.suppress(OSError):  # without waiting: it need not listen
+      # Without waiting: it need not listen.
+      with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
       if 0 < who < self._mine["num_processes"] and who not in self._refused:
@@ -254,7 +261,8 @@ class _Lobby:
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
       self.present[theirs["process_id"]] = guest.connection
-    elif self._fewest is not None:  # the others go on without it
+    # The others go on without it.
+    elif self._fewest is not None:
       self.heard.remove(guest.connection)
       _tell(guest.connection, wrong)
       guest.connection.close()
@@ -341,7 +349,8 @@ def _ask(
 def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
   deadline = time.monotonic() + timeout
   connection, answer = _ask(at, mine, deadline, timeout)
-  while "wrong" not in answer and time.monotonic() < deadline:  # lost in a crowd: again
+  # It was lost in a crowd, and comes again.
+  while "wrong" not in answer and time.monotonic() < deadline:
     time.sleep(_RETRY)
     connection, answer = _ask(at, mine, deadline, timeout)
   if "wrong" not in answer:

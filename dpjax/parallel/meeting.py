@@ -30,12 +30,16 @@ from dpjax.parallel import lobby
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
-_MOST = 4096  # bytes of one message
+# Bytes of one message.
+_MOST = 4096
 _FAREWELL = b"bye"
 _ALIVE = b"alive"
-_TICKS = 8  # parts of the time limit; so many silent ones in a row are a hanging peer
-_LATER = 10  # JAX's own heartbeat may not be missed before ours: so many times the limit
-SHORTEST = 1.0  # seconds; a busy process may be silent for a fraction of one
+# Parts of the time limit; so many silent ones in a row are a peer that hangs.
+_TICKS = 8
+# So many times the limit, for JAX's own heartbeat may not be missed before ours.
+_LATER = 10
+# Seconds; a busy process may be silent for a fraction of one.
+SHORTEST = 1.0
 
 
 Lost = Callable[["Meeting", int, str], None]  # (meeting, process id, what happened)
@@ -140,7 +144,8 @@ class Meeting:
     """
     self._left.set()
     self._tell(json.dumps({"lost": who, "why": why}).encode())
-    if 0 not in self._connections:  # this is process 0; see `leave`
+    # This is process 0. JAX ends with a stack trace in a process that outlives it.
+    if 0 not in self._connections:
       time.sleep(seconds)
 
 
@@ -206,7 +211,8 @@ def meet(
   else:
     connections = lobby.join(at, mine, timeout)
   for connection in connections.values():
-    connection.settimeout(None)  # until `Meeting.watch`
+    # Until `Meeting.watch` sets a time.
+    connection.settimeout(None)
   return Meeting(connections, peer_timeout)
 
 
@@ -230,7 +236,8 @@ def start(
   """
   if local_devices is not None and len(local_devices) > 1:
     jax.config.update("jax_num_cpu_devices", len(local_devices))
-  jax.config.update("jax_enable_preemption_service", False)  # SIGTERM is the loop's
+  # SIGTERM is for the run's own loop.
+  jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator,
     num_processes,
@@ -242,4 +249,5 @@ def start(
     if lobby.is_loopback(lobby.address(coordinator).host)
     else None,
   )
+  # A first exchange, in which a process that died meanwhile is missed.
   processes.exchange(np.zeros((), np.int32), ())

@@ -21,10 +21,13 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax.validate import UserError
 
-SEGMENT_BYTES = 64 * 2**20  # after which rows go to the next file
-KEPT = 2  # the newest indexes whose rows stay on disk
+# A file that has reached this is closed, and rows go to the next one.
+SEGMENT_BYTES = 64 * 2**20
+# The newest indexes whose rows stay on disk.
+KEPT = 2
 _SUFFIX = ".rows"
-_NOWHERE = 0  # the segment of a client that has no row; files are numbered from 1
+# The segment of a client that has no row; files are numbered from 1.
+_NOWHERE = 0
 
 
 def no_rows(num_clients: int) -> np.ndarray:
@@ -104,11 +107,13 @@ class Journal:
         self._open = max(self._rows, default=0) + 1
         self._rows[self._open] = 0
       slot = self._rows[self._open]
+      # Rows are as secret as the data: nobody else may read the file.
       file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
         _write_all(file, record, slot * self.row_bytes)
       finally:
         os.close(file)
+      # Counted once it is written: a full disk leaves the slot to the next row.
       self._rows[self._open] += 1
       self._unsynced.add(self._open)
       places.append((self._open, slot))
@@ -152,6 +157,7 @@ class Journal:
 
   def _synced(self) -> None:
     written = [self.path(segment) for segment in sorted(self._unsynced)]
+    # The folder as well: the name of a new file is not durable before.
     for path in (*written, self.folder):
       file = os.open(path, os.O_RDONLY)
       try:

@@ -28,6 +28,7 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
   spans = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
   if spans or sharding.is_fully_addressable:
     return jax.device_put(leaf, sharding)
+  # NumPy holds no keys, so their data are placed.
   if trees.is_key(leaf):
     data = placed(jax.random.key_data(leaf), sharding)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))

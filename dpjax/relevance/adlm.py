@@ -21,7 +21,9 @@ from dpjax import noise as noise_lib
 from dpjax.relevance.settings import AdLM
 from dpjax.types import Array
 
-_MOMENTUM = 0.9  # of the running statistics of the batch normalisation
+# Weight of the old running statistics of the batch normalisation.
+_MOMENTUM = 0.9
+# Added to a variance, so that no unit divides by zero.
 _TINY = 1e-3
 
 
@@ -45,6 +47,7 @@ def net(body: Any, num_classes: int) -> Net:
     params = body.init(key, x)
     h = jax.eval_shape(body.apply, params, x).shape[1]
     unit = jax.nn.initializers.normal(1.0)(jax.random.fold_in(key, 1), (h, num_classes))
+    # Normalised outputs then give logits of about unit variance.
     draw = unit / math.sqrt(h)
     return {
       "body": params,

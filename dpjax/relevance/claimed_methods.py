@@ -54,6 +54,7 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
   """R [d] by model 1, trained on the raw records: NOT private. Computed once per memo."""
 
   def make() -> np.ndarray:
+    # Model 1 does not depend on the norm, so it is trained once for all of them.
     theta = job.once(lambda: job.model_1(job.train), "model 1")
     apply = job.nets.first.apply
     source = job.for_relevance()
@@ -80,6 +81,7 @@ def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable,
     at = (lambda step: step) if draw == "batch" else (lambda step: 0)
     return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
   ids = np.arange(len(y))
+  # The paper rounds to no grid.
   noisy = lambda key: record_noise.noisy_records(
     key, ids, x, found.scales, grid=None, mechanism=mechanism, shared_channels=shared
   )
@@ -101,7 +103,8 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
     kind="claimed",
     epsilon=job.epsilon,
     delta=0.0 if how.mechanism == "laplace" else how.delta,
-    neighboring_relation="add_or_remove_one",  # definition 1 of the paper
+    # Definition 1 of the paper.
+    neighboring_relation="add_or_remove_one",
     failed_assumptions=tuple(failed),
     details={
       "departures": paper.departures(
@@ -122,6 +125,7 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
 
 def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   """Relevance, one noise map per batch, a noisy polynomial loss. Claimed only."""
+  # Equal parts of the budget: relevance (of AdLM alone), inputs and loss.
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds
   beta = feature_budget.uniform(job.num_features)
@@ -171,7 +175,8 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
 def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   share = _share(job, "abs")
   spread = share - share.min()
-  scaled = spread / max(spread.max(), 1e-30)  # to [0, 1] by the data's own range
+  # Scaled to [0, 1] by the data's own range, which no noise covers.
+  scaled = spread / max(spread.max(), 1e-30)
   d = len(share)
   n = len(job.for_relevance())
   drawn = record_noise.sample(

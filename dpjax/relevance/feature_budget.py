@@ -28,6 +28,7 @@ def entropy_bits(shares: HostArray) -> np.ndarray:
   shares = np.asarray(shares, np.float64)
   if (shares < 0).any():
     raise UserError("must be >= 0 to have an entropy; see relevance.shares", field="shares")
+  # A share of 0 gives 0 * log2(1), its limit.
   return shares * np.log2(1 / np.where(shares > 0, shares, 1.0))
 
 
@@ -120,7 +121,7 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """One way to read Algorithm 3 and the code it descends from: noise of scale
+  """A reading of Algorithm 3 and of the code it descends from: noise of scale
   m / (beta'_j eps2), with m = L or 1 and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()

@@ -22,7 +22,8 @@ from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
 NORMS = ("abs", "relu", "raw")
-_NOTHING = 1e-12  # a row that sums to less says nothing
+# A row that sums to less says nothing.
+_NOTHING = 1e-12
 
 
 def num_features(shape: tuple[int, ...]) -> int:
@@ -57,6 +58,7 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   total = weights.sum(axis=1, keepdims=True)
   useful = np.isfinite(total) & (total > _NOTHING)
   uniform = 1 / places.shape[1]
+  # The inner choices spare NumPy's warnings about rows that say nothing.
   return np.where(
     useful, np.where(useful, weights, 0) / np.where(useful, total, 1), uniform
   )
@@ -115,7 +117,8 @@ def mean_shares(
   for start in range(0, len(data.y), batch_size):
     x = data.x[start : start + batch_size]
     y = data.y[start : start + batch_size]
-    missing = batch_size - len(y) if start else 0  # the last batch is padded
+    # The last of several batches is padded: one compilation serves all.
+    missing = batch_size - len(y) if start else 0
     x = np.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     scores = np.asarray(run(params, x, np.pad(y, (0, missing))))[: len(y)]
     total = total + shares(scores, norm).sum(axis=0)

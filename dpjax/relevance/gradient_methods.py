@@ -58,7 +58,7 @@ def make_plan(
   """The plan of a gradient method.
 
   Args:
-    before: a pure epsilon that the same total must also pay for (radp_dpsgd's relevance).
+    before: a pure epsilon that the same total must also cover (radp_dpsgd's relevance).
     delta, relation: None: those of its settings.
   """
   how = job.private
@@ -70,7 +70,8 @@ def make_plan(
   return _plan(num_records, size, epochs, epsilon, delta, clip, relation, before)
 
 
-@functools.lru_cache(maxsize=32)  # the seeds of one test share their calibration
+# The seeds of one test share their calibration.
+@functools.lru_cache(maxsize=32)
 def _plan(
   num_records: int,
   batch_size: int,
@@ -87,6 +88,7 @@ def _plan(
   sampler: Any = (
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
+    # No draw exceeds this capacity; a fitted one takes its place below.
     else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
   )
   plan = Plan(
@@ -164,7 +166,7 @@ def _outcome(
   loss_fn: LossFn | None = None,
   **more: Any,
 ) -> Outcome:
-  """Of a job whose data are these, or else its own."""
+  """Trains `model` by `plan` on `data`, or else on the job's own; returns its outcome."""
   apply = model.apply
   initial = job.initial(model, job.test.x)
   params = train.fit_private(
@@ -257,11 +259,12 @@ def _in_pairs(job: Inputs) -> Outcome:
     )
   model = job.nets.second
   pairs = _Pairs(job.train)
+  # A pair is one element, so half as many make a batch.
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
-  # of a record that is exchanged: a step tells (1 - q) N(0) + q N(u) from (1 - q) N(0) +
-  # q N(v), |u - v| <= 2 C, no better than removal at the distance 2 C (joint convexity)
+  # Of an exchanged record a step tells (1 - q) N(0) + q N(u) from (1 - q) N(0) + q N(v),
+  # |u - v| <= 2 C, no better than removal at the distance 2 C (joint convexity).
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   found = Privacy(
     kind="claimed",
@@ -304,6 +307,7 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     plan,
     _sgd(job),
     noise_key=job.streams.key(MODEL_1),
+    # Model 2's batches come from `secret` itself; the two must be independent.
     batch_seed=job.streams.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
@@ -351,7 +355,8 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
     job.streams.key(RELEVANCE),
-    blocks * (len(job.train) / job.size),  # divided by the PUBLIC number of records
+    # The mean becomes the sum divided by the PUBLIC number of records.
+    blocks * (len(job.train) / job.size),
     num_records=job.size,
     epsilon=job.private.epsilon_b,
     neighboring_relation=relation,

@@ -67,9 +67,8 @@ class Inputs:
   adlm: AdLM = dataclasses.field(default_factory=AdLM)
   public: Any = None  # data of the public model 1
   relevance_records: int | None = None  # use only the first so many for relevance
-  public_size: int | None = (
-    None  # number of records that plans are made for; None: len(train)
-  )
+  # Number of records that plans are made for; None: len(train).
+  public_size: int | None = None
   on_epoch: train.OnEpoch | None = None  # told the test scores, by the trainer below
   trainer: train.Trainer | None = None  # carries trainings out; None: in one go
   # What several jobs may compute once (model 1 of the paper, its relevance); see `once`.
@@ -113,7 +112,8 @@ class Inputs:
     init = np.asarray(jax.random.key_data(self.streams.init)).tobytes()
     mine = (id(self.train), self.nets.first, self.training, init, self.streams.order)
     if (*mine, *what) not in self.memo:
-      self.memo[*mine, *what] = self.train, make()  # held, so that its id stays its own
+      # The training data are held, so that their id stays their own.
+      self.memo[*mine, *what] = self.train, make()
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
@@ -126,6 +126,7 @@ class Inputs:
     """
     told = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
     told += (self.train.num_classes, self.streams.order)
+    # The repr names every setting, so that any change draws other noise.
     digest = hashlib.sha256(repr(told).encode())
     public = [] if self.public is None else [self.public.x, self.public.y]
     init = np.asarray(jax.random.key_data(self.streams.init))
@@ -169,8 +170,9 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Of a net that is trained on records by `fit`, what is promised of it being found."""
+    """Outcome of a net that `fit` trains on records; `found` is what is promised of it."""
     seen = self.test if test is None else test
+    # Nets begin with keys of their own: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
     scored = self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)

@@ -16,6 +16,7 @@ from dpjax.relevance.record_noise import distinct_ids
 from dpjax.types import Array, Example, HostArray, LossFn
 from dpjax.validate import UserError
 
+# An estimated share may be 0 or negative; its logarithm must be finite.
 _LEAST_PRIOR = 0.01
 
 
@@ -40,7 +41,8 @@ def noisy_labels(
   >>> noisy_labels(jax.random.key(0), [0, 1], [3, 3], epsilon=20.0, num_classes=10).tolist()
   [3, 3]
   """
-  keep_probability(epsilon, num_classes)  # checks both, whatever is cached
+  # Called for its checks: `_responses` may come from a cache.
+  keep_probability(epsilon, num_classes)
   true = finite.indices("labels", labels, 0, int(num_classes) - 1)
   if true.ndim != 1:
     raise UserError(
@@ -104,6 +106,7 @@ def forward_corrected(
   >>> round(float(loss(jnp.eye(2), example)), 4)  # T = 1: -log(3 / 4)
   0.2877
   """
+  # T holds zeros where no label is noised; their logarithm must be finite.
   log_transitions = jnp.log(jnp.maximum(jnp.asarray(transitions, jnp.float32), 1e-30))
   shift = jnp.zeros(()) if class_priors is None else jnp.log(jnp.asarray(class_priors))
 

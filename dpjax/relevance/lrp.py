@@ -41,7 +41,8 @@ from dpjax.validate import UserError
 RULES = ("epsilon", "z_plus", "alpha_beta")
 INPUT_RULES = ("same", "z_box")
 TARGETS = ("true_class", "predicted_class", "all_logits")
-_TINY = 1e-9  # below any contribution that matters, above rounding to zero
+# Below any contribution that matters, above rounding to zero.
+_TINY = 1e-9
 Apply = Callable[[Params, Any], Array]
 
 
@@ -88,6 +89,7 @@ class Lrp:
     """(alpha, beta) for sums of positive and of negative contributions."""
     if self.rule == "z_plus":
       return 1.0, 0.0
+    # Where one sign is missing the other takes all, so that nothing is lost.
     alpha = jnp.where(below == 0, 1.0, self.alpha)
     return jnp.where(above == 0, 0.0, alpha), jnp.where(above == 0, -1.0, alpha - 1)
 
@@ -176,6 +178,7 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
   done = set()
   credits.add(recorded.out, start)
   for node in reversed(recorded.nodes):
+    # A bias was handed down with the weighted sum before it.
     if id(node) in done:
       continue
     layer = _layer(node, recorded.x)
@@ -210,7 +213,8 @@ def _layer(node: Node, x: Cell) -> _Layer:
   while nodes[0].kind is not NodeKind.LINEAR and node.kind is NodeKind.BIAS:
     before = _only_before(nodes[0])
     if before is None:
-      nodes = [node]  # a bias of its own
+      # A bias of its own.
+      nodes = [node]
       scales = [1.0]
       break
     scales.insert(0, nodes[0].data[0].scale)
@@ -241,8 +245,10 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
   """The relevance of each data operand."""
   node = layer.nodes[0]
   values = tuple(cell.value for cell in layer.data)
+  # The derivative of either tells where its entries came from.
   if layer.kind in (NodeKind.MOVE, NodeKind.WINNER):
     return jax.vjp(node.of_data, *values)[1](list(arrived))
+  # A factor changes values, not shares.
   if layer.kind is NodeKind.SCALE:
     return (arrived[0],)
   if layer.kind is NodeKind.LINEAR:
@@ -284,11 +290,13 @@ def _summed_like(handed: Array, value: Array) -> Array:
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
+  # Where nothing contributes, nothing is handed down.
   zero = denominator == 0
   return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
 
 
 def _stabilized(z: Array, stabilizer: float) -> Array:
+  # sign(0) is 1 here, or a z of 0 would stay a divisor of 0.
   return z + stabilizer * jnp.where(z >= 0, 1.0, -1.0).astype(z.dtype)
 
 
@@ -330,6 +338,7 @@ def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
 
 def _scaled(parts: tuple[Array, Array], factor: Any) -> tuple[Array, Array]:
   above, below = parts
+  # A negative factor exchanges the two.
   up = jnp.maximum(factor, 0)
   down = jnp.minimum(factor, 0)
   return up * above + down * below, up * below + down * above
@@ -340,7 +349,8 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return parts
   if step.kind is NodeKind.MOVE:
     return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
-  (factor,) = step.of_data(jnp.ones_like(parts[0]))  # SCALE
+  # What is left is a SCALE: its factor is what it makes of ones.
+  (factor,) = step.of_data(jnp.ones_like(parts[0]))
   return _scaled(parts, factor)
 
 

@@ -87,7 +87,8 @@ def features(
   default = feature_budget.default_entropy_floor(d)
   floor = default if how.entropy_floor is None else how.entropy_floor
   b = feature_budget.entropy_noise_scales(relevance, num_records, floor)
-  with jax.enable_x64(True):  # the relevance is float64, and so must its noise be
+  # The relevance is float64, and so must its noise be.
+  with jax.enable_x64(True):
     unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
   # A feature without budget would get infinite noise; as a share that is the floor or all.
@@ -195,10 +196,10 @@ def theorem_6_series(z: float, num_terms: int) -> float:
 
 
 def local_epsilon(found: Features, how: Paper, num_channels: int) -> float:
-  """What independent, one-time Laplace noise of these scales WOULD prove for a record's
-  features, labels, model 1 and beta left aside; infinite for shared or repeated noise.
+  """Epsilon that independent, one-time Laplace noise of these scales WOULD prove.
 
-  Information only: no epsilon of the whole method.
+  It covers a record's features, labels, model 1 and beta left aside. Infinite for shared or
+  repeated noise. Information only: no epsilon of the whole method.
   """
   once = how.reading.draw == "record_once" and how.mechanism == "laplace"
   if not once or (how.shared_channels and num_channels > 1):

@@ -41,7 +41,7 @@ NAMES = ("radp", *METHODS)
 
 
 def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
-  """Which of the optional parts of an Inputs a method reads; `run` refuses the others.
+  """Names the optional parts of an Inputs that a method reads; `run` refuses the others.
 
   >>> sorted(reads("radp", "paper", Rigorous())), sorted(reads("dpsgd", "paper", Rigorous()))
   (['relevance_records'], [])
@@ -104,6 +104,7 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)
+  # Noise must differ wherever any of these does: see `Streams`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
   return play(job.bound(*settings))

@@ -1,7 +1,7 @@
 """Noise on records: one stream per record, scales per feature, rounded to a public grid.
 
 The noise of record i is drawn from fold_in(key, i), so that it is the same whenever it is
-asked for (drawn ONCE per record: only then is its cost paid once), and no two records share
+asked for (drawn ONCE per record: only then does it cost once), and no two records share
 any. The other ways to draw are those of the code that the paper descends from; they are
 here to be measured and attacked.
 
@@ -36,13 +36,15 @@ from dpjax.mechanisms import finite
 from dpjax.types import DType, HostArray
 from dpjax.validate import UserError
 
-GRID = 2.0**-6  # the least step
+# Least step of the grid.
+GRID = 2.0**-6
 MECHANISMS = ("laplace", "gaussian")
 _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
   "gaussian": noise_lib.source.gaussian,
 }
-_CHUNK = 2000  # records noised at a time
+# Records noised at a time.
+_CHUNK = 2000
 
 
 def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
@@ -70,7 +72,7 @@ def sample(
   shared_channels: bool = False,
   dtype: DType = jnp.float32,
 ) -> jax.Array:
-  """One map of noise in the shape of an example; `scales` as `by_feature` gives them.
+  """Draws a map of noise in the shape of an example; `scales` as `by_feature` gives them.
 
   `dtype` is that of what it is added to: coarser noise would leave low bits bare.
 
@@ -85,6 +87,7 @@ def sample(
 
 def _steps(scales: HostArray, least: float) -> np.ndarray:
   """The grid of each feature, powers of two."""
+  # frexp gives the e of scale = m 2^e, 1/2 <= m < 1.
   own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - finite.GRID_BITS)
   return np.maximum(own, np.float32(least)).astype(np.float32)
 
@@ -96,7 +99,8 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
     if steps is None:
       return x + drawn
-    return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps  # exact: powers of two
+    # Exact: the steps are powers of two.
+    return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
 
   return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
 
@@ -173,6 +177,7 @@ def noisy_records(
   parts = []
   for start in range(0, len(x), max(size, 1)):
     take = slice(start, start + size)
+    # Every chunk is padded to one size: one compilation serves all.
     missing = size - len(ids[take])
     padded = np.pad(x[take], [(0, missing)] + [(0, 0)] * (x.ndim - 1))
     out = run(key, np.pad(ids[take], (0, missing)), padded, shaped, steps)

@@ -47,9 +47,12 @@ RELATION = "replace_one"
 FEATURES_ONLY = f"{RELATION} (features only, label public)"
 FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"
-_SLACK = 1 + 1e-6  # what float32 may add to a clipped norm
-_TOLERANCE = 1e-4  # of a search, relative; it ends on the private side
-_LEVELS = 4  # scales per octave in laplace_pld, so that few different events are composed
+# What float32 may add to a clipped norm.
+_SLACK = 1 + 1e-6
+# Relative tolerance of a search, which ends on the private side.
+_TOLERANCE = 1e-4
+# Scales per octave in laplace_pld, so that few different events are composed.
+_LEVELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +182,8 @@ def check_domain(**named: Any) -> None:
     x = np.asarray(x)
     why = f"found dtype {x.dtype}"
     if x.dtype == np.float32:
-      if x.size == 0 or (x.min() >= 0 and x.max() <= 1):  # False for NaN
+      # NaN fails this too.
+      if x.size == 0 or (x.min() >= 0 and x.max() <= 1):
         continue
       why = f"found {x.min():g} to {x.max():g}"
     raise UserError(
@@ -215,6 +219,7 @@ def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
 
 
 def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
+  # A record of zeros has no norm to divide by.
   factor = np.minimum(1, clip / np.maximum(norms, 1e-30)).astype(np.float32)
   return x * factor.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -248,6 +253,7 @@ def feature_noise(
   if how.features == "laplace_pld":
     return _pld_noise(beta, how, epsilon, channels)
   clip = math.inf if how.features == "laplace" else how.clip
+  # Weighted by beta, a record moves by `channels` at most, a clipped one by 2 C.
   sensitivity = min(float(channels), 2 * clip * _SLACK)
   return FeatureNoise("laplace", sensitivity / (beta * epsilon), epsilon, 0.0)
 
@@ -312,6 +318,7 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
   )
   private = local_epsilon
   unsafe = 0.0
+  # Too few reports to hide among: the local epsilon is all that holds.
   if spent(epsilon=local_epsilon * (1 - 1e-9)) > delta:
     return local_epsilon
   while private - unsafe > _TOLERANCE * max(1.0, private):
@@ -336,6 +343,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
+  # Beyond log n amplification is all but gone, so the search ends there.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2

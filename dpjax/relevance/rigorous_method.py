@@ -26,7 +26,8 @@ from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
-_PIXEL_VARIANCE = 0.1  # a public guess, to weigh signal against noise; any number is safe
+# A public guess, to weigh signal against noise; any number is safe.
+_PIXEL_VARIANCE = 0.1
 _FLOAT_NOTE = (
   "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
   "with the record to a public grid of 1/64, or for scales above 2 of between 1/256 and 1/128 of "
@@ -87,7 +88,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
     len(ids_2),
     prepared.test,
     weight_decay=job.training.weight_decay,
-    anneal=True,  # the noise of the last steps would drown what little signal there is
+    # The noise of the last steps would drown what little signal there is.
+    anneal=True,
   )
   return outcome._replace(
     prepare=prepared.prepare, noise=prepared.noise, maps={"beta": beta}
@@ -134,7 +136,8 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
   data = job.train.subset(ids)
   shared = how.model1 == "dp_sgd" and not how.split
   cap = job.epsilon * how.budget_share_1 if shared else job.epsilon
-  more = how.model1 == "dp_sgd" or not how.split  # is paid by the same records
+  # Whether the same records also bear the cost of model 1, or of the features.
+  more = how.model1 == "dp_sgd" or not how.split
   if how.epsilon_b > cap or (how.epsilon_b >= cap and more):
     raise UserError(
       f"must leave room in the {cap:g} that model 1 and the relevance may cost",
@@ -193,8 +196,10 @@ def _rests_on(job: Inputs) -> tuple[str, ...]:
 
 
 def check_public(train: Any, public: Any) -> None:
-  """Raises where what is called public holds private records: that would go uncharged; and
-  where it is of another shape or other classes.
+  """Raises where what is called public holds private records, or cannot be used.
+
+  Private records in it would go unaccounted; data of another shape or of other classes are
+  of no use.
 
   Args:
     train, public: `dpjax.data.Dataset`s.
@@ -219,7 +224,7 @@ def check_public(train: Any, public: Any) -> None:
 
 
 def _delta_s(job: Inputs) -> float:
-  """Of the records' stages; unsplit, what stages A and B leave of delta."""
+  """The delta of the records' stages; unsplit, what stages A and B leave of it."""
   how = job.rigorous
   return how.delta if how.split or how.model1 == "none" else how.delta / 4
 
@@ -227,7 +232,8 @@ def _delta_s(job: Inputs) -> float:
 def _stages_c_l_s(
   job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
 ) -> _Prepared:
-  how = job.rigorous  # what a record may spend locally
+  how = job.rigorous
+  # What a record may spend locally.
   local = epsilon
   if how.shuffle:
     local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
@@ -289,7 +295,9 @@ def _responses(
   """(labels after randomised response, class shares estimated from them alone)."""
   y = job.train.y[ids]
   k = job.train.num_classes
-  if not epsilon_l:  # public labels
+  # Without a budget the labels are public.
+  if not epsilon_l:
+    # One more of each class: the logarithm of its prior is taken.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
   key = job.streams.key(LABELS)
@@ -304,6 +312,7 @@ def _shuffled(
   order = np.arange(len(y))
   if job.rigorous.shuffle:
     order = np.random.default_rng([job.streams.secret, 1]).permutation(len(y))
+  # All copies of a record are one report, so they share its place in the order.
   if copies > 1:
     return lambda epoch: (features(epoch)[order], y[order])
   once = features(0)[order], y[order]

@@ -94,7 +94,7 @@ class Rigorous:
   labels: str = "randomized_response"  # or public; "raw" is refused
   label_share: float = 0.45  # of a record's local budget
   draw: str = "record_once"  # or record_fresh with compose_fresh; batch and run are refused
-  compose_fresh: bool = False  # pay for every epoch's fresh noise
+  compose_fresh: bool = False  # account for every epoch's fresh noise
   shuffle: bool = True  # a trusted shuffler: central (epsilon, delta) by amplification
   delta: float = 1e-5
   pool: int = 4  # average-pool the images first: a public transformation

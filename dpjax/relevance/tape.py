@@ -149,6 +149,7 @@ def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
   (out,) = recorder.walk(closed, [*map(Cell, leaves), cell])
   if not out.data:
     raise UserError("the logits do not depend on x", field="apply")
+  # The answer itself is a use of its cell.
   out.uses += 1
   return Tape(cell, tuple(recorder.nodes), out)
 
@@ -180,6 +181,7 @@ class _Recorder:
     body = eqn.params[_BODIES[eqn.primitive.name]]
     if not _is_activation(eqn, operands):
       return self.walk(body, operands)
+    # An activation is taken whole, however many steps it has inside.
     (cell,) = (operand for operand in operands if operand.data)
     cell.uses += 1
     (out,) = _Recorder().walk(body, [Cell(operand.value) for operand in operands])
@@ -218,6 +220,7 @@ def _bind(eqn: Any) -> Callable[..., list[Any]]:
   """The equation as a function of all its operands, literals included."""
   invars = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
   places = [isinstance(var, jex.Literal) for var in eqn.invars]
+  # A variable that occurs twice, as in x * x, is one input of the new jaxpr.
   distinct = list(dict.fromkeys(invars))
   alone = _template().replace(
     invars=distinct, outvars=list(eqn.outvars), eqns=[eqn], effects=eqn.effects
@@ -251,7 +254,8 @@ def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
   A scalar factor keeps the root. After a nonlinearity, so does a scalar constant of any
   kind: it is part of the activation, as in (1 + tanh(x)) / 2.
   """
-  if len(data) > 1:  # x + x^3, x * sigmoid(x)
+  # Such as x + x^3, or x * sigmoid(x).
+  if len(data) > 1:
     return _entrywise(data[0], value, nonlinear=True)
   (cell,) = data
   factor = _scalar_factor(name, operands)

@@ -1,4 +1,4 @@
-"""Training loops of this room: plain (for what is public or already noised) and private."""
+"""Training loops of this package: plain (for public or already noised data) and private."""
 
 from __future__ import annotations
 
@@ -166,6 +166,7 @@ def fit(
   def draws(start: int) -> Iterator[Any]:
     for epoch in range(start // per_epoch, how.num_epochs):
       x, y = records(epoch)
+      # A function of (seed, epoch), so that a run that stopped goes on alike.
       order = np.random.default_rng([seed, epoch]).permutation(len(y))
       for step in range(max(start, epoch * per_epoch), (epoch + 1) * per_epoch):
         first = (step - epoch * per_epoch) * size

@@ -72,14 +72,14 @@ class LoadedFile:
     return self._sha256
 
 
-_LOADS: dict[
-  str, dict[str, LoadedFile]
-] = {}  # real path of the asking file, or `key_of` -> file -> its load
+# Real path of the asking file, or `key_of` -> file -> its load.
+_LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
 _CONFIG_FILES: list[str] = []
 _changes = 0
-_reading = ""  # import path of the function that reads a data set now
+# Import path of the function that reads a data set now.
+_reading = ""
 
 
 def number_of_changes() -> int:
@@ -241,10 +241,12 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
   access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
   if access != os.O_RDONLY:
     _WRITTEN.add(os.path.abspath(os.fsdecode(path)))
+  # Only written, or emptied first: nothing was read of it.
   if access == os.O_WRONLY or flags & os.O_TRUNC:
     return
   name = os.fsdecode(path)
-  if "__pycache__" in name:  # its source is told of when it runs
+  # Its source is told of when it runs.
+  if "__pycache__" in name:
     return
   is_code = name.endswith(_CODE)
   if is_code and _is_shown():
@@ -265,7 +267,8 @@ def _is_shown() -> bool:
 
 
 def _imported(name: str, file: Any, *more: Any) -> None:
-  if file is not None:  # an extension
+  # Python names the file of an extension alone.
+  if file is not None:
     _keep(file, is_code=True)
 
 
@@ -297,9 +300,8 @@ _EVENTS: dict[str, Callable[..., None]] = {
 }
 
 
-def _heard(
-  event: str, args: tuple[Any, ...], _events: dict[str, Any] = _EVENTS
-) -> None:  # bound early: at the end of a process globals are gone
+# `_events` is bound early: at the end of a process globals are gone.
+def _heard(event: str, args: tuple[Any, ...], _events: dict[str, Any] = _EVENTS) -> None:
   act = _events.get(event)
   if act is None:
     return

@@ -32,9 +32,8 @@ class Names:
   """Names in one source; names of modules are absolute, and may be of none."""
 
   imports: set[str] = dataclasses.field(default_factory=set)
-  top: set[str] = dataclasses.field(
-    default_factory=set
-  )  # those outside of functions and branches
+  # Those outside of functions and branches.
+  top: set[str] = dataclasses.field(default_factory=set)
   packages: set[str] = dataclasses.field(default_factory=set)  # any child may be imported
   stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
   files: set[str] = dataclasses.field(default_factory=set)  # names that end with .py
@@ -71,6 +70,7 @@ def names_in(content: bytes, package: str) -> Names:
   reader = _Reader(package)
   reader.visit(tree)
   found = reader.found
+  # Only now that the whole source was read are all aliases known.
   for chain in reader.chains:
     first, *parts = chain
     name = reader.aliases.get(first)
@@ -204,7 +204,8 @@ class _Reader(ast.NodeVisitor):
 
   def visit_Global(self, node: ast.Global) -> None:
     self.found.changing |= {*node.names}
-    for name in node.names:  # a function sets it, too
+    # A function sets it, too, so its value is no literal of the source.
+    for name in node.names:
       self._bind(name, 2)
 
   def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
@@ -286,7 +287,8 @@ def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
   elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
     targets = [node.target]
   elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-    targets = [node.value]  # whose result nobody keeps
+    # A call whose result nobody keeps is made for what it changes.
+    targets = [node.value]
   return any(_is_part_of_import(target, aliases) for target in targets)
 
 

@@ -52,7 +52,7 @@ _OF_MACHINE = re.compile(
 
 
 def settings() -> dict[str, str]:
-  """What decides the precision of a run and is not as JAX has it by itself.
+  """Settings that decide the precision of a run and are not those of JAX by itself.
 
   Two runs with one noise and two precisions would give away how their sums are rounded.
 
@@ -95,7 +95,8 @@ def find(name: str) -> Any:
     look = getattr(finder, "find_spec", None)
     try:
       spec = None if look is None else look(name, path, None)
-    except Exception:  # a finder of others
+    # A finder of others may raise anything.
+    except Exception:
       spec = None
     if spec is not None:
       return spec
@@ -122,6 +123,7 @@ def owner(file: str) -> str:
   installed, standard = _folders()
   if real.startswith(os.path.join(str(_PACKAGE), "")):
     return "dpjax"
+  # Also packages of an environment whose folders this Python does not know.
   parts = pathlib.PurePath(real).parts
   if real.startswith(installed) or {"site-packages", "dist-packages"} & {*parts}:
     return "installed"

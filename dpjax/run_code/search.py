@@ -47,6 +47,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
   for value in patched.replaced():
     search.value(value)
   search.drain()
+  # A file that was loaded may have loaded others: until none is new.
   while search.loads():
     search.drain()
   versions = {**packages.versions(), **packages.settings(), **search.versions}
@@ -60,7 +61,8 @@ def of(roots: Iterable[Any] = ()) -> Code:
   )
 
 
-_CONFIG_FILE = "config file"  # its name among the modules
+# Name of the config file among the modules.
+_CONFIG_FILE = "config file"
 
 
 class _Search:
@@ -238,7 +240,8 @@ class _Search:
     try:
       content = self._content(name, file, spec)
     except OSError:
-      return  # gone: what it left in memory is looked at by `namespace`
+      # Gone: what it left in memory is looked at by `namespace`.
+      return
     self._found.add((name, hashlib.sha256(content).hexdigest()))
     if not real.endswith((*EXTENSIONS, ".pyc")):
       self.todo.append(functools.partial(self._follow, names_in(content, package), real))
@@ -311,7 +314,8 @@ class _Search:
       if not is_child:
         self.value(value)
     named = Names()
-    with contextlib.suppress(OSError):  # the file is gone
+    # The file may be gone.
+    with contextlib.suppress(OSError):
       if file.endswith(".py"):
         named = names_in(self._content(name, file, spec), package)
     self._held(name, held, named)
@@ -380,12 +384,14 @@ class _Search:
     code = value.__code__
     space = value.__globals__
     if "__create_fn__" in code.co_qualname or "namedtuple_" in str(space.get("__name__")):
-      return  # of a dataclass or a named tuple: its class says all of it
+      # Of a dataclass or a named tuple: its class says all of it.
+      return
     for part in _held_by(value):
       self.value(part)
     in_file = not code.co_filename.startswith("<")
     if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
-      return  # of a package
+      # Of a package, whose version says it.
+      return
     name = str(space.get("__name__", value.__module__))
     defaults = (value.__defaults__, value.__kwdefaults__)
     if any(defaults) and values.is_option(defaults):
@@ -454,7 +460,8 @@ def _held_by(function: types.FunctionType) -> list[Any]:
   """Returns what a function holds besides its code: defaults, a closure, what it wraps."""
   held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
   for cell in function.__closure__ or ():
-    with contextlib.suppress(ValueError):  # an empty cell
+    # An empty cell has no contents to look at.
+    with contextlib.suppress(ValueError):
       held.append(cell.cell_contents)
   return held + list(vars(function).values())
 
@@ -470,16 +477,21 @@ def _parts(value: Any) -> Iterator[Any]:
   elif isinstance(value, (tuple, list, set, frozenset)):
     yield from list(value)
   elif isinstance(value, Mapping):
-    with contextlib.suppress(Exception):  # one of others may refuse any look
+    # A mapping of others may refuse any look.
+    with contextlib.suppress(Exception):
       yield from [part for pair in list(value.items()) for part in pair]
   yield from _parts_of_object(value)
 
 
 def _parts_of_object(value: Any) -> Iterator[Any]:
-  """Of an own class all that it holds; of another one what it wraps, and the fields of a
-  dataclass, such as a linen module's, or of what can be called, such as `jax.custom_vjp`."""
+  """Yields the type and the parts of an object.
+
+  Of a class of the user that is all that it holds. Of another one it is what it wraps, and
+  the fields of a dataclass (a linen module) or of what can be called (`jax.custom_vjp`).
+  """
   yield type(value)
-  with contextlib.suppress(Exception):  # an object of others may refuse any look
+  # An object of others may refuse any look.
+  with contextlib.suppress(Exception):
     yield getattr(value, "__wrapped__", getattr(value, "__func__", None))
     home = sys.modules.get(type(value).__module__)
     is_own = is_users_code(str(getattr(home, "__file__", None) or "<none>"))

@@ -29,7 +29,8 @@ def read(spec: Any, file: str) -> bytes:
 
 
 def bytes_of(spec: Any, file: str) -> bytes:
-  read = getattr(spec.loader, "get_data", None)  # also of an archive
+  # A loader reads from an archive, too.
+  read = getattr(spec.loader, "get_data", None)
   return pathlib.Path(file).read_bytes() if read is None else read(file)
 
 
@@ -41,13 +42,16 @@ def _check_compiled(spec: Any, file: str, content: bytes) -> None:
   """
   if is_compiled_by_others(spec):
     return
-  if sys.dont_write_bytecode:  # nobody brings it up to date
+  # Nobody brings the compiled file up to date.
+  if sys.dont_write_bytecode:
     return
   try:
     cached = pathlib.Path(importlib.util.cache_from_source(file))
     held = cached.read_bytes()
+    # Where its folder cannot be written to, an old compiled file is nobody's fault.
     if held[:4] != importlib.util.MAGIC_NUMBER or not os.access(cached.parent, os.W_OK):
       return
+    # A compiled file begins with 16 bytes: magic, flags, and what it was compiled from.
     compiled = code_name(marshal.loads(held[16:]))
     same = compiled == code_name(compile(content, file, "exec", dont_inherit=True))
   except (OSError, NotImplementedError, ValueError, EOFError, TypeError, SyntaxError):
@@ -87,7 +91,8 @@ def _constant(value: Any) -> Any:
     return code_name(value)
   if isinstance(value, tuple):
     return ["tuple", *map(_constant, value)]
-  if isinstance(value, frozenset):  # whose order changes with each process
+  # Its order changes with each process.
+  if isinstance(value, frozenset):
     return ["frozenset", *sorted(map(repr, value))]
   return [type(value).__name__, repr(value)]
 

@@ -27,7 +27,8 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
   Raises:
     UserError: names the file, and what would make it known.
   """
-  if not code.modules:  # nothing of a user's own takes part
+  # Nothing of a user's own takes part.
+  if not code.modules:
     yield
     return
   called: set[str] = set()
@@ -58,9 +59,11 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
   for file in sorted(code.files):
     for load in loaded.by(file):
       name = os.path.basename(load.file)
+      # The noise follows all that was loaded up to `as_of`.
       if load.number <= code.as_of or not load.sha256():
         continue
       is_known = os.path.realpath(load.file) in known
+      # A known file that has not changed since is no surprise.
       if is_known and load.before in ("", load.sha256()):
         continue
       what = "imports or runs" if load.is_code else "reads"
@@ -93,6 +96,7 @@ def _calls(files: set[str]) -> Iterator[None]:
     return
   me = threading.get_ident()
   tool = 4
+  # Somebody else measures with this tool; a run is no reason to end that.
   if monitoring.get_tool(tool) is not None:
     yield
     return
@@ -102,11 +106,13 @@ def _calls(files: set[str]) -> Iterator[None]:
     if threading.get_ident() in others:
       return None
     files.add(code.co_filename)
+    # Told once for each function: from then on its calls cost nothing.
     return monitoring.DISABLE
 
   monitoring.use_tool_id(tool, "dpjax")
   monitoring.register_callback(tool, monitoring.events.PY_START, started)
   monitoring.set_events(tool, monitoring.events.PY_START)
+  # Functions that an earlier watch was told of are told of again.
   monitoring.restart_events()
   try:
     yield
@@ -120,14 +126,16 @@ def _calls(files: set[str]) -> Iterator[None]:
 def _profiled(files: set[str]) -> Iterator[None]:
   before = sys.getprofile()
   in_threads = threading.getprofile()
-  if before is not None:  # somebody measures; a run is no reason to end that
+  # Somebody measures; a run is no reason to end that.
+  if before is not None:
     yield
     return
 
   is_over = False
 
   def started(frame: Any, event: str, argument: Any) -> None:
-    if is_over:  # a thread that outlives the block
+    # This is a thread that outlives the block.
+    if is_over:
       sys.setprofile(None)
     elif event == "call":
       files.add(frame.f_code.co_filename)

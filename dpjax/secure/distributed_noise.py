@@ -59,10 +59,12 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-_CHANCE = 1e-6  # of a coordinate beyond what the modulus is sized for, in one round
+# Chance, in one round, of a coordinate beyond what the modulus is sized for.
+_CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-_fold_in = jax.jit(jax.random.fold_in)  # one call, where `fold_in` alone makes several
+# One compiled call, where `fold_in` alone makes several.
+_fold_in = jax.jit(jax.random.fold_in)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +125,20 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=bits)
     validate.integer_at_least(1, min_survivors=min_survivors)
     validate.integer_at_least(min_survivors, max_clients=max_clients)
+    # Up to max_clients add shares that are sized for min_survivors: so much more noise.
     most = noise_multiplier * math.sqrt(max_clients / min_survivors)
     scale = discrete.scale_for(
       l2_clip_norm=l2_clip_norm,
       noise_multiplier=most,
       num_clients=max_clients,
       bits=bits,
+      # By a union bound, no coordinate's noise is beyond this but for the chance.
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
     # beyond it the sampler is not exact; the grid is then as fine as anybody needs
-    room = (1 - 1e-9) * discrete.MAX_SKELLAM  # shares of it, added up, are rounded
+    # A little below the limit, for variances of shares that are added up are rounded.
+    room = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(room) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
     noise = DistributedNoise.sized(total_variance=total, min_survivors=min_survivors)
@@ -151,7 +156,7 @@ class SkellamSum:
 
   @property
   def event(self) -> accounting.SkellamDpEvent:
-    """Of one round, with the fewest survivors; charge it also where a round is refused.
+    """Event of one round with the fewest survivors; account for a refused round, too.
 
     Guarantee: true for one CLIENT under replace_special (its message is exchanged for zeros)
     and replace_one. A round with more survivors adds noise to that, so it costs no more.
@@ -170,6 +175,7 @@ class SkellamSum:
   def wrap_probability(self) -> float:
     """At most this is the chance that a round's sum wraps around in some coordinate."""
     spread = discrete.rotated_spread(self.padded_dim, chance=_CHANCE)
+    # Rounding adds less than 1 to a coordinate.
     largest = self.max_clients * (self.scale * self.l2_clip_norm * spread + 1)
     beyond = discrete.wrap_probability(
       modulus=2**self.bits,
@@ -178,6 +184,7 @@ class SkellamSum:
       dim=self.padded_dim,
       noise="skellam",
     )
+    # A spread of 1 bounds every coordinate; a smaller one fails with this chance.
     return min(1.0, beyond + (_CHANCE if spread < 1 else 0.0))
 
   def encode(
@@ -190,13 +197,16 @@ class SkellamSum:
       signs: key of the round's rotation, public.
     """
     vector = np.asarray(vector, np.float64)
+    # Zeros, and its share of the noise as ever: to fall silent would tell.
     if not np.isfinite(vector).all():
       return np.zeros(self.padded_dim, np.int64)
+    # A norm beyond float64 is infinite, and shortens the vector to 0.
     with np.errstate(over="ignore"):
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
-    if not np.isfinite(rotated).all():  # beyond float32
+    # Beyond float32, in which vectors are rotated.
+    if not np.isfinite(rotated).all():
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
 
@@ -207,6 +217,7 @@ class SkellamSum:
 
   def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
     """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
+    # Modulo 2^bits, of which the protocol's own modulus is a multiple.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     found = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
     return np.asarray(_unrotate(signs, found.astype(np.float32), self.dim))
@@ -277,6 +288,7 @@ def skellam_mean(
     taken = lambda leaf: np.asarray(leaf)[kept]
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
+    # Before anything is drawn: fewer shares would be less noise than was accounted for.
     mechanism.noise.check_survivors(len(kept))
     validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
@@ -348,31 +360,35 @@ def _total(
   zeros = np.zeros(mechanism.padded_dim, kind)
   if is_simulated(protocol):
     found = carried_out(protocol, ids, drops, lambda client: zeros)
+    # Shares of Skellam noise add up to Skellam noise exactly: one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))
     for client, place in places.items():
       noisy += encode(place, _stream(seed, round, client))
     return found._replace(total=noisy.astype(kind))
 
   def vector(client: int) -> np.ndarray:
-    if client not in places:  # never sent
+    # Asked of a client that dropped out; its answer is never sent.
+    if client not in places:
       return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
-    return noisy.astype(kind)  # modulo the protocol's own modulus, see `_total`
+    # Wraps around modulo the protocol's own modulus (see above).
+    return noisy.astype(kind)
 
   return carried_out(protocol, ids, drops, vector)
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:
-  """Of one client of one round; of a whole round, where it has no number."""
+  """Generator of one client of one round; of a whole round, where no client is named."""
   words = np.random.SeedSequence(seed, spawn_key=which)
   return np.random.Generator(np.random.Philox(words))
 
 
 def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
-  """One client's weighted message, flat, exactly 0 where its weight is 0."""
+  """Weighted message of one client, flat; exactly 0 where its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
   flat = np.concatenate(leaves)
   weight = float(weights[place])
-  with np.errstate(all="ignore"):  # a warning would tell
+  # A warning would tell that this client's message is not finite.
+  with np.errstate(all="ignore"):
     return np.zeros_like(flat) if weight == 0 else flat * weight

@@ -34,7 +34,8 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-BITS = (8, 32)  # of the modulus: JAX adds 32-bit integers, of which these are the low ones
+# Bits of the modulus: JAX adds 32-bit integers, of which these are the low ones.
+BITS = (8, 32)
 
 
 class Encoded(NamedTuple):
@@ -45,7 +46,8 @@ class Encoded(NamedTuple):
 
 
 def _unsigned(whole: Array) -> Array:
-  return whole.astype(jnp.int32).astype(jnp.uint32)  # two's complement
+  # Two's complement: a negative number wraps around.
+  return whole.astype(jnp.int32).astype(jnp.uint32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +89,13 @@ class Encoding:
   def largest(self) -> int:
     """The largest integer of one client: of a coordinate, and of its weight, 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
-    held = np.float32(most)  # clipped in float32, which may have rounded it up
+    # Values are clipped in float32, which may have rounded the bound up.
+    held = np.float32(most)
     return int(np.nextafter(held, np.float32(0)) if int(held) > most else held)
 
   @property
   def resolution(self) -> float:
-    """One step of the grid, in the message's units."""
+    """Step of the grid, in the message's units."""
     return self.largest_value / self.largest
 
   def error_bound(self, weights: ArrayLike) -> float:
@@ -118,6 +121,7 @@ class Encoding:
     whole = np.maximum(np.round(weights * self.largest), 1.0)
     half_steps = len(weights) / 2
     moved = 2 * np.abs(whole - weights * self.largest).sum()
+    # Equal weights are rounded alike: none counts more than another.
     moved = 0.0 if np.ptp(weights) == 0 else moved
     return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
 
@@ -141,9 +145,11 @@ class Encoding:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
-      kept = jnp.where(counted.reshape(row), clipped, 0.0)  # 0 x NaN is NaN
+      # 0 x NaN is NaN: a message that does not count is selected away.
+      kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
+      # The product may be rounded above the weight, and the mean would leave its range.
       return _unsigned(jnp.clip(scaled, -limit, limit))
 
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
@@ -168,6 +174,7 @@ class Encoding:
 
   def _centred(self, total: Array) -> Array:
     """The representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
+    # Shifted up, and down again as signed numbers: the unused bits follow the sign.
     unused = 32 - self.bits
     shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)
     return jnp.right_shift(shifted, unused).astype(jnp.float32)
@@ -177,7 +184,7 @@ class Encoding:
 
 
 def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
-  """One client's integers as [d + 1] uint32, or uint64 where a protocol has 64 `bits`.
+  """Integers of one client as [d + 1] uint32, or uint64 where a protocol has 64 `bits`.
 
   Negative ones wrap around in the PROTOCOL's modulus, so that its total is a function of the
   sum alone: in a smaller one it would count those who sent negative numbers.
@@ -187,6 +194,7 @@ def to_vector(encoded: Encoded, bits: int) -> np.ndarray:
         dtype=uint64)
   """
   leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(encoded)]
+  # Signed first, so that negative numbers keep their sign in a wider modulus.
   signed = np.concatenate(leaves).astype(np.uint32).view(np.int32)
   return signed.astype(np.int64).astype(dtype_of(bits))
 

@@ -84,9 +84,11 @@ class Dropout:
     validate.integer_at_least(0, seed=self.seed)
 
   def drops(self, round: int, clients: Any) -> Drops:
-    """Who of `clients` drops out in this round, and when."""
+    """The clients that drop out in this round, by the phase in which they do."""
     silent: tuple[set[int], ...] = (set(), set(), set())
     for client in clients if self.prob else ():
+      # A stream for each (seed, round, client): nobody's drop-out depends on who else takes
+      # part.
       stream = np.random.SeedSequence(self.seed, spawn_key=(round, int(client)))
       rng = np.random.Generator(np.random.Philox(stream))
       if rng.random() < self.prob:
@@ -98,7 +100,7 @@ NO_DROPOUT = Dropout()
 
 
 def uploading(clients: Any, drops: Drops) -> list[int]:
-  """Those whose vectors are in the sum, ascending.
+  """The clients whose vectors are in the sum, ascending.
 
   >>> uploading([1, 2, 3], Drops(frozenset({1}), frozenset(), frozenset({3})))
   [2, 3]
@@ -192,6 +194,7 @@ def through_way(
     def summed_run(context: Context, cohort: Cohort) -> Mapped:
       drops = dropout.drops(int(context.state), np.asarray(cohort.ids))
       kept = uploading(cohort.ids, drops)
+      # Refused before any client computes.
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
@@ -214,7 +217,7 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
 
 
 def _placed(parts: Any, places: np.ndarray) -> Any:
-  """What a part of a cohort keeps, by places in the whole."""
+  """Client state that a part of a cohort keeps, by places in the whole cohort."""
   back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
   return tuple(part._replace(places=back(part)) for part in parts)
 
@@ -226,6 +229,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
     mapped = run(context, cohort)
+    # The protocol adds zeros: only its cost and its refusals are asked for.
     zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
     found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, found)
@@ -248,7 +252,8 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      found = one(places[client]) if client in places else like  # zeros are never sent
+      # Asked of clients that dropped out, too; their zeros are never sent.
+      found = one(places[client]) if client in places else like
       return to_vector(found, protocol.bits)
 
     found = carried_out(protocol, cohort.ids, drops, vector)
@@ -276,8 +281,10 @@ def carried_out(
   clients = {int(client) for client in uploading}
   silent = drops.before_sharing | drops.before_upload
   try:
+    # Those who fall silent are named, too: what they still send is up to the protocol.
     found = protocol.sum(LazyVectors(clients | silent, vector), drops)
   except UserError as error:
+    # Without drop-outs the settings are at fault, and the next round would fail as well.
     if any(drops):
       raise RoundRefused(str(error)) from error
     raise
@@ -325,6 +332,7 @@ def forgiving(
       return algorithm.round(state, cohort)
     except RoundRefused as error:
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
+      # The refused round has used up its number: noise and rotations follow from it.
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
       return later, _nobody()
 

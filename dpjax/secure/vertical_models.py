@@ -55,7 +55,7 @@ from dpjax.validate import UserError
 
 
 class SharedRows(NamedTuple):
-  """One party's shares of aligned rows."""
+  """Shares that one party holds of aligned rows."""
 
   x_a: Shares  # [n, f_a]
   x_b: Shares  # [n, f_b]
@@ -182,6 +182,7 @@ def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison
     matmul(party, x, bottom.kernel, bias=bottom.bias)
     for x, bottom in ((rows.x_a, network.bottom_a), (rows.x_b, network.bottom_b))
   ]
+  # Both in one comparison, which takes the rounds of one.
   return comparison.signs(party, np.concatenate(sums, axis=1))
 
 
@@ -193,6 +194,7 @@ def _step(
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
   error = secureml.error_of(party, scores, rows.y, recipe)
   back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]
+  # A bit is no fixed-point number, so the product keeps its scale.
   back = multiply(party, back, hidden.bit, truncated=False)
   width = network.bottom_a.bias.shape[0]
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
-_OF_THE_MODEL = 2**31  # folded into a copy's key: what its augmentation never draws from
+# Folded into a copy's key for the model, from which its augmentation never draws.
+_OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
 

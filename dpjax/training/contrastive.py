@@ -21,10 +21,10 @@ from dpjax.training.augment import AugmentFn
 from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
 from dpjax.types import Algorithm, Array, Batch, Params
 
-_TEMPERATURE = (
-  2.0  # t of the uniformity; both it and the power of the alignment as published
-)
-_LEAST = 1e-12  # square of a length below which a point is drawn to the middle
+# t of the uniformity; both it and the power of the alignment are as published.
+_TEMPERATURE = 2.0
+# Square of a length below which a point is drawn to the middle.
+_LEAST = 1e-12
 
 
 def on_sphere(z: Array) -> Array:
@@ -64,10 +64,12 @@ def uniformity(u: Array, mask: Array) -> Array:
   """
   lengths = jnp.sum(u * u, axis=1)
   products = jnp.matmul(u, u.T, precision=jax.lax.Precision.HIGHEST)
+  # Rounding may make a squared distance negative.
   squared = jnp.maximum(lengths[:, None] + lengths[None, :] - 2 * products, 0)
   pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
   count = jnp.sum(pairs)
   total = jnp.sum(jnp.where(pairs, jnp.exp(-_TEMPERATURE * squared), 0))
+  # Without pairs the log is of 1: log 0 would make the gradient NaN.
   return jnp.log(jnp.where(count > 0, total / jnp.maximum(count, 1), 1))
 
 
@@ -151,7 +153,8 @@ def contrastive(
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:
-    params = jax.tree.map(jnp.copy, params)  # the caller's survive donation
+    # The caller's parameters survive donation.
+    params = jax.tree.map(jnp.copy, params)
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))
 

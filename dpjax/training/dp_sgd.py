@@ -150,6 +150,7 @@ def dp_sgd(
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = clipped_grad(loss_fn)
+  # The optimizer sees no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
@@ -164,15 +165,18 @@ def dp_sgd(
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
-    params = placed(jax.tree.map(jnp.copy, params))  # the caller's survive donation
+    # The caller's parameters survive donation.
+    params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     slice_index = _slice_index(state)
+    # Each slice of a step has keys of its own.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
-    if example_key is not None:  # made on every device: none has to be told its own
+    # Made on every device: none has to be told its own.
+    if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       own = slots if size == rows else size
       examples = examples._replace(key=placed(_keys(example_key, call, size, own)))
@@ -184,6 +188,7 @@ def dp_sgd(
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
     done = slice_index == plan.slices - 1
+    # The average moves with the optimizer, once in a whole step.
     ema = state.ema
     if ema_decay is not None:
       ema = averaged(ema, params, state.step, ema_decay)

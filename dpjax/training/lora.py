@@ -96,6 +96,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   def apply(loss_fn: LossFn) -> LossFn:
     def loss(adapters: Adapters, example: Example) -> jax.Array:
       _check_adapters(adapters, trainable)
+      # A fresh function: JAX must not find the trace of a loss whose closure has changed.
       call = lambda p, e: loss_fn(p, e)
       traced, shapes = jax.make_jaxpr(call, return_shape=True)(params, example)
       frozen = [
@@ -160,6 +161,7 @@ def _check_shapes(chosen: dict[str, Any], rank: int) -> None:
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
   """W + scale A B: [K, P], in the dtype of W."""
+  # In full precision, also where an accelerator multiplies in fewer bits by default.
   low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
   w = jnp.asarray(w)
   return (trees.at_least_float32(w) + scale * low_rank).astype(w.dtype)
@@ -198,6 +200,7 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
     inner = jex.ClosedJaxpr(eqn.params["jaxpr"], ())
     how = {option: eqn.params[option] for option in ("prevent_cse", "policy")}
     return jax.checkpoint(lambda *given: _evaluate(inner, given), **how)(*values)
+  # A cast of W is one of the frozen part; adapters are cast where they are used.
   if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
     return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]
   if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):

@@ -41,6 +41,7 @@ def of_part(
     return loss_fn(but(params, jax.lax.stop_gradient), example)
 
   def update(updates: Updates, state: optax.OptState, params: Params | None = None):
+    # Before the optimizer for its state, after it for what it adds itself (weight decay).
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
     return but(moved, jnp.zeros_like), state
 

@@ -94,6 +94,7 @@ def accumulate(
       return inner_tx.update(whole, state.inner, params, **extra_args)
 
     def wait(total):
+      # Both branches of a cond have one shape. Nothing is computed here: no noise is drawn.
       shapes, _ = jax.eval_shape(apply, total)
       return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), state.inner
 
@@ -120,7 +121,8 @@ def whole_steps_only(
   several steps would cover none: an example may be in each.
   """
 
-  inner: Any = tx  # its type knows of no ClippedSum
+  # The type of `tx` knows of no ClippedSum.
+  inner: Any = tx
 
   def update_fn(updates, state, params=None, **extra_args):
     slices = updates.slices if isinstance(updates, ClippedSum) else 1
@@ -148,7 +150,8 @@ def _check_place(state: AccumulateState) -> None:
   try:
     sound = bool(is_sound(state.slices, state.checksum))
   except jax.errors.ConcretizationTypeError:
-    return  # the updates are NaN then
+    # Traced: the updates are NaN then.
+    return
   if not sound:
     raise changed("state.slices", state.slices)
 

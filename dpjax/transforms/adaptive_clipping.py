@@ -41,7 +41,8 @@ from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
-_COUNT_SHARE = 1 / 20  # of the batch: default noise of the count, as in the paper
+# Share of the batch: the default noise of the count, as in the paper.
+_COUNT_SHARE = 1 / 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +105,7 @@ class AdaptiveClipping(gradients.Flat):
     """
     if noise_multiplier == 0:
       return 0.0
+    # One example moves the count by 1/2: z^-2 = z_sum^-2 + (2 count_std)^-2 (theorem 1).
     return 1 / math.hypot(1 / noise_multiplier, 1 / (2 * self.count_std(normalize_by)))
 
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
@@ -212,8 +214,10 @@ def adaptive_clip_and_noise(
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
     count = centred_count(summed, mask) if count is None else count
+    # Sum and count get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
+    # Only the noisy count moves the norm, which is then post-processing.
     after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 

@@ -31,6 +31,7 @@ def checked_clip(
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
   if noise_multiplier:
+    # A product that overflows, or vanishes, is no level of noise.
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
 
@@ -109,8 +110,10 @@ def clip_and_noise(
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     check_arguments(extra_args)
     summed = clipped_sum(updates, params, mask, clip)
+    # Shares need a bound for each group; a sum that was clipped as a whole has none.
     if shares is not None:
       group_noise.check_groups(summed, clip)
+    # One draw of white noise: weights before it and after it give each group its level.
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)

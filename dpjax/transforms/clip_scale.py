@@ -48,7 +48,8 @@ def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
   """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
-  arrays = check_updates(updates, None)  # before integers become floats
+  # Checked before integers become floats, which no later check could tell.
+  arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):
     return updates
   divided = jax.tree.map(lambda leaf: trees.at_least_float32(leaf) / scale, arrays)

@@ -18,6 +18,7 @@ from dpjax.validate import UserError
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
   """Raises where the noise for `bound` would be too small for this sum."""
+  # Bounds are roots of sums: two ways to the same one may differ in their last digits.
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
       f"the ClippedSum was clipped to {updates.l2_bound!r}; its noise would be too small",
@@ -167,6 +168,7 @@ def _check_one_sum(updates: ClippedSum, params: Any) -> None:
   expected = (
     None if params is None else [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
   )
+  # A seal belongs to ONE sum: where sums were stacked, it has an axis.
   if updates.seal.shape != () or shapes != (shapes if expected is None else expected):
     raise UserError(
       f"a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the "
@@ -196,6 +198,7 @@ def _check_stacked(updates: Any, params: Any) -> int:
 def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
   """The sum, NaN where one row was counted twice; UserError where it can be looked at."""
   ordered = jnp.sort(numbers)
+  # Padding has the number 0, and may come as often as it likes.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
 
   def counted_twice() -> UserError:
@@ -247,6 +250,8 @@ def clipped_sum(
     mask = known if mask is None else known & gradients.checked_mask(mask, size)
   mask = gradients.checked_mask(mask, size)
   numbers = jnp.where(mask, updates.numbers(size), 0)
-  mask = numbers > 0  # a row of padding stays one, whatever the masks have become
+  # A row of padding stays one, whatever the masks have become.
+  mask = numbers > 0
+  # The losses are not known here, and noise needs none.
   summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
   return _once(summed, numbers)

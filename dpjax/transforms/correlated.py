@@ -50,7 +50,7 @@ def clip_and_correlated_noise(
   takes part, which this transform cannot see: `dpjax.Plan` binds it to a sampler that does.
 
   Raises:
-    UserError: as `clip_and_noise`; a schedule of another length; a step not paid for.
+    UserError: as `clip_and_noise`; a schedule of another length; a step not accounted for.
 
   >>> import jax.numpy as jnp
   >>> from dpjax.gradients import stacked
@@ -90,6 +90,7 @@ def clip_and_correlated_noise(
       num_steps=num_steps,
       factors=noise_shape.schedule,
     )
+    # Divided after the noise, by a public number: post-processing.
     return trees.scale(noisy, 1.0 / normalize_by), state
 
   return scheduled(optax.GradientTransformationExtraArgs(init_fn, update_fn), clip)

@@ -59,6 +59,7 @@ def scale_by_dp_adam(
     validate.non_negative(noise_std=std)
 
   def init_fn(params) -> DpAdamState:
+    # Made twice: a donated state must not hold one buffer under two names.
     zeros = lambda: jax.tree.map(jnp.zeros_like, params)
     return DpAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
 

@@ -119,6 +119,7 @@ def dp_sgld(
   def update_fn(updates: Any, state: Any, params: Any = None):
     if params is None:
       raise UserError("dp_sgld needs them for the prior", field="params", value=None)
+    # n times the mean gradient is that of the sum, to which the prior counts once.
     pull = lambda g, p: num_examples * g + prior_precision * p.astype(g.dtype)
     return jax.tree.map(pull, updates, params), state
 

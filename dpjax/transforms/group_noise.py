@@ -94,6 +94,7 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
   """Raises unless the sum was clipped group by group to these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
+  # The same bound by another way may differ in its last digits.
   if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
     raise UserError(
       f"the ClippedSum has group bounds {seen}, the noise is for {allowed}",

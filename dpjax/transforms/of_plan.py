@@ -47,6 +47,7 @@ def mark_of(facts: Mapping[str, Any]) -> int:
   rounded = lambda digits: f"{float(digits):.6g}"
   known = json.loads(text, parse_float=rounded, parse_int=rounded, parse_constant=str)
   digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()
+  # A mark of 0 would leave a state as it is.
   return int.from_bytes(digest[:4], "big") or 1
 
 
@@ -113,7 +114,8 @@ def of_plan(
     mark: the plan's, by `mark_of`.
     slots: rows that a draw of the plan has at most.
   """
-  inner: Any = tx  # its type knows of no ClippedSum
+  # The type of `tx` knows of no ClippedSum.
+  inner: Any = tx
 
   def init_fn(params: Any) -> Any:
     return marked(tx.init(params), mark)
@@ -121,6 +123,8 @@ def of_plan(
   def update_fn(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **extra_args: Any
   ) -> Any:
+    # This takes the mark off. The state of another plan keeps a wrong checksum, and is
+    # refused.
     own = marked(state, mark)
     noisy, after = inner.update(updates, own, params, mask=mask, **extra_args)
     noisy = _as_drawn(noisy, _mask_of(updates, mask), slots)

@@ -63,7 +63,8 @@ def features(
     drawn = f"sampler={sampler!r}"
     found["free participation"] = (free, drawn)
     found["bounded participation"] = (not free, drawn)
-    found["users"] = (sampler.unit != "example", drawn)  # a row is not all of a user
+    # A row is not all of a user.
+    found["users"] = (sampler.unit != "example", drawn)
     found[_EPOCHS] = (not sampler.steps_alike, drawn)
   return {name: argument for name, (has, argument) in found.items() if has}
 
@@ -97,8 +98,11 @@ def check_together(
 def assumptions(
   clip: Clip, shape: NoiseShape, sampler: Sampler, statistics: object = None
 ) -> tuple[str, ...]:
-  """What an epsilon of these rests on and nobody has proved: the events of parts that are not
-  dpjax's are the words of their authors. Where there are any it is "claimed"."""
+  """Unproved assumptions that an epsilon of these rests on.
+
+  Events of parts that are not dpjax's are the words of their authors. Where there are any,
+  the epsilon is "claimed".
+  """
   rule = clip.rule if clip.rule.adapts else None
   parts = (sampler, clip, rule, shape, shape.correlation, statistics)
   return tuple(filter(None, (assumption(part) for part in parts if part is not None)))

@@ -11,7 +11,8 @@ from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
 from dpjax.transforms.group_noise import group_stds
 
-_MAX_DENSE = 1024  # steps up to which the whole of C is looked at
+# Steps up to which the whole of C is looked at: a dense matrix, which is inverted.
+_MAX_DENSE = 1024
 
 
 def noise_in_words(

@@ -82,7 +82,8 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]
-      best = np.full((n, answers.shape[1]), np.nan)  # nothing is released of no run
+      # Nothing is released of no run.
+      best = np.full((n, answers.shape[1]), np.nan)
       starts = np.cumsum(trials) - trials
       for place in np.flatnonzero(trials):
         runs = answers[starts[place] : starts[place] + trials[place]]

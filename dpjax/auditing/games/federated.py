@@ -47,11 +47,14 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-_DEAR = 0.2  # of the draws, where each is ordinary Python
-_MANY = 64  # parameters by which the size of the noise itself shows
+# Share of the draws, where each is ordinary Python.
+_DEAR = 0.2
+# From so many parameters on, the size of the noise itself shows.
+_MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
-_START = np.zeros(2, np.float32)  # NumPy: an import starts no backend
+# NumPy: an import starts no backend.
+_START = np.zeros(2, np.float32)
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
 Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
@@ -87,6 +90,7 @@ _ALONE = {"nobody, one client": ([], [_FAR])}
 
 def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
   """The state with noise keys of one draw; no two of them are the same."""
+  # Eight are more than any state holds.
   places = iter(range(8))
 
   def fresh(leaf: Any) -> Any:
@@ -98,7 +102,7 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Its numbers [n, features]; of many of them only the first, and how far they spread."""
+  """Numbers of a leaf [n, features]; of many only the first, and how far they spread."""
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
     return values
@@ -310,7 +314,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
 
 
 def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """What one client sends, to a server that nobody trusts: its data are replaced."""
+  """Games of what a client sends to a server that nobody trusts: its data are replaced."""
   del aggregate
   client = federated.local_training(_LOSS, optax.sgd(0.5), weighting=federated.by_examples)
   local = kind(client, l2_clip_norm=_CLIP, noise_multiplier=2 * _Z)
@@ -342,7 +346,8 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
 _SGD = optax.sgd(0.5)
 _FAST = optax.sgd(1.0)
 _SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
-_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives the clip
+# So near that a choice of cluster survives the clip.
+_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}
 _scaffold = functools.partial(
   _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
 )
@@ -353,7 +358,8 @@ _loop = lambda worlds, **options: _algorithm(
   optimizing_server(optax.adam(0.1)),
   **options,
 )
-_hyp_cluster = functools.partial(  # the server's side asks clients for losses, then chooses
+# The server's side asks clients for losses, then chooses.
+_hyp_cluster = functools.partial(
   _algorithm,
   "hyp_cluster",
   params=np.array([[1, 0], [-1, 0]], np.float32),
@@ -388,7 +394,8 @@ GAMES: dict[str, Games] = {
     _hyp_cluster(_ALONE | _WORLDS | _NEAR, _LOSS, _SGD, cluster_share=0.5),
     _hyp_cluster({"models are divided by their members": _NEAR[_JOINS]}, _LOSS, _SGD),
   ),
-  "federated": _all(  # the loop itself, with the parts of FedAvg
+  # The loop itself, with the parts of FedAvg.
+  "federated": _all(
     _loop(_ALONE),
     _loop(
       {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients

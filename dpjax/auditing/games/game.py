@@ -29,13 +29,20 @@ from dpjax.auditing.lower_bounds import Scores, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
-_THRESHOLDS = 400  # events that the adversary looks at, on its own draws
-_CHUNK = 20_000  # draws that are made at once
-DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
-_DECIMALS = 5  # of a difference: float32 keeps six
-_MET = 5  # times that a difference must be seen to count as one
-_PAIRED = 8  # columns, of which every two are compared
-_FIT = 3  # one in so many draws is the adversary's to learn from
+# Events that the adversary looks at, on its own draws.
+_THRESHOLDS = 400
+# Draws that are made at once.
+_CHUNK = 20_000
+# Deltas of a curve: where tails count, and where the middle does.
+DELTAS = (1e-5, 0.01, 0.1)
+# Decimals of a difference: float32 keeps six.
+_DECIMALS = 5
+# Times that a difference must be seen to count as one.
+_MET = 5
+# Columns, of which every two are compared.
+_PAIRED = 8
+# One in so many draws is the adversary's to learn from.
+_FIT = 3
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
 Score = Callable[[np.ndarray], np.ndarray]  # outputs [n, features] -> [n]
@@ -260,9 +267,11 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   used = spread > 0
   scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
   within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
+  # The small ridge keeps this solvable where columns follow from each other.
   covariance = within.T @ within / len(within) + 1e-6 * np.eye(int(used.sum()))
   gap = scaled(one).mean(axis=0) - scaled(zero).mean(axis=0)
   weights = np.linalg.solve(covariance, gap)
+  # Rounded, or the last digits of floats would be audited.
   return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
 
 
@@ -290,6 +299,7 @@ def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
   for which, outputs in enumerate((zero, one)):
     for row in np.ascontiguousarray(outputs):
       seen.setdefault(row.tobytes(), [0, 0])[which] += 1
+  # Half a count on each side keeps the ratio finite.
   ratio = {row: math.log((b + 0.5) / (a + 0.5)) for row, (a, b) in seen.items()}
   return lambda outputs: np.array(
     [ratio.get(row.tobytes(), 0.0) for row in np.ascontiguousarray(outputs)]
@@ -304,7 +314,7 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 
   def places(outputs: np.ndarray) -> np.ndarray:
     clean = np.nan_to_num(outputs, nan=np.inf)
-    # an output that equals an edge is an atom, or rare
+    # An output that equals an edge is an atom, or rare.
     columns = [
       np.searchsorted(edge, x, side="left") + np.searchsorted(edge, x, side="right")
       for edge, x in zip(edges, clean.T)
@@ -330,7 +340,7 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
     clean = np.nan_to_num(outputs[:, :size], nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore"):
       found = clean[:, right] - clean[:, left]
-    # what is not finite has no difference; and no -0
+    # What is not finite has no difference; adding 0 leaves no -0.
     return np.round(np.where(np.isfinite(found), found, 0.0), _DECIMALS) + 0.0
 
   tables = [

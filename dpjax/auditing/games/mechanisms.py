@@ -47,7 +47,7 @@ class Mechanism(Protocol):
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
-  """The price that the mechanism's event has: at delta 0 where it is pure."""
+  """Claims of the mechanism's event; at delta 0 where it is pure."""
   delta = getattr(mechanism, "delta", None)
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
@@ -73,9 +73,10 @@ def game(
 
   @functools.cache
   def many(world: int) -> Callable:
-    if traced:  # both inputs share one program
+    # Both inputs share one program.
+    if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
-    # concrete data: what the mechanism does on the host, refusing included, is played too
+    # Concrete data: what the mechanism does on the host, refusing included, is played too.
     given = jax.jit(
       jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
     )
@@ -91,7 +92,7 @@ def game(
 
 
 def _games(adversary: Adversary, relation: str, *rows: tuple) -> list[Game]:
-  """One for each (mechanism, case, input, its neighbour, and, if need be, call)."""
+  """Games, one for each (mechanism, case, input, its neighbour, and, if need be, call)."""
   return [game(*row, adversary=adversary, relation=relation) for row in rows]
 
 
@@ -104,7 +105,8 @@ def _i(*values: int) -> np.ndarray:
 
 
 _NOBODY = _f()
-_FAR = 1e9 + 31.9  # in float64: rounding must not part two of them
+# In float64: rounding must not part two of them.
+_FAR = 1e9 + 31.9
 
 
 def _laplace(kind: Callable) -> list[Game]:
@@ -191,7 +193,8 @@ def _histogram(kind: Callable) -> list[Game]:
 def _quantile(kind: Callable) -> list[Game]:
   grow = functools.partial(kind, lower=0.0, upper=10.0)
   swap = functools.partial(grow, neighboring_relation=_REPLACE)
-  near = _f(4.9, 5.1)  # the narrow gap tells most
+  # The narrow gap tells most.
+  near = _f(4.9, 5.1)
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
     *_games(
@@ -211,11 +214,11 @@ def _quantile(kind: Callable) -> list[Game]:
 
 
 def _channel_statistics(kind: Callable) -> list[Game]:
-  """With public norms: private medians are `Quantile`, which has games of its own."""
+  """Games with public norms: private medians are `Quantile`, which has games of its own."""
   made = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
   loud = made(noise_multiplier=0.7)
   swap = made(noise_multiplier=2.0, neighboring_relation=_REPLACE)
-  # examples of one place, one channel
+  # Examples of one place, one channel.
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
   empty = "an empty example, a long one"
   return [
@@ -225,8 +228,8 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 
 def _whitening(kind: Callable) -> list[Game]:
-  """With public norms, as `_channel_statistics`. One draw at a time: it works on the host."""
-  # norms that an empty example's second moments about a noisy mean seldom reach
+  """Games with public norms, as `_channel_statistics`; one draw at a time, on the host."""
+  # Norms that an empty example's second moments about a noisy mean seldom reach.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   made = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
   loud = made(noise_multiplier=2.0)
@@ -339,7 +342,7 @@ def _sparse_vector(kind: Callable) -> list[Game]:
 
 
 def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
-  """Of a broken mechanism too, whatever its class is called."""
+  """Games under this subject, of a broken mechanism too, whatever its class is called."""
   return lambda kind: [dataclasses.replace(one, subject=name) for one in games(kind)]
 
 

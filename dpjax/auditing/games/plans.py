@@ -35,12 +35,16 @@ from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
 
-_SIMULATED = 1500  # draws of the sampler by which the adversary learns its mixtures
-_FAR = 1e6  # a gradient, in clip norms
-_SEED = 7_919  # of the adversary's own simulation: apart from those of the game
+# Draws of the sampler by which the adversary learns its mixtures.
+_SIMULATED = 1500
+# A gradient, in clip norms.
+_FAR = 1e6
+# Seed of the adversary's own simulation, apart from those of the game.
+_SEED = 7_919
 
 
-@functools.lru_cache(maxsize=16)  # the games of one sampler share its draws
+# The games of one sampler share its draws.
+@functools.lru_cache(maxsize=16)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +96,8 @@ def game(
     grads = worlds[world]
     rows, mask = _batches(plan, grads, 2 * seed + world, n)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    given = _FAR * clip * np.append(grads, 0.0)[rows]  # an empty data set has no row 0
+    # An empty data set has no row 0.
+    given = _FAR * clip * np.append(grads, 0.0)[rows]
     return np.asarray(run()(keys, given.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
@@ -134,7 +139,8 @@ def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
   """The sums without noise that the steps can have, and how likely they are."""
   rows, mask = _batches(plan, grads, _SEED + world, _SIMULATED)
-  signs = np.sign(np.append(grads, 0.0))  # clipped to one clip norm
+  # Clipped to one clip norm.
+  signs = np.sign(np.append(grads, 0.0))
   sums = np.where(mask, signs[rows], 0.0).sum(axis=2)
   centres, counts = np.unique(sums, axis=0, return_counts=True)
   return _whitened(plan, centres), np.log(counts / counts.sum())
@@ -142,7 +148,7 @@ def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.
 
 def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
   seen = _whitened(plan, np.nan_to_num(sums, posinf=1e9, neginf=-1e9))
-  # of each step, relative to the clip norm
+  # Standard deviation of each step, relative to the clip norm.
   std = plan.noise_multiplier * np.array(plan.noise_shape.schedule or 1.0)
 
   def log_density(mixture: Any) -> np.ndarray:
@@ -162,9 +168,8 @@ _Z = 1.2
 _CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
-_IN_TURN = CyclicSampler(
-  steps_per_pass=2, num_examples=4
-)  # a record is in two of four steps
+# A record is in two of four steps.
+_IN_TURN = CyclicSampler(steps_per_pass=2, num_examples=4)
 _ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
 
 MakePlan = Callable[..., Plan]

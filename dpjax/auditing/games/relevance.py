@@ -40,7 +40,8 @@ from dpjax.relevance import rigorous, settings, train
 
 ROOM = "relevance"
 _RELATION = "replace_one"
-_DELTA = 0.01  # of the stages that have one
+# Delta of the stages that have one.
+_DELTA = 0.01
 _BETA = np.array([0.5, 0.5])
 _CLASSES = 3
 
@@ -113,7 +114,7 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
 
 def _relevance(name: str) -> Callable[..., list[Game]]:
-  """One record, all of whose relevance is on the first feature, or on the second."""
+  """Games of one record, whose relevance is all on the first feature, or on the second."""
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
@@ -123,7 +124,8 @@ def _relevance(name: str) -> Callable[..., list[Game]]:
     def one(case: str, epsilon: float, scores: Worlds) -> Game:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
-        rows = np.tile(share[None], (n, 1))  # noise of its own for every entry
+        # Noise of its own for every entry.
+        rows = np.tile(share[None], (n, 1))
         key = _key(seed, world)
         return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
 
@@ -190,12 +192,13 @@ def _recorded(trainer: str) -> Any:
 
 
 def _method(name: str) -> Callable[..., list[Game]]:
-  """Of a data set that nobody else is in, but for records without a gradient."""
+  """Games on data that hold nobody else but records without a gradient."""
 
   def one(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
     with _recorded("fit_private") as trainer:
       printed = relevance.run(name, "rigorous", _job(epsilon=1.0, private=private)).privacy
+    # The fourth argument of `fit_private` is the plan.
     plan = attacked(trainer.call_args_list[0].args[3])
     worlds = samplers.worlds(relation, 0.0)
     return plans.game(

@@ -30,7 +30,8 @@ from dpjax.types import NeighboringRelation
 ROOM = "samplers"
 OTHERS = 3
 STEPS = 2
-MUCH = 1.2  # noise, as multiples of the sensitivity
+# Noise, as multiples of the sensitivity.
+MUCH = 1.2
 LITTLE = 0.9
 _DELTA = 1e-5
 
@@ -72,6 +73,7 @@ def _games(
 def _game(
   subject: str, made: MakePlan, relation: str, others: float, z: float, tag: str
 ) -> Game:
+  # A record that is exchanged moves the sum by two clip norms.
   double = 2 if relation == NeighboringRelation.REPLACE_ONE else 1
   plan = made(noise_multiplier=z * double, neighboring_relation=relation)
   crowd = "against a crowd, little noise" if others else "alone"

@@ -25,12 +25,13 @@ _DIM = 2
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
-_SHARE = 0.35  # of the draws: each is a round on the host
+# Share of the draws: each is a round on the host.
+_SHARE = 0.35
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
 Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
-# the relation, the first number that a client sends in either input, how many clients there are
+# The relation, the first number that a client sends in either input, how many clients.
 _WORLDS: dict[str, tuple[str, float, float, int]] = {
   "its message becomes zeros": (_ZERO, 0.0, _FAR, _LEAST),
   "its message turns round": (_REPLACE, -_FAR, _FAR, _LEAST),
@@ -39,7 +40,7 @@ _WORLDS: dict[str, tuple[str, float, float, int]] = {
 
 
 def the_mechanism() -> secure.SkellamSum:
-  """Of which the noise outweighs little."""
+  """A Skellam sum whose noise outweighs little."""
   return secure.SkellamSum.sized(
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
@@ -57,10 +58,10 @@ def _price(mechanism: secure.SkellamSum, relation: str) -> Callable[[float], flo
 
 
 def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> list[Game]:
-  """One client's message changes; the strongest game first.
+  """Games where one client's message changes; the strongest first.
 
   Args:
-    mechanism: by whose event `kind` is charged; None: a fine grid of two numbers.
+    mechanism: whose event accounts for `kind`; None: a fine grid of two numbers.
   """
   charged = the_mechanism() if mechanism is None else mechanism
 

@@ -28,7 +28,7 @@ ROOM = "transforms"
 STEPS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
-# noise multiplier; clip norm of everything that is played here
+# Noise multiplier and clip norm of everything that is played here.
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e3 * _CLIP
@@ -57,7 +57,7 @@ def game(
   calls: int = 1,
   leaves: bool = False,
 ) -> Game:
-  """`steps` updates on the same batch, `calls` of them to a charged one.
+  """`steps` updates on the same batch, `calls` of them to an accounted one.
 
   Args:
     leaves: the record of row 0 is in the first step alone, so that noise which is drawn again
@@ -156,7 +156,8 @@ def _by_group(tx: Callable) -> Make:
   """A group for each parameter, and shares of the noise that differ by four."""
   tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
   whole = lambda found: jnp.concatenate([found["a"], found["b"]], axis=-1)
-  norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}  # together _CLIP
+  # Together _CLIP.
+  norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}
   shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
   options = {**_NUMBERS, "l2_clip_norm": norms, "noise_shape": shape}
 
@@ -206,7 +207,7 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
-  """Of two slices of a step the second one is always empty of the record."""
+  """Games of a step of two slices, of which the second never holds the record."""
 
   def make(key: Any) -> Any:
     return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)

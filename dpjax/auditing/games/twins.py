@@ -47,7 +47,8 @@ from dpjax.types import ClippedSum, LossFn
 
 _REUSED = "one"
 _FRESH = "fresh"
-_FRESH_NUMBER = 2**30  # of a release, or of a key, that no game makes
+# Number of a release, or of a key, that no game makes.
+_FRESH_NUMBER = 2**30
 
 
 class Plant(NamedTuple):
@@ -196,7 +197,8 @@ class BrokenMechanism:
   def __call__(self, key: Any, data: Any, *others: Any) -> Any:
     seen = data
     if self._plant.copies > 1 and self._name in _OF_SHARDS:
-      (of_shard,) = others  # every record is in every shard
+      # Every record is in every shard.
+      (of_shard,) = others
       others = (lambda shard: of_shard(data),)
     elif self._plant.copies > 1:
       seen = _counted(data, self._name, self._plant.copies)
@@ -277,7 +279,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
 
 @dataclasses.dataclass(frozen=True)
 class BrokenPlan(Plan):
-  """Charges for what it states, and runs what the plant says."""
+  """Accounts for what it states, and runs what the plant says."""
 
   plant: Plant = SOUND["noise"]
 
@@ -581,7 +583,7 @@ class _Statistics:
     self._broken = dataclasses.replace(wide, noise_multiplier=noise)
 
   def epsilon(self, *, delta: float) -> float:
-    """As the honest one."""
+    """Epsilon of the honest statistics."""
     return self._honest.epsilon(delta=delta)
 
   def exact(self, clients: Any) -> np.ndarray:
@@ -589,7 +591,7 @@ class _Statistics:
     return self._broken.exact([*clients] * self._plant.copies)
 
   def noisy(self, key: Any, vector: Any) -> jax.Array:
-    """What is released: of all releases, one behind the other."""
+    """The noisy sums of all releases, one behind the other."""
     found = self._broken.noisy(key, vector)
     if not self._plant.keys:
       return found

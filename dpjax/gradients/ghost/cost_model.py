@@ -68,9 +68,12 @@ _PLATFORMS = {
 # Products are held up to this share of the operands and cotangents that are held anyway,
 # so that memory stays a small multiple of an ordinary gradient's.
 _HOLD_SHARE = 2.0
-_IN_CACHE = 2**18  # elements of the gradients that a CPU forms at once for a sum
-_STACK_UP_TO = 3.0  # sizes of a stacked gradient, of the matrices that an example gathers
-_HOLD_AT_MOST = 2**20  # elements of a gradient per example under the general rule
+# Elements of the gradients that a CPU forms at once for a sum.
+_IN_CACHE = 2**18
+# Sizes of a stacked gradient, of the matrices that an example gathers.
+_STACK_UP_TO = 3.0
+# Elements of a gradient per example under the general rule.
+_HOLD_AT_MOST = 2**20
 
 
 def constants(platform: str) -> Platform:

@@ -224,6 +224,7 @@ def trace(
   values = [_DATA] * len(closed.jaxpr.invars)
   for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
+    # A leaf of integers, or without entries, has no gradient to clip.
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
   ids = itertools.count()
@@ -246,6 +247,7 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
     steps.append(step)
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
+  # Dead sites go first: a tap of theirs would have no cotangent to record.
   steps, found = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, found)
 
@@ -315,6 +317,8 @@ def _plan(eqn, values, loops, ids) -> Step:
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
     return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
+  # Entered also where no data come in: a transposed parameter inside stays a view of its
+  # leaf, and keeps its norm.
   if name in CALLS:
     return _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
   if Kind.DATA not in kinds:
@@ -343,6 +347,7 @@ def _view(eqn, values) -> Source:
   if len(sources) != len(values) or not all(source.is_view for source in sources):
     return plain
   if eqn.primitive.name == "concatenate":
+    # A leaf that is joined with itself gets the sum of two gradients: no norm is preserved.
     disjoint = len(plain.leaves) == sum(len(source.leaves) for source in sources)
     return plain._replace(is_view=disjoint and len({s.loops for s in sources}) == 1)
   return _view_of_one(eqn, sources[0], plain) if len(values) == 1 else plain
@@ -357,6 +362,7 @@ def _view_of_one(eqn, source, plain) -> Source:
     return source._replace(perm=perm)
   if name == "convert_element_type" and is_float(after):
     return source
+  # A broadcast that repeats entries adds up their gradients: no view.
   if name in (*REARRANGED, "broadcast_in_dim") and after.size <= before.size:
     return source._replace(perm=None)
   return plain
@@ -372,11 +378,13 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
   closed = eqn.params["jaxpr"]
   carries = slice(*ScanParts.of(eqn))
   places = list(enumerate(eqn.invars))[carries]
+  # A carry changes with every step, so it is data; a parameter that starts it is lifted.
   lifts = _lifts(places, values[carries], loops, ids)
   loop = Loop(next(ids), eqn.params["length"])
   values[carries] = [_DATA] * len(places)
   for i, (kind, source) in enumerate(values[carries.stop :], carries.stop):
-    if kind is Kind.PARAM:  # the loop steps through it
+    # The loop steps through it: a turn sees a slice, whose dimensions are not the leaf's.
+    if kind is Kind.PARAM:
       sliced = source._replace(perm=None, loops=(*source.loops, loop))
       values[i] = Value(kind, sliced)
   inner = _analyse(closed.jaxpr, closed.consts, values, (*loops, loop), ids, True)

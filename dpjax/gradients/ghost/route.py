@@ -56,7 +56,8 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
-_SMALL = 4096  # parameters whose per-example gradients are cheap to stack
+# Parameters whose per-example gradients are cheap to stack.
+_SMALL = 4096
 
 
 def first_of(batch: ArrayTree) -> Any:
@@ -86,6 +87,7 @@ def plan(
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
   found = units.find_units(program, leaves, groups, platform)
+  # Only a first trace tells which leaves an index chooses from; a second one lifts them.
   if stacked := units.better_stacked(found, leaves):
     program = jaxpr_sites.trace(loss_fn, params, example, stacked)
     found = units.find_units(program, leaves, groups, platform)
@@ -119,6 +121,7 @@ def clipped_sum(
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
+  # What is held for the sum is formed first, so that it is among the settled arrays.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):
@@ -150,8 +153,10 @@ def clipped_sum(
       alone = unit_rules.waiting(unit, known, each[0], of(unit, most)[0])
       if alone is not None:
         waiting[i] = alone
+        # Their terms are added one by one, after the sum (`_with_rows_alone`).
         each = [jnp.where(alone.left, 0, each[0])] * len(each)
       used.append(each)
+      # A convolution is summed outside of this branch, below.
       if unit_rules.convolves(unit):
         sums.append(None)
         continue
@@ -197,6 +202,7 @@ def _with_rows_alone(
     return more
 
   left = functools.reduce(jnp.logical_or, [each.left for each in waiting.values()])  # [B]
+  # The carry of the loop keeps its type, also under shard_map.
   first = as_varying_as((recorded, left), {i: sums[i] for i in waiting})
   more = _row_by_row(add, left, first)
   return [more.get(i, each) for i, each in enumerate(sums)]

@@ -100,6 +100,8 @@ def _dot_form(site: Site) -> RowForm | None:
   param_f = _others(len(shape), param_c, param_b)
   data_f = _others(len(data_shape), data_c, data_b)
   batch = len(param_b)
+  # dot_general orders its result: batch, free axes of the first operand, then of the
+  # second.
   out_rank = len(param_b) + len(param_f) + len(data_f)
   middle = batch + (len(param_f) if param_first else len(data_f))
   first = tuple(range(batch, middle))
@@ -117,7 +119,8 @@ def _dot_form(site: Site) -> RowForm | None:
       cotangents,
       deep(range(batch)),
     )  # [*loops, *data], [*loops, *out]
-    if not is_float(a):  # a left side of integers would be taken for rows of a table
+    # A left side of integers would be taken for rows of a table.
+    if not is_float(a):
       a = a.astype(trees.at_least_float32(g).dtype)
     left = _arrange(a, sliced + deep(data_b), shared + deep(data_f), deep(data_c))
     right = _arrange(g, sliced + out_b, shared + deep(out_t), deep(out_p))
@@ -157,7 +160,8 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
   x = _long_enough(x, lead, params, kernel, out)
 
-  for i in reversed(range(len(kernel))):  # the last axis varies fastest in the kernel
+  # From the last axis on: it varies fastest in the kernel.
+  for i in reversed(range(len(kernel))):
     window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
     step = params["rhs_dilation"][i]
     x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
@@ -202,6 +206,7 @@ def _conv_form(site: Site) -> RowForm | None:
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
+    # One row for each place of the output: its window, against the cotangent there.
     windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
@@ -209,6 +214,7 @@ def _conv_form(site: Site) -> RowForm | None:
     right = right.reshape(blocks, rows, groups, features)
     if groups == 1:
       return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
+    # Groups do not mix, so each is a block of its own.
     left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
     right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
     return RowFactors(left, right)
@@ -264,6 +270,7 @@ def _dynamic_slice_form(site: Site) -> RowForm | None:
   """A row of a table where the index is one number, as in `experts[i]`."""
   param, *starts = site.eqn.invars
   columns = tuple(range(len(starts)))
+  # dynamic_slice moves a start from outside to the nearest row, as `clip` does.
   table = _table(site, site.eqn.params["slice_sizes"], columns, True)
   if table is None or param is not site.params[0]:
     return None
@@ -317,6 +324,7 @@ def _chosen_rows(table: _Table, index: jax.Array, right: jax.Array) -> RowFactor
   places = jnp.asarray(table.places, index.dtype).reshape(1, 1, -1)  # [1, 1, columns]
   tokens = jnp.sum(index * places, axis=-1)  # [N, T]
   right = trees.at_least_float32(right)
+  # -1 marks a row that took nothing; its cotangent is dropped with it.
   return RowFactors(jnp.where(inside, tokens, -1), jnp.where(inside[..., None], right, 0))
 
 
@@ -362,6 +370,8 @@ _FINDERS: dict[str, Callable[[Site], RowForm | None]] = {
 
 
 def _dot(spec: str, a: jax.Array, b: jax.Array) -> jax.Array:
+  # Some accelerators multiply in TF32 by default: a term could come out longer than its
+  # norm.
   a = trees.at_least_float32(a)
   b = trees.at_least_float32(b)
   return jnp.einsum(spec, a, b, precision=lax.Precision.HIGHEST)
@@ -374,7 +384,10 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
   if is_float(a):
     return jnp.swapaxes(_side_gram(b, a), 1, 2)
   if not is_float(b):
+    # The inner product of one-hot rows is 1 where their tokens agree.
     return (a[:, :, None] == b[:, None, :]) & (a >= 0)[:, :, None]  # [N, Ta, Tb] bool
+  # A one-hot row picks a column of the other side. A token of -1 reads column 0, and is
+  # masked.
   columns = jnp.take_along_axis(b, jnp.maximum(a, 0)[:, None, :], axis=2)  # [N, Tb, Ta]
   return jnp.where(a[:, :, None] >= 0, jnp.swapaxes(columns, 1, 2), 0)
 
@@ -435,6 +448,7 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
     for j, b in enumerate(parts[i:], i):
       left = own[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
       right = own[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
+      # The pairs are symmetric: those of two sites count for both orders.
       times = 1 if i == j else 2
       pairs = left * right * times  # [N, Ta, Tb]
       left_most = sides[i][0][:, :, None] * sides[j][0][:, None, :]  # [N, Ta, Tb]
@@ -451,8 +465,12 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   eps = jnp.finfo(total.dtype).eps
   rows = sum(part.right.shape[1] for part in parts)
   blocks = parts[0].right.shape[0]
+  # Underflow takes K tiny at most from an entry of the left gram, and the sum over pairs of
+  # |g_t| |g_s| is at most T times the right trace (Cauchy-Schwarz). The same holds with the
+  # sides exchanged. Each of the T^2 products of pairs may lack one more tiny.
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
+  # A square: only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
   more = eps * jnp.sqrt(rows * lost)
   return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
@@ -464,7 +482,7 @@ def _diagonal(pairs: jax.Array) -> jax.Array:
 
 
 def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
-  """What a sum of the products of all rows may be off by, in units of the sum of their sizes.
+  """Largest error of a sum of the products of all rows, in units of the sum of their sizes.
 
   T products, added in whichever order, with or without fused operations, are off by T eps / 2
   (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
@@ -535,5 +553,6 @@ def product(rows: RowFactors, left_size: int) -> jax.Array:
     return _dot("ntk,ntp->nkp", rows.left, rows.right)
   right = trees.at_least_float32(rows.right)
   empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)  # [K, P]
+  # A token of -1 adds a cotangent of zeros to row 0.
   add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
   return jax.vmap(add)(rows.left, right)

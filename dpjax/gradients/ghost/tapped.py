@@ -59,6 +59,7 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
   taps = as_varying_as(examples, zeros)  # [*loops, *result]
   tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
   operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
+  # The taps are not batched. Their gradient is, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
     in_axes=(None, 0),
@@ -69,7 +70,8 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
 
 
 def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> Cotangents:
-  @functools.cache  # sites that share taps share the array that joins them
+  # Sites that share taps share the array that joins them.
+  @functools.cache
   def joined(cotangent: Cotangent) -> jax.Array:
     parts = [at_taps[tap] for tap in cotangent.taps]  # [*loops, B, *part]
     axis = batch_axes[cotangent.taps[0]] + 1 + cotangent.axis
@@ -151,6 +153,7 @@ def _scan(step: Step, values: list[Any], taps: Taps):
     outs, seen = run(inner, [*consts, *carry, *xs], taps)
     return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
 
+  # Taps are cut as the inputs are, for every turn has cotangents of its own.
   carry, (ys, seen) = lax.scan(
     body,
     tuple(carry),
@@ -216,7 +219,8 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
   if step.inner is not None:
     return _collect(step.inner, _entering(step, values), found)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
-    return [None] * len(step.values)  # data, or a print, which has no result
+    # Data; or a print, which has no result.
+    return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
 
 
@@ -240,8 +244,10 @@ def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:
 
 
 def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
-  """One equation on wide values, whose transpose rounds nothing below float32: what goes
-  back through it from a site to the leaves may be a sum of clipped gradients."""
+  """Returns an equation on wide values, whose transpose rounds nothing below float32.
+
+  What goes back through it, from a site to the leaves, may be a sum of clipped gradients.
+  """
   evaluate = equations.eqn_fn(eqn)
   if not any(map(equations.is_narrow, (v.aval for v in (*eqn.invars, *eqn.outvars)))):
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))

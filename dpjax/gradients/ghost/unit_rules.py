@@ -31,11 +31,12 @@ from dpjax.gradients.settling import on_settled
 # Numbers per example from which it pays to skip the pass that drops examples; below, a
 # branch costs more to compile than the pass to run (models have dozens of biases).
 _BRANCH_ABOVE = 4096
-_WIDE = 1024  # likewise, of an operand that is multiplied as it lies
-_ROUNDING = 1e-6  # two evaluations of one gradient may differ by this much of its norm
-_LOST = (
-  1e-7  # of a clipped term: what c_i g_i may lose to underflow before it is formed anew
-)
+# The same limit for an operand that is multiplied as it lies.
+_WIDE = 1024
+# Two evaluations of one gradient may differ by this share of its norm.
+_ROUNDING = 1e-6
+# Share of a clipped term that c_i g_i may lose to underflow before it is formed anew.
+_LOST = 1e-7
 
 
 class Norms(NamedTuple):
@@ -153,7 +154,10 @@ def _row_norms(unit: Unit, loss, data, cotangents) -> Norms:
 
 
 def _row_factors(unit: Unit, data, cotangents) -> list[RowFactors]:
-  """Of each site: left [N, T, K] or [N, T], right [N, T, P]; the other way round if swapped."""
+  """Returns both sides of each site: left [N, T, K] or [N, T], right [N, T, P].
+
+  They are exchanged where the unit says `swapped`.
+  """
   parts = [
     form.build(data[site.index], cotangents[site.index])
     for site, form in zip(unit.sites, unit.forms)
@@ -346,6 +350,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
     return tuple(t + jnp.sum(each, axis=0) for t, each in zip(total, terms)), None
 
   zero = tuple(jnp.zeros_like(flow.leaves[i]) for i in unit.leaves)
+  # Under shard_map the carry must vary over the mesh as its terms do.
   zero = as_varying_as(seen, zero)
   return lax.scan(body, zero, jax.tree.map(cut, seen))[0]
 
@@ -463,6 +468,7 @@ def _transposed(
   """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
+  # Leaves of one clip group share one array of factors: one transpose serves them all.
   for factor in factors:
     if id(factor) not in by_factor:
       by_factor[id(factor)] = back(
@@ -480,7 +486,8 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
-  form = row_forms.find(batch)  # the batch as one more loop around the site
+  # The batch is one more loop around the site.
+  form = row_forms.find(batch)
 
   def clipped(settled):
     factor, data, cotangents = settled
@@ -489,15 +496,18 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
 
   def as_it_lies(factor, data, cotangents):
     (product,) = multiplied(data, tuple(_clipped(g, factor, depth) for g in cotangents))
-    return (jnp.where(product == 0, 0, product),)  # 0 times a dropped row may be -0.0
+    # 0 times a dropped row may be -0.0.
+    return (jnp.where(product == 0, 0, product),)
 
   args = (factor, recorded.operands[site.index], recorded.cotangents[site.index])
   if form is None or not form.plain:
     data, cotangents = call(clipped, args)  # [*loops, B, ...]
     return transpose(batch, seen, data, cotangents, wide=form is not None)
   multiplied = functools.partial(_multiplied, form)
+  # For so few numbers a branch costs more than the pass that it saves.
   if finite is None or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
+  # Where all operands are finite, a factor of 0 drops its example without cleaning them.
   return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
 
 
@@ -518,6 +528,7 @@ def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
 
 def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   g, factor = trees.at_least_float32(g), _along(g, factor, depth)
+  # 0 times an infinite cotangent would be NaN: a dropped example is selected away.
   return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
 
 

@@ -124,6 +124,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
     cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
+    # Held, a gradient that was recorded anyway costs nothing, and one that is rounded to
+    # half precision stays the one that its norm was taken of.
     hold = hold or any(map(_rounds, sites)) or _recorded_whole(sites)
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
@@ -186,6 +188,7 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
     return Rule.OUTER, cost_model.outer(forms[0]), False
   gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
+  # A held product spares the second transpose, which a gram product always pays.
   after = cost_model.holding(forms, platform) if hold else contraction
   if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False

@@ -11,7 +11,8 @@ from dpjax.noise.correlated import series
 from dpjax.noise.correlated.strategies import Correlation, Independent, Tree
 from dpjax.noise.correlated.toeplitz import BandedToeplitz, BufferedToeplitz
 
-_MOST_BANDS = 10**6  # each a copy of the parameters
+# Each band is a copy of the parameters.
+_MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 
 

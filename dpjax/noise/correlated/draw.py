@@ -71,13 +71,15 @@ def add_correlated(
   tree = check_one_sum(tree, state)
   white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
   if factors:
-    for leaf in jax.tree.leaves(tree):  # std alone was checked by the draw
+    # The draw has checked std alone, without the factors.
+    for leaf in jax.tree.leaves(tree):
       for end in (min(factors), max(factors)):
         source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
     white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.draws])
   row, memory = correlation.next(white, state.memory)
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
+    # One public grid serves all steps: that of the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)

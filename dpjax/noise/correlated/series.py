@@ -37,6 +37,7 @@ def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
   >>> prefix_noise(np.array([1.0, 0.5]), 3)
   array([1.  , 0.5 , 0.75])
   """
+  # In the coefficients' own type: complex where a gradient is taken by complex steps.
   ones = np.ones(num_steps, coefficients.dtype)
   return np.asarray(signal.lfilter([1.0], coefficients, ones))
 
@@ -96,12 +97,14 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
   def loss(tail: np.ndarray) -> tuple[float, np.ndarray]:
     c = np.concatenate([[1.0], tail])
     noise = prefix_noise(c, num_steps)
-    slope = signal.lfilter([1.0], c, noise)  # -d noise / d c_j = x^j slope
+    # noise = 1 / (c(x) (1 - x)), so d noise / d c_j = -x^j noise / c(x) = -x^j slope.
+    slope = signal.lfilter([1.0], c, noise)
     error = (weights * noise**2).sum()
     norm = (c**2).sum()
     pull = weights * noise
     overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
     gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
+    # The logarithm of error times norm: its gradient is a sum, whatever their sizes.
     return np.log(error) + np.log(norm), gradient
 
   start = square_root(bands)[1:]
@@ -111,7 +114,8 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
-  falling = np.minimum.accumulate(found.x)  # the sensitivity theorem needs it
+  # The sensitivity theorem needs coefficients that fall, to the last digit.
+  falling = np.minimum.accumulate(found.x)
   return np.concatenate([[1.0], falling])
 
 
@@ -134,7 +138,8 @@ def optimized_buffers(
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = np.exp(free[:buffers])
     gaps = 1 / (1 + np.exp(-free[buffers:]))
-    return shares / (1 + shares.sum()), 1 - gaps  # falling from 1: sum of the scales < 1
+    # Scales that sum to less than 1 and decays below 1: the coefficients fall from 1.
+    return shares / (1 + shares.sum()), 1 - gaps
 
   def log_loss(free: np.ndarray):
     scales, decays = unpack(free)
@@ -171,6 +176,7 @@ def _buffered_prefix_noise(
 
 def _with_gradient(loss: Callable) -> Callable:
   """(loss, gradient), the latter by complex steps: exact to rounding."""
+  # No difference is taken, so nothing cancels, however small the step is.
   step = 1e-30
 
   def both(free: np.ndarray) -> tuple[float, np.ndarray]:

@@ -149,6 +149,7 @@ class Tree:
     x = np.asarray(x, np.float64)
     out = np.empty_like(x)
     for row in range(len(x)):
+      # The lowest bit of the step's number is the size of the node that it completes.
       place = row % self.restart_every + 1
       out[row] = x[row + 1 - (place & -place) : row + 1].sum(axis=0)
     return out
@@ -162,6 +163,7 @@ class Tree:
     place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
+    # The first step of a tree replaces nothing: all nodes are those of the tree before.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
     row = subtract(white, weighted(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)

@@ -29,6 +29,7 @@ def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
   """Toeplitz matrix times x [n, ...], in float64."""
   x = np.asarray(x, np.float64)
   column = coefficients[: len(x)].reshape((-1,) + (1,) * (x.ndim - 1))
+  # A filter takes rows times bands operations; where there are many, the FFT takes fewer.
   if column.size <= 64:
     return np.asarray(signal.lfilter(column.ravel(), [1.0], x, axis=0))
   return signal.fftconvolve(x, column, axes=0)[: len(x)]
@@ -173,6 +174,7 @@ class BufferedToeplitz:
     """
     validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
     validate.one_of(series.OBJECTIVES, objective=objective)
+    # A run has no room for more participations than this, whatever is allowed.
     times = -(-num_steps // min_sep)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)

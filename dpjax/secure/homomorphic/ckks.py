@@ -36,8 +36,10 @@ from dpjax.validate import UserError, Verbatim
 INSTALL = "pip install 'dpjax[he]'"
 # Degree -> most bits of all primes together for 128 bits of security, ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
-Ciphertext = Any  # SEAL's, which Python cannot name before TenSEAL is imported
-_ROOT = 3  # rotations by k slots are the automorphisms x -> x^(3^k)
+# SEAL's type, which Python cannot name before TenSEAL is imported.
+Ciphertext = Any
+# Rotations by k slots are the automorphisms x -> x^(3^k).
+_ROOT = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +82,12 @@ class Chain:
 
   @property
   def bits(self) -> tuple[int, ...]:
-    """Of the primes, the last of which is that of the keys."""
+    """Sizes of the primes in bits; the last one is that of the keys."""
     return (self.end_bits, *[self.scale_bits] * self.levels, self.end_bits)
 
   @property
   def degree(self) -> int:
-    """Of the polynomials: the least that is secure."""
+    """Degree of the polynomials: the least that is secure."""
     return next(n for n, most in MOST_BITS.items() if sum(self.bits) <= most)
 
   @property
@@ -109,8 +111,11 @@ class Chain:
 
 
 class PublicKeys(NamedTuple):
-  """What a server needs to multiply and rotate; both are functions of the secret key that hide
-  it. No key to encrypt by: the holder of the secret one encrypts."""
+  """Keys by which a server multiplies and rotates.
+
+  Both are functions of the secret key that hide it. There is no key to encrypt by: the
+  holder of the secret one encrypts.
+  """
 
   relin: bytes
   rotations: bytes
@@ -140,7 +145,7 @@ def _context(chain: Chain) -> Any:
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
-  """Of what SEAL refuses: a level, a key or a size that does not fit."""
+  """Raises as one line what SEAL refuses: a level, a key or a size that does not fit."""
   try:
     yield
   except UserError:
@@ -187,7 +192,8 @@ class _Levels:
       self.ids.insert(0, data.parms_id())
       data = data.next_context_data()
     self.scales = [2.0**chain.scale_bits]
-    for prime in reversed(primes[1:]):  # of the level that the product leaves
+    # A level's scale is the square of the one above, over the prime that a product takes.
+    for prime in reversed(primes[1:]):
       self.scales.insert(0, self.scales[0] ** 2 / prime)
     self.primes = primes
 
@@ -220,7 +226,8 @@ class _Coder:
     if not np.isfinite(given).all():
       raise UserError("hold NaN or infinity, which no ciphertext can", field="values")
     scale = self.levels.scales[level] if scale is None else scale
-    with _one_line():  # numbers too large for the primes that are left
+    # Numbers may be too large for the primes that are left.
+    with _one_line():
       self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
     return plain
 
@@ -302,7 +309,7 @@ class SlotEvaluator:
 
   @_one_line()
   def add(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
-    """Of one level."""
+    """Returns the sum of two ciphertexts of one level."""
     out = self._seal.Ciphertext()
     self._evaluator.add(one, other, out)
     return out
@@ -335,7 +342,10 @@ class SlotEvaluator:
 
   @_one_line()
   def product(self, one: Ciphertext, other: Ciphertext) -> Ciphertext:
-    """Of two ciphertexts of a level, not yet brought down: for `total` and `reduced`."""
+    """Returns the product of two ciphertexts of a level, for `total` and `reduced`.
+
+    It is not yet brought down.
+    """
     self._has_level(one)
     out = self._seal.Ciphertext()
     self._evaluator.multiply(one, other, out)
@@ -352,6 +362,7 @@ class SlotEvaluator:
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
     """A sum of products, one level down."""
+    # Both cost more than a multiplication: they come once for a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
@@ -390,6 +401,7 @@ class SlotEvaluator:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
       self._evaluator.multiply_plain(first, least, raw)
+    # One rescale for the whole sum, for each costs a level.
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
@@ -402,6 +414,7 @@ class SlotEvaluator:
     out = self._seal.Ciphertext()
     levels = self._coder.levels
     self._evaluator.mod_switch_to(cipher, levels.ids[level + 1], out)
+    # At this scale, the product by 1 lands exactly on the scale of the lower level.
     scale = self.scales[level] * levels.primes[level + 1] / self.scales[before]
     one = self._coder.encode(1.0, level + 1, scale)
     self._evaluator.multiply_plain_inplace(out, one)

@@ -42,9 +42,12 @@ from dpjax.secure.homomorphic.ckks import (
 )
 from dpjax.validate import UserError, Verbatim
 
-CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)  # dense, square, dense: 216 of 218 bits
-_MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)  # in size, or a logit wraps around
-MOST_ERROR = 0.1  # of a logit that is planned
+# Products of dense, square and dense: 216 of the 218 bits of the degree.
+CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)
+# A logit that is larger in size wraps around.
+_MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)
+# Largest error of a logit that is planned.
+MOST_ERROR = 0.1
 LAYOUTS = ("packed", "pixels")
 
 
@@ -68,8 +71,11 @@ class SquareNetwork(NamedTuple):
 
   @property
   def logit_error(self) -> float:
-    """Of a logit on ciphertexts, about: no bound, but the standard deviations of rounding, 16
-    times for rotations and sums. Large where one layer undoes what the other does."""
+    """Estimated error of a logit on ciphertexts.
+
+    It is no bound: the standard deviations of rounding, 16 times for rotations and sums. It
+    is large where one layer undoes what the other does.
+    """
     hidden = float((np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)).max())
     unit = 16 * CHAIN.error
     width = len(self.bias)
@@ -135,6 +141,7 @@ class _Packed:
     self.classes = classes
     self.images_each = CHAIN.slots // self.block
     self.questions = self.answers = 1
+    # b baby and h / b giant steps are fewest where b is about the root of h.
     self.baby = _power(self.h**0.5)
     self.parts = (self.block // self.h, _power((self.h + self.k) / self.k))
     folds = rotations_of([self.h, self.k], self.parts)
@@ -154,7 +161,8 @@ class _Packed:
     for _ in range(1, min(self.baby, self.h)):
       turned.append(on.rotate(turned[-1], 1))
     whole = None
-    for row in reversed(first):  # giant steps, from the farthest
+    # Giant steps, from the farthest: each turn moves all parts so far by b slots.
+    for row in reversed(first):
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
     hidden = on.plus(on.folded(whole, self.h, self.parts[0]), bias)
@@ -218,7 +226,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """As they are: to encode one number costs nothing."""
+    """Returns the network as it is: to encode one number costs nothing."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
@@ -241,7 +249,7 @@ def _layout(name: str, num_inputs: int, hidden: int, classes: int) -> _Layout:
 
 
 class ImageOwner:
-  """Who has images [n, d], and alone can read; the model's sizes are public."""
+  """The party that has images [n, d], and alone can read; the model's sizes are public."""
 
   def __init__(self, num_inputs: int, hidden: int, classes: int, *, layout: str = "packed"):
     self._layout = _layout(layout, num_inputs, hidden, classes)
@@ -263,6 +271,7 @@ class ImageOwner:
       raise UserError(
         f"of shape {np.shape(images)}; must be [n, {self._layout.d}]", field="images"
       )
+    # Written so that NaN is refused, too.
     if np.asarray(images).dtype.kind not in "fiub" or not np.abs(images).max() <= 1:
       raise UserError(
         "must be in [-1, 1], for which no logit can wrap around", field="images"
@@ -282,7 +291,7 @@ class ImageOwner:
 
 
 class ModelOwner:
-  """Who has the network, and answers questions without reading them.
+  """The party that has the network, and answers questions without reading them.
 
   Raises:
     UserError: weights so large, or NaN, that a logit of some image could wrap around, or so
@@ -299,6 +308,7 @@ class ModelOwner:
 
   def __init__(self, network: SquareNetwork, public: PublicKeys, *, layout: str = "packed"):
     (d, h), k = network.kernel.shape, network.head.shape[1]
+    # Written so that weights of NaN are refused, too.
     if not network.largest_logit <= _MOST:
       raise UserError(
         f"a logit may reach {network.largest_logit:.3g}; must be at most {_MOST:g}, "
@@ -316,7 +326,7 @@ class ModelOwner:
     self._weights = self._layout.coded(self._evaluator, network)
 
   def answer(self, question: Sequence[bytes]) -> list[bytes]:
-    """Of one question; as many ciphertexts as the layout has."""
+    """Returns the answer to one question, in as many ciphertexts as the layout has."""
     if len(question) != self._layout.questions:
       raise UserError(
         f"must be {self._layout.questions}; is it asked of a network of this "

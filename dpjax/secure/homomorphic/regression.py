@@ -48,12 +48,13 @@ from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.secure.vertical.linear_regression import closed_form, statistics
 from dpjax.validate import UserError, Verbatim
 
-_LEAST_SPREAD = 1e-9  # of a column, to its largest number; less is rounding
+# Least spread of a column, to its largest number; less is rounding.
+_LEAST_SPREAD = 1e-9
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
 
 
 class Upload(NamedTuple):
-  """What the owner sends; all that the server ever gets, but for refreshes and new rows."""
+  """Keys and encrypted data: all that the server gets, but for refreshes and new rows."""
 
   keys: PublicKeys
   x: list[bytes]
@@ -73,7 +74,7 @@ def _numbers(name: str, given: Any) -> np.ndarray:
 
 
 class DataOwner:
-  """Who has the data, and the only one with the secret key.
+  """The party that has the data, and alone the secret key.
 
   Args:
     x: [n, d]. y: [n]. Rows are standardised with their own means and standard deviations.
@@ -99,8 +100,10 @@ class DataOwner:
     self._scale = x.std(axis=0)
     self._y_mean = float(y.mean())
     self._y_scale = float(y.std())
+    # Squares may overflow where the numbers themselves do not.
     if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
       raise UserError("x, y: hold numbers whose squares are infinite; scale them")
+    # Rounding leaves a constant column a tiny spread, so 0 is no test.
     least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
     if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
       raise UserError("x, y: hold a constant column, which has no scale; leave it out")
@@ -182,7 +185,8 @@ class DataOwner:
   def closed_form(self) -> np.ndarray:
     """[d] what the weights should be, in float64."""
     rows = statistics(self._x, self._y)
-    return closed_form([rows], ridge=self.plan.ridge)[:-1]  # centred: the bias is 0
+    # The data are centred, so the bias is 0.
+    return closed_form([rows], ridge=self.plan.ridge)[:-1]
 
   def descended(self) -> np.ndarray:
     """[d] what the server computes, in float64: `plan.num_steps` steps from zero."""
@@ -198,7 +202,7 @@ class DataOwner:
 
 
 class RegressionServer:
-  """Who computes, and holds no secret key: public keys and ciphertexts alone."""
+  """The party that computes on public keys and ciphertexts, and holds no secret key."""
 
   def __init__(self, plan: RegressionPlan, keys: PublicKeys):
     self.plan = plan
@@ -249,6 +253,7 @@ class RegressionServer:
         moved = [on.rotate(cipher, plan.rows_each) for cipher in moved]
       found = self._column_sums(list(zip(x, moved)), -share)
       diagonals.append(found)
+    # M = I - eta A: its diagonal gets 1 - eta ridge beside the sums over data.
     own = self._lane(1 - plan.step_size * plan.ridge)
     diagonals[0] = on.plus(diagonals[0], own)
     return diagonals, w
@@ -289,9 +294,11 @@ class RegressionServer:
     m = self.plan.width
     raws: list[Any] = [None] * (m // 2 + 1)
     for t, moved in enumerate(half):
-      for steps in range(m):  # `moved` is D_t rotated by `steps` columns
+      # `moved` is D_t rotated by `steps` columns.
+      for steps in range(m):
         meets = {((t + steps) % m, steps)}  # (diagonal of the square, of the factor)
-        if t not in (0, m // 2):  # as D_(m - t), rotated by steps + t
+        # It is D_(m - t) as well, rotated by steps + t columns.
+        if t not in (0, m // 2):
           meets.add((steps, (steps + t) % m))
         for s, factor in meets:
           if s <= m // 2:
@@ -315,7 +322,7 @@ class RegressionServer:
 
 
 class Regressed(NamedTuple):
-  """What came of one regression on ciphertexts, told by the owner."""
+  """Weights, predictions and errors of one regression on ciphertexts, told by the owner."""
 
   weights: np.ndarray  # [d] standardised; SECRET, see `DataOwner.weights`
   predictions: np.ndarray  # [n'] of the new rows, in the units of y

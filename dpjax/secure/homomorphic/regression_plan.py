@@ -1,4 +1,4 @@
-"""What a regression on ciphertexts may cost and how exact it is, from public numbers alone."""
+"""Cost and accuracy of a regression on ciphertexts, from public numbers alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from dpjax import validate
 from dpjax.secure.homomorphic.ckks import Chain, rotations_of
 from dpjax.validate import UserError
 
-MOST_ERROR = 1e-4  # of a weight that is planned, standardised
-GRAM = 2  # products in a row before the first doubling: X^T X, and its scale
-_CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)  # 435 of the 438 bits of its degree
+# Largest error of a standardised weight that is planned.
+MOST_ERROR = 1e-4
+# Products in a row before the first doubling: X^T X, and its scale.
+GRAM = 2
+# 435 of the 438 bits of its degree.
+_CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)
 
 
 @dataclasses.dataclass(frozen=True)
 class RegressionPlan:
-  """What is agreed before anything is encrypted; public, as every number in it.
+  """Terms that are agreed before anything is encrypted; public, as every number in them.
 
   Args:
     num_rows, num_features: of X.
@@ -99,7 +102,8 @@ class RegressionPlan:
 
   @property
   def num_steps(self) -> int:
-    """Of gradient descent, a power of two: what `tolerance` needs in the worst case."""
+    """Steps of gradient descent that `tolerance` needs at worst, up to a power of two."""
+    # log1p keeps the digits that 1 - eta ridge would lose.
     shrinks = -math.log1p(-self.step_size * self.ridge)
     steps = max(2.0, math.log(self.largest / self.tolerance) / shrinks)
     return 1 << math.ceil(math.log2(steps))
@@ -120,10 +124,12 @@ class RegressionPlan:
 
   @property
   def planned_error(self) -> float:
-    """Of the weights against the closed form: what is not descended, and the noise. An error
-    E of M^t moves the limit by (I - M^t)^-1 E w; the entries of E are those of rounding, and
-    of the factor that sums over rows are multiplied by; eigenvalues of M are at most
-    1 - eta ridge."""
+    """Error of the weights against the closed form: what is not descended, and the noise.
+
+    An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E are those of
+    rounding, and of the factor that sums over rows are multiplied by. Eigenvalues of M are
+    at most 1 - eta ridge.
+    """
     slowest = 1 / (self.step_size * self.ridge)
     moved = 2 * slowest + self.doublings  # sum over t = 1, 2, 4, ... of 1 / (1 - l^t)
     entry = self.chain.error + self.num_rows * self.chain.encoding_error
@@ -132,5 +138,5 @@ class RegressionPlan:
 
   @property
   def rotations(self) -> list[int]:
-    """Those that the server makes."""
+    """Rotations that the server makes."""
     return rotations_of([1, self.rows_each], [self.rows_each, 2])

@@ -30,10 +30,13 @@ from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, multiply
 from dpjax.validate import UserError, Verbatim
 
-_HALVES = (32, 16, 8, 4, 2, 1)  # combined pairs of bits that each layer leaves
-_TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}  # that hold both results; else bytes
+# Combined pairs of bits that each layer leaves.
+_HALVES = (32, 16, 8, 4, 2, 1)
+# Types that hold both results of a layer; smaller layers take bytes.
+_TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}
 _ONE = np.uint64(1)
-_LOW = np.uint64((1 << 63) - 1)  # all bits but the highest
+# All bits but the highest.
+_LOW = np.uint64((1 << 63) - 1)
 
 
 def _swap_masks() -> list[tuple[int, int]]:
@@ -81,7 +84,7 @@ CORRELATIONS["sign"] = sign
 
 
 class Signs(NamedTuple):
-  """What both need of a comparison with 0."""
+  """Shares of the sign of x, and of x where it is not negative."""
 
   bit: Shares  # [...] 1 where x >= 0, else 0, as whole numbers
   part: Shares  # [...] x where x >= 0, else 0
@@ -104,6 +107,7 @@ def signs(party: Party, x: Shares) -> Signs:
   flip = _ONE - (v << _ONE)  # 1 or -1
   bit = flip * number
   part = flip * (opened * number - product)
+  # Of shares that add up, one party alone adds a public number.
   if party.number == 0:
     bit = bit + v
   return Signs(bit, part + v * x)
@@ -112,7 +116,8 @@ def signs(party: Party, x: Shares) -> Signs:
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
   """[...] uint8: a share of whether c < r in the lower 63 bits, from the shuffled bits of r."""
   inverse = ~shuffled(c)
-  generates = inverse & bits & _LOW  # place 63 stays itself: neither generates nor stops
+  # Place 63 stays itself: it neither generates a borrow nor stops one.
+  generates = inverse & bits & _LOW
   passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW
   for half, (a, b, product) in zip(_HALVES, triples):
     kind = a.dtype.type
@@ -120,6 +125,7 @@ def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.
     ones = kind((1 << half) - 1)
     generates = generates.astype(kind)
     passes = passes.astype(kind)
+    # Both ANDs of a layer stand in one word, so that one message opens both.
     left = (passes >> shift) & ones
     left = left | (left << shift)
     right = (generates & ones) | ((passes & ones) << shift)
@@ -143,7 +149,8 @@ def sigmoid(party: Party, x: Shares) -> Shares:
   It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
   signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
   """
-  validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)  # to hold 1/2
+  # Without bits of fraction there is no 1/2.
+  validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)
   offset = constant(party, 0.5)
   upper, lower = signs(party, np.stack([x + offset, x - offset])).part
   return upper - lower
@@ -173,6 +180,7 @@ def argmax(party: Party, x: Shares) -> Shares:
     two = places[..., 1:pairs:2]
     found = signs(party, first - second)
     place = two + multiply(party, found.bit, one - two, truncated=False)
+    # max(first, second) = second + relu(first - second).
     x = np.concatenate([second + found.part, x[..., pairs:]], axis=-1)
     places = np.concatenate([place, places[..., pairs:]], axis=-1)
   return places[..., 0]
@@ -197,7 +205,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       field="low",
       value=Verbatim(f"{low:g}"),
     )
-  ratio = np.log2(high / low)  # 1 - x y starts at most at 1 - low / high and is squared
+  # 1 - x y is at most 1 - low / high at the start, and squared by each step.
+  ratio = np.log2(high / low)
   y = np.full(x.shape, constant(party, 1.0 / high))
   two = constant(party, 2.0)
   for _ in range(int(np.ceil(ratio)) + 5):

@@ -35,7 +35,7 @@ class Part(NamedTuple):
 
 
 class Correlated(NamedTuple):
-  """What is dealt at once."""
+  """A correlation: parts that are dealt together."""
 
   free: tuple[Part, ...]
   bound: tuple[Part, ...]
@@ -71,7 +71,7 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
 
 
 class Unique:
-  """Its numbers are used once, so it is neither copied nor pickled."""
+  """Base of objects whose numbers are used once: they are neither copied nor pickled."""
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
@@ -115,7 +115,8 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
-  nonce = bytes(8) + index.to_bytes(8, "little")  # the counter of blocks comes first
+  # ChaCha20's 16 bytes begin with the counter of blocks; the index fills the rest.
+  nonce = bytes(8) + index.to_bytes(8, "little")
   cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
   return arrays(cipher.encryptor().update(bytes(length)), forms)
 

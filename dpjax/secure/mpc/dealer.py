@@ -16,13 +16,12 @@ import numpy as np
 from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
-Ask = Callable[
-  [int, str, list], list[np.ndarray]
-]  # (number, name, arguments) -> bound parts
+# (number, name, arguments) -> bound parts
+Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
 class Dealt(Unique):
-  """One party's shares of one correlation, for one use."""
+  """Shares that one party has of one correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
     self.number = number
@@ -55,7 +54,10 @@ class Dealer(Unique):
     self._next = 0
 
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
-    """What party 1 cannot expand by itself. UserError: a number that was dealt already."""
+    """Bound parts of a correlation, which party 1 cannot expand by itself.
+
+    UserError: a number that was dealt already.
+    """
     if number < self._next:
       raise UserError(f"correlation {number}: was dealt already; each is dealt once")
     self._next = number + 1
@@ -63,7 +65,7 @@ class Dealer(Unique):
 
 
 class Supply(Unique):
-  """One party's end of the dealer.
+  """A party's end of the dealer.
 
   Args:
     key: shared with the dealer.
@@ -79,10 +81,12 @@ class Supply(Unique):
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
     """The next correlation, never dealt before, to whichever thread."""
+    # Two threads with one number would use the same masks.
     with self._lock:
       return self._deal(name, arguments)
 
   def _deal(self, name: str, arguments: tuple) -> Dealt:
+    # Both parties count all that was dealt, so that their numbers agree.
     number = sum(self.dealt.values())
     wanted = correlated(name, arguments)
     self.dealt[name] = self.dealt.get(name, 0) + 1

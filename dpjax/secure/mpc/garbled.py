@@ -37,7 +37,7 @@ MAX_BITS = 256
 
 
 class Gate(NamedTuple):
-  """Of one or two earlier wires; its own wire comes after all wires before it."""
+  """A gate on one or two earlier wires; its own wire comes after all wires before it."""
 
   kind: str  # xor, and, not
   a: int
@@ -54,7 +54,7 @@ class Circuit(NamedTuple):
 
 
 class GarbledCircuit(NamedTuple):
-  """What the evaluator gets: nothing of it tells the labels that it does not have."""
+  """Tables and digests for the evaluator, which do not tell the labels that it lacks."""
 
   tables: tuple[tuple[int, int], ...]  # of each AND, for the garbler's and evaluator's half
   outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
@@ -99,7 +99,8 @@ def comparison(bits: int) -> Circuit:
 
 def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
   """(label of 0 of each wire, what a label of 1 differs by, what the evaluator gets)."""
-  offset = secrets.randbits(128) | 1  # its lowest bit tells the labels of a wire apart
+  # The lowest bit is 1, so that it tells the two labels of a wire apart.
+  offset = secrets.randbits(128) | 1
   num_inputs = circuit.num_garbler + circuit.num_evaluator
   zeros = [secrets.randbits(128) for _ in range(num_inputs)]
   tables = []
@@ -107,8 +108,10 @@ def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
     a = zeros[gate.a]
     b = zeros[gate.b]
     if gate.kind == "xor":
+      # Free XOR: no table, and the labels of 0 and 1 differ by the offset again.
       zeros.append(a ^ b)
     elif gate.kind == "not":
+      # NOT exchanges the two labels of a wire; the evaluator goes on with the one it has.
       zeros.append(a ^ offset)
     else:
       label, table = _garbled_and(a, b, offset, len(tables))
@@ -151,11 +154,13 @@ def evaluate(
     a = values[gate.a]
     b = values[gate.b]
     if gate.kind == "and":
+      # Half gates: the last bits of the two labels choose what is added.
       index, (of_garbler, of_evaluator) = next(tables)
       value = _hash(a, 2 * index) ^ (of_garbler if a & 1 else 0)
       value ^= _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
       values.append(value)
     else:
+      # Labels of XOR need no table; for NOT the garbler has exchanged what they mean.
       values.append(a ^ b if gate.kind == "xor" else a)
   return tuple(
     _value(values[wire], known) for wire, known in zip(circuit.outputs, garbled.outputs)

@@ -1,4 +1,4 @@
-"""What `secureml` does, in float64 on numbers: what training on shares is measured against.
+"""The training of `secureml` in float64: what training on shares is measured against.
 
 >>> x, y = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.array([[0.0], [0.0], [1.0], [1.0]])
 >>> recipe = Recipe(learning_rate=1.0)

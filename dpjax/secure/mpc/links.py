@@ -27,7 +27,8 @@ TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _TAG = 16
 _PIECE = 1 << 20
-_MOST = (1 << 31) - 64  # bytes that the cipher takes at once
+# Bytes that the cipher takes at once.
+_MOST = (1 << 31) - 64
 TOKEN_BYTES = 16
 
 
@@ -36,7 +37,7 @@ class PeerFailed(UserError):
 
 
 class Link(Protocol):
-  """One end. `timeout`: the most seconds that the peer may be silent, computing included."""
+  """An end of a link. `timeout`: most seconds that the peer may be silent, or compute."""
 
   peer: str
   bytes_sent: int
@@ -150,18 +151,22 @@ class SocketLink:
     self._connection = connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    self._sent = itertools.count()  # frames: no number is used twice
+    # A frame's number is its nonce: none is used twice.
+    self._sent = itertools.count()
     self._received = 0
-    self._until = time.monotonic() + self._timeout  # of the greeting, however it drips
+    # For the whole greeting, however slowly its bytes come.
+    self._until = time.monotonic() + self._timeout
     connection.setblocking(False)
     with contextlib.suppress(OSError):
       connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     try:
       self._seal, self._unseal = self._agree(me, token, topic)
-      self._frames(b"here", 4)  # a peer with another token, name or topic fails here
+      # A peer with another token, name or topic fails here, before any data.
+      self._frames(b"here", 4)
     except UserError:
       connection.close()
       raise
+    # The greeting is over: from here on only silence counts.
     self._timeout = timeout
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
@@ -173,6 +178,7 @@ class SocketLink:
     theirs = self._transfer(mine, lambda data: 32)
 
     def direction(sender: str, *keys: bytes) -> Any:
+      # A key for each direction: a frame that is sent back to its sender opens nothing.
       said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
       return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
 
@@ -200,6 +206,7 @@ class SocketLink:
       raise UserError(f"{self.peer}: {len(data)} bytes are no one message; at most {_MOST}")
     if data is not None:
       head = _LENGTH.pack(len(data) + _TAG)
+      # The length in front is authenticated, too.
       out = head + self._seal.encrypt(next(self._sent).to_bytes(12, "big"), data, head)
       self.bytes_sent += len(data)
     if not listen:
@@ -226,6 +233,8 @@ class SocketLink:
     if len(start) < _LENGTH.size:
       return _LENGTH.size
     (sealed,) = _LENGTH.unpack_from(start)
+    # Where nobody knows the length beforehand, the peer may announce any: a small one is
+    # taken.
     if length is None and not _TAG <= sealed <= _PIECE:
       raise PeerFailed(f"{self.peer}: announced {sealed} bytes, at most {_PIECE} are taken")
     if length is not None and sealed != length + _TAG:
@@ -262,10 +271,12 @@ class SocketLink:
     try:
       if now & selectors.EVENT_READ:
         more = self._connection.recv(min(wanted - len(read), _PIECE))
+        # An empty read is a peer that has closed.
         if not more:
           raise ConnectionResetError
         read += more
       return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
+    # Nothing could be moved after all: the caller asks again.
     except BlockingIOError:
       return 0
     except OSError as error:

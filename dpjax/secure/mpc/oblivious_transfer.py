@@ -30,7 +30,7 @@ POINT_BYTES = 64
 
 
 class OtSender(Unique):
-  """Who has the pairs of texts. One sender, one `answer`.
+  """The sender, who has the pairs of texts. One sender gives one `answer`.
 
   >>> sender = OtSender()
   >>> receiver = OtReceiver(sender.point, [0, 1])
@@ -62,6 +62,7 @@ class OtSender(Unique):
       )
     own = self._key.pointQ
     theirs = [_decoded(point) for point in points]
+    # Only once all points are good: nothing has been told about a bad one.
     self._answered = True
     sent = []
     shift = -(own * self._key.d)
@@ -74,7 +75,7 @@ class OtSender(Unique):
 
 
 class OtReceiver:
-  """Who chooses."""
+  """The receiver, who chooses one text of each pair."""
 
   def __init__(self, sender_point: bytes, choices: Sequence[int]):
     theirs = _decoded(sender_point)

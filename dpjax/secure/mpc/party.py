@@ -24,7 +24,7 @@ TRUNCATIONS = ("masked", "local")
 
 
 class Spent(NamedTuple):
-  """What a party's part of a program took."""
+  """Bytes, messages and correlations that a party's part of a program took."""
 
   bytes_sent: int  # to the other party
   bytes_received: int
@@ -34,7 +34,7 @@ class Spent(NamedTuple):
 
 
 class Party(Unique):
-  """One of two.
+  """A party of two, with its own randomness, its link and its supply.
 
   Args:
     number: 0 or 1.

@@ -43,6 +43,7 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
       f"is for {a.shape}, {b.shape}, not for {x.shape}, {y.shape}", field="triple"
     )
   d, e = party.open(x - a, y - b)
+  # (x - a)(y - b) is public: party 0 alone adds it, within the first product.
   return product(d, b + e if party.number == 0 else b) + product(a, e) + c
 
 
@@ -87,6 +88,7 @@ def matmul(
   triple = party.supply.deal("matrices", x.shape, y.shape)
   product = beaver(party, x, y, triple, ring64.matmul)
   if bias is not None:
+    # A product has twice the bits of fraction: the bias is brought to its scale.
     product = product + (bias << np.uint64(party.frac_bits))[None, :]
   return truncate(party, product, surplus)
 
@@ -134,12 +136,15 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     return x
   shift = np.uint64(bits)
   if party.truncation == "local":
+    # Party 1 shifts what its share lacks to 2^64 (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
+  # 2^62 makes the number positive; it is taken off again at the end.
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)
-  wrapped = r_top - np.uint64(2) * top * r_top  # share of the exclusive or with `top`
+  # A share of the exclusive or of both highest bits, of which `top` is public.
+  wrapped = r_top - np.uint64(2) * top * r_top
   low = np.uint64((1 << 63) - 1)
   result = (wrapped << np.uint64(63 - bits)) - r_high_bits
   if party.number == 1:

@@ -17,9 +17,12 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-_HEADROOM = 10  # bits for what is added up between two truncations
-_SMALL = 1 << 17  # multiplications; fewer are not worth a compiled program
-_DEPTH = 1 << 11  # so many products of two 22-bit digits add up exactly in float64
+# Bits for what is added up between two truncations.
+_HEADROOM = 10
+# Fewer multiplications are not worth a compiled program.
+_SMALL = 1 << 17
+# So many products of two 22-bit digits add up exactly in float64.
+_DEPTH = 1 << 11
 
 
 def largest(frac_bits: int = FRAC_BITS) -> float:
@@ -57,7 +60,8 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
     raise UserError(f"must be real numbers, not {values.dtype}", field="x")
   values = values.astype(np.float64)
   worst = np.max(np.abs(values), initial=0.0)
-  if not worst < largest(frac_bits):  # NaN, too
+  # Written so that NaN is refused, too.
+  if not worst < largest(frac_bits):
     raise UserError(
       f"holds {worst:g}, must be below {largest(frac_bits):g} in absolute value "
       f"at frac_bits={frac_bits}: products would leave the ring of 64 bits",
@@ -67,7 +71,7 @@ def encode(x: ArrayLike, frac_bits: int = FRAC_BITS) -> np.ndarray:
 
 
 def decode(words: np.ndarray, frac_bits: int = FRAC_BITS) -> np.ndarray:
-  """What `encode` encoded, as float64.
+  """Returns the float64 numbers that `encode` encoded.
 
   >>> decode(encode([0.5, -3.25]))
   array([ 0.5 , -3.25])
@@ -95,6 +99,7 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     )
   if x.size * y.shape[1] < _SMALL:
     return x @ y
+  # JAX needs x64 for words; what the user has set is left alone.
   with jax.enable_x64(True):
     return np.asarray(_by_digits(x, y))
 
@@ -104,6 +109,7 @@ def _digits(x: jax.Array) -> list[jax.Array]:
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):
+    # Balanced digits are a bit smaller than others: more products of them fit float64.
     digit = ((signed + (1 << 21)) & ((1 << 22) - 1)) - (1 << 21)
     signed = (signed - digit) >> 22
     digits.append(digit.astype(jnp.float64))
@@ -116,6 +122,7 @@ def _by_digits(x: jax.Array, y: jax.Array) -> jax.Array:
   for start in range(0, x.shape[1], _DEPTH):
     a = _digits(x[:, start : start + _DEPTH])
     b = _digits(y[start : start + _DEPTH])
-    for i, j in ((0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (2, 0)):  # 2^66 is 0
+    # The other pairs stand at 2^66 or beyond, which is 0 modulo 2^64.
+    for i, j in ((0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (2, 0)):
       total += (a[i] @ b[j]).astype(jnp.int64) << (22 * (i + j))
   return total.astype(jnp.uint64)

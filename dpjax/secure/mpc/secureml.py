@@ -147,8 +147,10 @@ def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
 
 def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int) -> Dense:
   """The layer after a step of `error` [B, d_out] / 2^shift at its inputs [B, d_in]."""
+  # A column of ones: the step of the bias comes with the same product.
   ones = np.full((len(inputs), 1), constant(party, 1.0))
   columns = np.concatenate([inputs, ones], axis=1).T  # [d_in + 1, B]
+  # The rate over the batch size is a shift, which is one with the truncation.
   step = matmul(party, columns, error, surplus=party.frac_bits + shift)
   return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
 
@@ -205,6 +207,7 @@ def _step(
   updated = []
   for place in reversed(range(len(network))):
     updated.append(moved(party, network[place], seen.inputs[place], error, shift))
+    # The error goes back through the weights as they were before this step.
     if place:
       error = seen.slopes[place - 1](matmul(party, error, network[place].kernel.T))
   return updated[::-1]

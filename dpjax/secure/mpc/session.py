@@ -18,12 +18,14 @@ from dpjax.secure.mpc.dealer import Dealer, supplies
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
 from dpjax.secure.mpc.party import Party, Spent
 
-_LOOK = 0.05  # seconds between two looks at whether a party has failed
-GRACE = 2.0  # seconds for the other one to say why, where one of two has failed
+# Seconds between two looks at whether a party has failed.
+_LOOK = 0.05
+# Seconds for the other party to say why, where one of two has failed.
+GRACE = 2.0
 
 
 class Ran(NamedTuple):
-  """What a program left behind."""
+  """Outputs of a program, what it took, and who was apart from whom."""
 
   outputs: tuple[Any, Any]  # of party 0 and party 1
   spent: tuple[Spent, Spent]
@@ -83,6 +85,7 @@ def run(
     except BaseException as error:
       faults.append(error)
     finally:
+      # The other party hears that this one is gone, and need not wait for its timeout.
       party.link.close()
 
   both = [
@@ -95,7 +98,8 @@ def run(
     for thread in both:
       thread.join(_LOOK)
   if faults:
-    for thread in both:  # for who has something to say; who hangs is left behind
+    # For who has something to say; who hangs is left behind.
+    for thread in both:
       thread.join(GRACE)
     # that a peer has left follows from why it left
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
@@ -111,6 +115,9 @@ def setting_of(seed: int | None, where: str) -> str:
 
 
 def play(program: Callable[..., Any], party: Party, inputs: Sequence[Any]) -> Any:
-  """One party's run; NumPy warns of words that wrap around where an array is a scalar."""
+  """Runs a program for one party.
+
+  NumPy warns of words that wrap around where an array is a scalar: here they are meant to.
+  """
   with np.errstate(over="ignore"):
     return program(party, *inputs)

@@ -50,7 +50,8 @@ PROTOCOLS = {  # name -> numbers of parties
   "CHEETAH": range(2, 3),
 }
 _RUNS = itertools.count()
-TIMEOUT_SECONDS = 600  # for a message of another party, which may compute first
+# Seconds for a message of another party, which may compute first.
+TIMEOUT_SECONDS = 600
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,19 +69,17 @@ class Secret:
 
 
 class Measured(NamedTuple):
-  """What a function gave and what it took, all parties together."""
+  """Outputs of a function, and what they took, all parties together."""
 
   outputs: Any
   input_bytes: int  # shares of the inputs, as they would be sent to the parties
-  run_bytes: (
-    int  # what the parties sent to each other while they computed, as SPU counts it
-  )
+  run_bytes: int  # sent between the parties while they computed, as SPU counts it
   seconds: float  # of the computation, on threads of this process
 
 
 @dataclasses.dataclass(frozen=True)
 class SecureFunction:
-  """What `secure_jit` returns."""
+  """Result of `secure_jit`: a function that runs on shares."""
 
   fn: Callable
   protocol: str
@@ -117,7 +116,8 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      name = next(_RUNS)  # a channel of its own: threads may call one function at once
+      # A channel of its own: threads may call one function at once.
+      name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
       runs = [pool.submit(run_party, link, config, program, own) for link, own in jobs]
@@ -244,12 +244,13 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
   config = spu.RuntimeConfig(kind, spu.FieldType.FM64, spu_program.FRACTION_BITS)
   # a rational function: SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a softmax
   config.fxp_exp_mode = spu.RuntimeConfig.ExpMode.EXP_PADE
-  config.enable_pphlo_profile = profile  # writes what was sent to the log
+  # The profile goes to the log, and alone tells what was sent.
+  config.enable_pphlo_profile = profile
   return config
 
 
 def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS) -> Any:
-  """Of the parties, in order, as SPU connects them; `timeout` seconds for each message."""
+  """SPU's description of the parties, in order; `timeout` seconds for each message."""
   desc = link.Desc()
   desc.recv_timeout_ms = 1000 * timeout
   for rank, name in enumerate(names):
@@ -275,7 +276,7 @@ def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.n
 def run_party(
   link: Any, config: Any, program: spu_program.SpuProgram, own: Sequence
 ) -> tuple:
-  """One party: its shares of the inputs in, its shares of the outputs out."""
+  """Runs one party: its shares of the inputs in, its shares of the outputs out."""
   spu = spu_program.library()
   runtime = spu.Runtime(link, config)
   inputs = [f"in{i}" for i in range(len(own))]
@@ -295,7 +296,7 @@ def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
 
 
 def num_bytes(share: Any) -> int:
-  """Of one party's share of one array, as it is sent."""
+  """Bytes of one party's share of one array, as it is sent."""
   return len(share.meta) + sum(map(len, share.share_chunks))
 
 
@@ -329,6 +330,7 @@ _LOG_KEEPER = _Keeper()
 def _counted(parties: int) -> Iterator[list[int]]:
   """A list that holds, afterwards, the bytes that the parties sent meanwhile."""
   count: list[int] = []
+  # The process has one log: counts of two runs at once could not be told apart.
   with _LOCK:
     path = _log()
     before = path.stat().st_size if path.exists() else 0

@@ -42,7 +42,10 @@ class Certificates(NamedTuple):
 
 
 class SpuParty(NamedTuple):
-  """One party, connected to the others."""
+  """A party of SPU that is connected to the others.
+
+  All parties make the same calls.
+  """
 
   link: Any
   rank: int
@@ -82,6 +85,7 @@ class SpuParty(NamedTuple):
     program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
     config = spu_jit.runtime_config(self.protocol)
     with spu_program.one_line():
+      # Before any share is sent: another program could reveal another thing.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
       own = self._exchanged(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, own)
@@ -204,6 +208,7 @@ def connect(
   link = spu_program.library().link
   desc = spu_jit.description(link, addresses, timeout_seconds)
   _encrypt(desc, addresses, certificates)
+  # The others may begin to listen later, so it calls again and again.
   desc.connect_retry_interval_ms = 200
   desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
@@ -216,6 +221,7 @@ def connect(
   try:
     yield SpuParty(own, rank, protocol, parties)
   finally:
+    # The others may still be reading what this party has sent last.
     time.sleep(_LINGER_SECONDS)
 
 
@@ -249,7 +255,8 @@ def _encrypt(
 # 14 runs on a busy machine), and waits for ever for a party that is gone. `_leave` has seen to it
 # that nothing but such answers is on its way.
 _LINGER_SECONDS = 2.0
-_ATTEMPT_SECONDS = 9  # SPU tries four times in an attempt, after 1, 3 and 5 seconds
+# SPU tries four times in an attempt, after 1, 3 and 5 seconds.
+_ATTEMPT_SECONDS = 9
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
 
@@ -271,6 +278,7 @@ def _read(message: bytes) -> Any:
     raise wrong
   (count,) = struct.unpack_from("<Q", message)
   start = 8 * (count + 1)
+  # Checked before so many lengths are read: a peer may claim any number.
   if not 1 <= count <= len(message) // 8 - 1:
     raise wrong
   lengths = struct.unpack_from(f"<{count}Q", message, 8)

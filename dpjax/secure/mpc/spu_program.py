@@ -1,4 +1,4 @@
-"""What SPU runs: a JAX function as a StableHLO program, or one line why it does not.
+"""Programs that SPU runs: a JAX function as StableHLO, or one line why it cannot be one.
 
 SPU (SecretFlow, extra `mpc-spu`) is a virtual machine of secure multi-party computation: it
 takes StableHLO text, which `jax.jit(fn).lower()` writes, and runs it on shares. Its own JAX
@@ -25,7 +25,8 @@ from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
 
-FRACTION_BITS = 18  # SPU's own choice in a ring of 2^64
+# SPU's own choice in a ring of 2^64.
+FRACTION_BITS = 18
 # of a number that is multiplied: 2^(63 - 2 * 18 - 10), the 10 bits for sums and truncation
 MAX_INPUT = 2.0**17
 
@@ -86,7 +87,8 @@ def as_input(name: str, value: Any) -> np.ndarray:
   check_dtype(name, getattr(value, "dtype", type(value).__name__))
   array = np.ascontiguousarray(value).reshape(np.shape(value))
   if array.dtype.kind == "f" and array.size:
-    largest = float(np.abs(array).max())  # NaN where there is one
+    # NaN where there is one, and the comparison below is written to refuse it.
+    largest = float(np.abs(array).max())
     if not largest < MAX_INPUT:
       raise UserError(
         f"holds {largest:g}; must be finite and within +-{MAX_INPUT:g}, beyond "
@@ -111,6 +113,7 @@ def compiled(
   UserError: something in it that SPU cannot do, an array that it closes over.
   """
   args = jax.tree.unflatten(in_tree, structs)
+  # Unused arguments stay, so that inputs keep their places.
   traced = jax.jit(fn, keep_unused=True).trace(*args)
   _check(traced.jaxpr)
   text = traced.lower().as_text("stablehlo")
@@ -131,7 +134,7 @@ def compiled(
 
 
 class one_line:
-  """Of what SPU raises, with its stack trace, one line.
+  """Context that makes one line of what SPU raises with its stack trace.
 
   >>> with one_line():
   ...   raise RuntimeError("what: \\n\\t[a.cc:7] no such op\\nstacktrace: \\n#0 f()")

@@ -51,14 +51,18 @@ from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
-_PATIENCE = 10.0  # seconds for the greeting of somebody who has connected
-_CROWD = 64  # greetings at once
-_START = 120.0  # seconds in which a process of this machine has imported everything
-Record = Callable[[Link], Link]  # wraps a link, for whoever wants to see what crosses it
+# Seconds for the greeting of somebody who has connected.
+_PATIENCE = 10.0
+# Greetings at once.
+_CROWD = 64
+# Seconds in which a process of this machine has imported everything.
+_START = 120.0
+# Wraps a link, for whoever wants to see what crosses it.
+Record = Callable[[Link], Link]
 
 
 class Agreed(NamedTuple):
-  """What all three are told beforehand, over another way."""
+  """Facts that all three are told beforehand, over another way."""
 
   token: bytes  # >= 16 bytes; who lacks it cannot take part
   topic: str = ""  # names the program and its public arguments; another topic is refused
@@ -69,7 +73,7 @@ class Agreed(NamedTuple):
 
   @property
   def terms(self) -> str:
-    """What the parties' seals hold for."""
+    """The terms that the parties' seals hold for."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
 
 
@@ -80,7 +84,8 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  from dpjax.parallel import lobby  # a party on this machine does not need that room
+  # Imported here: a party on this machine does not need it.
+  from dpjax.parallel import lobby
 
   return lobby.address(at)
 
@@ -109,14 +114,16 @@ class _Greetings:
     self._server = server
     self._greet = greet
     self._until = until
-    server.setblocking(False)  # who has left again is not waited for
+    # Who has left again is not waited for.
+    server.setblocking(False)
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
-    self._bell, self._ring = socket.socketpair()  # rings when something is done
+    # Rings when a greeting is done.
+    self._bell, self._ring = socket.socketpair()
     self._last = ""  # why the last stranger was let go
 
   def next(self, who: str) -> Any:
-    """What `greet` made of the next that it accepted.
+    """Returns what `greet` made of the next connection that it accepted.
 
     Raises:
       PeerFailed: nobody came in time; `who` was waited for.
@@ -139,6 +146,7 @@ class _Greetings:
         ready.register(self._server, selectors.EVENT_READ)
         ready.register(self._bell, selectors.EVENT_READ)
         comes = {key.fileobj for key, _ in ready.select(left)}
+      # The bell only wakes this loop; what was greeted is in the queue.
       if self._bell in comes:
         self._bell.recv(_CROWD)
       if self._server in comes:
@@ -147,7 +155,8 @@ class _Greetings:
   def _accept(self) -> None:
     try:
       connection, (host, *_) = self._server.accept()
-    except OSError:  # it has left again
+    # It has left again.
+    except OSError:
       return
     if len(self._waiting) >= _CROWD:
       # Of the address with most of them the oldest, so that a crowd pushes out itself.
@@ -164,7 +173,8 @@ class _Greetings:
       connection.close()
       found = error
     self._done.put((connection, found))
-    with contextlib.suppress(OSError):  # closed meanwhile: nobody listens
+    # Closed meanwhile: nobody listens.
+    with contextlib.suppress(OSError):
       self._ring.send(b"!")
 
   def _let_go(self, connection: socket.socket) -> None:
@@ -233,7 +243,8 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
         number, link = greetings.next(f"party {1 if 0 in links else 0}")
         stack.callback(link.close)
         if number in links:
-          link.close()  # came twice: the first stays
+          # It came twice: the first stays.
+          link.close()
           continue
         links[number] = link
         link.send(dealer.keys[number])
@@ -287,7 +298,7 @@ def connect(
   peer: str = "",
   record: Record | None = None,
 ) -> Iterator[Party]:
-  """One party of two, in its own process.
+  """Context of one party of two, in its own process.
 
   Args:
     number: 0, which listens at `listen`, or 1, which goes to it at `peer`.
@@ -320,6 +331,7 @@ def _meet(
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
+  # The dealer knows by this number whose shares to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -329,6 +341,7 @@ def _meet(
     )
 
   if isinstance(peer, socket.socket):
+    # Anybody may call here, so each caller gets little time.
     with contextlib.closing(_Greetings(peer, greet, until)) as greetings:
       link = greetings.next(other)
   else:
@@ -367,7 +380,8 @@ def run_processes(
     UserError: whatever went wrong first, in whichever process; the others are ended.
   """
   try:
-    pickle.dumps((program, record))  # how this process tells its own, which is all
+    # Processes get both by pickle: what it cannot write is refused at once.
+    pickle.dumps((program, record))
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
       "must be a function of a module, that other processes can import",
@@ -399,12 +413,13 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  stack.callback(_ended, process)  # by then it has said all that it had to say
+  # By then the process has said all that it had to say.
+  stack.callback(_ended, process)
   return ours
 
 
 def _ended(process: Any) -> None:
-  """One that is stopped, or deaf, does not hear that it should end."""
+  """Ends a process, also one that is stopped or deaf to being told."""
   process.terminate()
   process.join(GRACE)
   process.kill()
@@ -412,7 +427,7 @@ def _ended(process: Any) -> None:
 
 
 def _heard(pipe: Connection, timeout: float | None = None) -> Any:
-  """What a process of ours says; raises what it died of."""
+  """Returns what a process of ours says; raises what it died of."""
   if timeout is not None and not pipe.poll(timeout):
     raise PeerFailed(f"a process did not start in {timeout:g} seconds")
   try:
@@ -425,11 +440,15 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 
 
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
-  """Of both; where both failed, the fault that is not of losing the other."""
+  """Outputs of both parties.
+
+  Where both failed, the fault is raised that is not of losing the other.
+  """
   found = {}
   faults = []
   left = list(pipes)
   while left:
+    # After a first fault, the other party has a moment to say what it was.
     ready = wait(left, timeout=GRACE if faults else None)
     if not ready:
       break
@@ -447,8 +466,10 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
 def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
   with socket.create_server(("127.0.0.1", 0)) as server:
     pipe.send((None, server.getsockname()))
-    pipe.recv()  # all are there
-    with contextlib.suppress(UserError):  # the parties notice its end, and say so
+    # Waits until all are there.
+    pipe.recv()
+    # The parties notice its end, and say so.
+    with contextlib.suppress(UserError):
       _serve(server, agreed)
 
 
@@ -469,6 +490,7 @@ def _party_main(
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))
-    except Exception as error:  # a fault of the program, whose author wants the trace, too
+    # A fault of the program, whose author wants the trace, too.
+    except Exception as error:
       pipe.send((UserError, f"party {number}: {type(error).__name__}: {error}"))
       raise

@@ -50,6 +50,7 @@ def split(
   array([5, 6], dtype=uint32)
   """
   drawn = [np.frombuffer(entropy(vector.nbytes), vector.dtype) for _ in range(count - 1)]
+  # Words wrap around: modulo 2^bits, a number less uniform ones is uniform itself.
   last = vector.copy()
   for share in drawn:
     last -= share
@@ -72,7 +73,7 @@ class AdditiveSharing(SumSettings):
     return "additive_sharing"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`.
+    """Returns the sum over the clients who stay (`interface.SumProtocol.sum`).
 
     Raises:
       UserError: also where a client falls silent before upload.
@@ -90,10 +91,12 @@ class AdditiveSharing(SumSettings):
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
+    # Every party holds one share of each vector, which alone is random.
     for who in parties:
       for party, share in zip(parties, split(read(who), len(parties))):
         held[party] += share
     total = np.zeros(read.length, self.dtype)
+    # Parties tell sums of shares, and never the share of one client.
     for who in parties:
       total += held[who]
     each = letters.size(1, total.nbytes)
@@ -130,15 +133,17 @@ class AdditiveServers(SumSettings):
     return "additive_servers"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`; whoever falls silent before upload is left out."""
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`)."""
     start = time.perf_counter()
     survivors = present(self, vectors, drops).uploading
     enough(self, len(survivors), "before upload")
     read = Reader(self, vectors, survivors)
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
+    # Every server adds up one share of each vector, which alone is random.
     for who in survivors:
       for held, share in zip(sums, split(read(who), self.num_servers)):
         held += share
+    # The servers put together nothing but their sums.
     total = sums[0]
     for held in sums[1:]:
       total += held

@@ -33,15 +33,18 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[he]'"
-_LIMB = 32  # bits of a vector in one ciphertext
+# Bits of an entry in one ciphertext.
+_LIMB = 32
 # Clients -> (degree, plaintext modulus): the first prime above clients * 2^32 that is 1
 # modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and leave
 # noise for so many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
-_CKKS_DEGREE = 4096  # 109 bits: 128-bit secure
+# With 109 bits of moduli, this degree is 128-bit secure.
+_CKKS_DEGREE = 4096
 _CKKS_MODULI = (60, 49)
 _CKKS_SCALE = 2.0**44
-_CKKS_LARGEST = 2.0**14  # of a sum: half of what 60 bits hold at the scale
+# Bound on a sum: half of what 60 bits, one of them for the sign, hold at the scale.
+_CKKS_LARGEST = 2.0**14
 _CKKS_DECIMALS = 7
 
 
@@ -142,7 +145,7 @@ class AddingServer:
     self.sums: list[Any] = []
 
   def add(self, ciphers: Sequence[bytes]) -> None:
-    """One client's ciphertexts."""
+    """Adds the ciphertexts of one client to the sum."""
     loaded = [self._scheme.load(self._context, each) for each in ciphers]
     self.sums = [a + b for a, b in zip(self.sums, loaded)] if self.sums else loaded
 
@@ -187,7 +190,8 @@ def _sum_encrypted(
     sent[who], num_rows, count = sum(map(len, ciphers)), len(rows), len(ciphers)
   total = server.total()
   result = holder.decrypt(total, num_rows)
-  asked = sum(map(len, total))  # the first that is awake decrypts
+  # The first client that is awake is sent the sum, and decrypts it.
+  asked = sum(map(len, total))
   moved = [
     size + len(keys.secret) + asked * (who == awake[0]) for who, size in sent.items()
   ]
@@ -219,7 +223,9 @@ class BfvSum(SumSettings):
     return "bfv"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`. Whoever drops before unmasking is not asked to decrypt.
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+
+    Whoever drops before unmasking is not asked to decrypt.
 
     Raises:
       UserError: also where nobody is left to decrypt, or the extra `he` is not installed.
@@ -228,6 +234,7 @@ class BfvSum(SumSettings):
     shifts = (0,) if one else (0, _LIMB)
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
+      # Parts of 32 bits: the sum of so many stays below the plaintext modulus.
       wide = vector.astype(np.uint64)
       return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
 
@@ -236,9 +243,11 @@ class BfvSum(SumSettings):
     modulus = next(
       m for most, (_, m) in BFV_PARAMETERS.items() if len(found.survivors) <= most
     )
-    for shift, row in zip(shifts, found.rows):  # residues come back around 0
+    # SEAL gives residues around 0; the sum itself is none of them.
+    for shift, row in zip(shifts, found.rows):
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
-    total = total.astype(self.dtype)  # modulo 2^bits
+    # The type takes it modulo 2^bits.
+    total = total.astype(self.dtype)
     return Summed(total, found.survivors, _answered(found.cost, total))
 
 
@@ -287,7 +296,8 @@ class CkksSum:
     bound = _CKKS_LARGEST / max(1, len(vectors))
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
-      if not np.all(np.abs(vector) <= bound):  # NaN, too
+      # Written so that NaN is refused, too.
+      if not np.all(np.abs(vector) <= bound):
         raise UserError(
           f"entries must be finite and at most {bound:g} for CKKS", field="vectors"
         )

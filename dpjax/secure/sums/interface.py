@@ -1,4 +1,7 @@
-"""What every secure sum is: integer vectors in, their sum modulo 2^bits out, and its cost."""
+"""Interface of all secure sums.
+
+Integer vectors go in; their sum modulo 2^bits and its cost come out.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 
 
 class Cost(NamedTuple):
-  """What one sum took; bytes are those of the serialised messages."""
+  """Cost of one sum; bytes are those of the serialised messages."""
 
   client_bytes: int  # most that one client sent and received
   server_bytes: int  # all that the server sent and received
@@ -27,7 +30,7 @@ class Drops(NamedTuple):
 
 
 class Summed(NamedTuple):
-  """What the server knows after one sum, and nothing else."""
+  """Total, survivors and cost: all that the server knows after one sum."""
 
   total: np.ndarray  # [d] uint32 or uint64: sum of the survivors' vectors modulo 2^bits
   survivors: tuple[int, ...]  # whose vectors are in the total, ascending

@@ -1,7 +1,7 @@
-"""What the parties of a secure sum send: bytes of one layout, read with mistrust.
+"""Messages between the parties of a secure sum: bytes of one layout, read with mistrust.
 
-A letter is a header (what it is, session, sender) and records, each an id and as many bytes
-as the kind of letter has. Ids ascend, so none is there twice; sizes are checked before
+A message is a header (what it is, session, sender) and records, each an id and as many bytes
+as the kind of message has. Ids ascend, so none is there twice; sizes are checked before
 anything is looked at. Whatever is not exactly as it should be is one `UserError`.
 """
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from dpjax.validate import UserError
 
-SERVER = 2**32 - 1  # the sender of the server's letters
+# Sender of the server's messages: an id that no client may have.
+SERVER = 2**32 - 1
 KINDS = (
   "keys",  # client: its public keys
   "roster",  # server: the keys of a client's neighbours
@@ -25,24 +26,23 @@ KINDS = (
   "signatures",  # server: all clients' signatures
   "revealed",  # client: shares of the living's seeds and of the dead's keys
 )
-_HEADER = struct.Struct(
-  "<8sB16sIII"
-)  # magic and version, kind, session, sender, count, size
+# Magic and version, kind, session, sender, count, size.
+_HEADER = struct.Struct("<8sB16sIII")
 _MAGIC = b"dpjxsum1"
-# bytes of a letter, and of a record, beside the records' own
+# Bytes of a message, and of a record, beside the records' own.
 OVERHEAD = _HEADER.size
 ID = 4
 
 
 class Letter(NamedTuple):
-  """A letter that was read."""
+  """A message that was read."""
 
   sender: int
   records: dict[int, memoryview]
 
 
 def size(count: int, record_bytes: int) -> int:
-  """Bytes of a letter.
+  """Bytes of a message.
 
   >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
   True
@@ -51,7 +51,7 @@ def size(count: int, record_bytes: int) -> int:
 
 
 def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) -> bytes:
-  """A letter; records of one size, in ascending order of ids whatever order they have."""
+  """A message; records of one size, in ascending order of ids whatever order they have."""
   sizes = {len(record) for record in records.values()} or {0}
   (each,) = sizes
   head = (_MAGIC, KINDS.index(kind), session, sender, len(records), each)
@@ -62,10 +62,10 @@ def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) 
 
 
 def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
-  """A letter of this kind and session.
+  """A message of this kind and session.
 
   Raises:
-    UserError: it is no letter, of another kind, session or size, or an id is not above the
+    UserError: it is no message, of another kind, session or size, or an id is not above the
       one before it. No part of it is returned.
 
   >>> read(b"hello", "keys", bytes(16), 96)
@@ -81,6 +81,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
     raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
   if of != session:
     raise UserError(f"{kind}: from {name(sender)} is of another session")
+  # Before any record is looked at: a sender may claim any size.
   if (count and each != record_bytes) or len(data) != size(count, each):
     raise UserError(
       f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "

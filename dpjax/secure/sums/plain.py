@@ -27,7 +27,7 @@ class PlainSum(SumSettings):
     return "plain"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`; whoever falls silent before upload is left out."""
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`)."""
     start = time.perf_counter()
     survivors = present(self, vectors, drops).uploading
     enough(self, len(survivors), "before upload")

@@ -17,8 +17,10 @@ import numpy as np
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[secure]'"
-SECRET_BYTES = 16  # of what is shared: 128 bits, the strength of X25519
-_CHUNK = 1 << 18  # bytes of a stream at once: it stays in the cache
+# 128 bits are shared: the strength of X25519.
+SECRET_BYTES = 16
+# Bytes of a stream at once: they stay in the cache.
+_CHUNK = 1 << 18
 
 
 @functools.cache
@@ -91,11 +93,12 @@ def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
   """Encrypts and authenticates (ChaCha20-Poly1305); 16 bytes longer. A key seals ONCE."""
+  # A nonce of 0 is safe, for a key seals once.
   return library().aead.ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
-  """What `seal` hid.
+  """Returns the text that `seal` hid.
 
   Raises:
     UserError: it was changed, or is of another key or context.
@@ -124,6 +127,7 @@ def combine(shares: dict[int, bytes]) -> bytes:
 
   Wrong shares give another secret, not an error: compare with a commitment.
   """
+  # pycryptodome counts shares from 1.
   return library().shamir.combine([(place + 1, share) for place, share in shares.items()])
 
 
@@ -145,6 +149,7 @@ def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> No
   step = _CHUNK // vector.itemsize
   zeros = memoryview(bytes(_CHUNK))
   words = np.empty(step, vector.dtype)
+  # All streams of a part before the next part, which then stays in the cache.
   for start in range(0, len(vector), step):
     part = vector[start : start + step]  # [<= step]
     stream = words[: len(part)]

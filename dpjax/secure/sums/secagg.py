@@ -1,4 +1,4 @@
-"""SecAgg and SecAgg+ in one process: the real clients, server and letters, joined in memory.
+"""SecAgg and SecAgg+ in one process: the real clients, server and messages, joined in memory.
 
 | variant            | masks against          | hides from                                       |
 | ------------------ | ---------------------- | ------------------------------------------------ |
@@ -72,7 +72,7 @@ class SecAgg(SumSettings):
     return "secagg"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
-    """Of a new sum, without a directory."""
+    """Returns the terms of a new sum, without a directory."""
     return Terms(
       session=secrets.token_bytes(16),
       clients=tuple(clients),
@@ -83,7 +83,9 @@ class SecAgg(SumSettings):
     )
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`. Who drops before sharing has sent its keys.
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+
+    A client that drops out before sharing has sent its keys.
 
     Raises:
       UserError: also where the extra `secure` is not installed.
@@ -120,7 +122,7 @@ class SecAggPlus(SumSettings):
     return "secagg_plus"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
-    """Of a new sum; its session decides who is whose neighbour."""
+    """Returns the terms of a new sum, whose session decides who is whose neighbour."""
     count = len(clients)
     degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
     staying = count - largest_part(self.dropout, count)
@@ -128,6 +130,7 @@ class SecAggPlus(SumSettings):
       session=secrets.token_bytes(16),
       clients=tuple(clients),
       threshold=threshold,
+      # With more drop-outs than stated the graph may fall apart, so the sum is refused.
       min_survivors=max(self.min_survivors, staying),
       length=length,
       bits=self.bits,
@@ -135,7 +138,9 @@ class SecAggPlus(SumSettings):
     )
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`. Who drops before sharing has sent its keys.
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+
+    A client that drops out before sharing has sent its keys.
 
     Raises:
       UserError: also where a client has fewer neighbours left than the threshold, or the
@@ -147,7 +152,7 @@ class SecAggPlus(SumSettings):
 def begun(
   protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> tuple[Present, Reader, Terms]:
-  """Who is there in each phase, their vectors, and the terms, without a directory.
+  """Returns the clients of each phase, their vectors and the terms, without a directory.
 
   Raises:
     UserError: nobody is left to upload.
@@ -163,6 +168,7 @@ def _sum(
   protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> Summed:
   start = time.perf_counter()
+  # A missing extra is told before any vector is read.
   primitives.library()
   there, read, terms = begun(protocol, vectors, drops)
   keys: dict[int, bytes] = {}
@@ -176,17 +182,19 @@ def _sum(
 
 
 class _Tally:
-  """What is sent and computed."""
+  """Counts of what is sent and computed."""
 
   def __init__(self) -> None:
     self.bytes: Counter[int] = Counter()  # of each client, both ways
     self.expansions = self.operations = 0
 
   def computed(self, kind: str, member: Member) -> None:
-    """By a client, to answer with this kind of letter."""
+    """Counts what a client computes before it answers with this kind of message."""
     if kind == "envelopes":
+      # An agreement with each neighbour, for the key of their channel.
       self.operations += len(member.roster)
     if kind == "masked":
+      # Another one with each, for their mask; its own mask needs a stream alone.
       self.operations += len(member.shares) - 1
       self.expansions += len(member.shares)
 
@@ -197,7 +205,7 @@ def run(
   read: Callable[[int], np.ndarray],
   signing_keys: Mapping[int, bytes] | None = None,
 ) -> Summed:
-  """One sum on given terms, all parties in this process.
+  """Runs one sum on given terms, all parties in this process.
 
   Args:
     there: who answers in which phase.
@@ -220,12 +228,14 @@ def run(
     for who in speakers:
       if who in silent:
         continue
+      # A vector is read when it is masked: never two of them at once.
       vector = read(who) if kind == "masked" else None
       try:
         letter = said[who]
         if kind != "keys":
           members[who], letter = secagg_client.answer(members[who], said[who], vector)
-      except UserError as error:  # the client will not go on
+      # The client will not go on; for all others it is silent.
+      except UserError as error:
         silent[who] = error
         continue
       tally.computed(kind, members[who])

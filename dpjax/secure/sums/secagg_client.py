@@ -1,8 +1,8 @@
-"""A client of SecAgg: (state, letter) -> (state, letter), until it has nothing more to say.
+"""A client of SecAgg: (state, message) -> (state, message), until nothing is left to say.
 
-`start` draws the client's keys. From then on `answer` takes each letter of the server:
+`start` draws the client's keys. From then on `answer` takes each message of the server:
 
-| letter       | what the client does                                                        |
+| message      | what the client does                                                        |
 | ------------ | --------------------------------------------------------------------------- |
 | `roster`     | shares the seeds of its mask key and of its own mask, t of n, sealed        |
 | `forwarded`  | opens the others' shares, masks its vector, sends it                        |
@@ -10,7 +10,7 @@
 |              | with a directory it signs this list instead ...                             |
 | `signatures` | ... and reveals when t clients have signed the same                         |
 
-It answers each kind of letter once, and after a letter that is wrong in any way not at all:
+It answers each kind of message once. A message that is wrong in any way it does not answer:
 the error tells why, and the state stays where it was. So it reveals one kind of share for
 each client, whatever is asked.
 
@@ -35,22 +35,25 @@ from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-KEY_BYTES = 96  # public keys of channel and mask, commitment to the seed of the own mask
+# Public keys of channel and mask, and the commitment to the seed of the own mask.
+KEY_BYTES = 96
 SIGNATURE_BYTES = 64
-SEALED_BYTES = 2 * SECRET_BYTES + 16  # two shares, and the tag
+# Two shares, and the tag of the cipher.
+SEALED_BYTES = 2 * SECRET_BYTES + 16
 REVEALED_BYTES = 1 + SECRET_BYTES
-OWN_MASK = b"\0"  # which of two secrets a revealed share is of
+# The first byte of a revealed share says which of two secrets it is of.
+OWN_MASK = b"\0"
 MASK_KEY = b"\1"
 DEAD = b"\0"
 ALIVE = b"\1"
 
 
 class Member(NamedTuple):
-  """A client between two letters. All of it but `terms`, `me` and `expects` is secret."""
+  """A client between two messages. All of it but `terms`, `me` and `expects` is secret."""
 
   terms: Terms
   me: int
-  expects: str  # the kind of letter that it answers next; "": none
+  expects: str  # the kind of message that it answers next; "": none
   channel_key: bytes  # [32] X25519
   mask_seed: bytes  # [16] of its X25519 key for masks
   own_seed: bytes  # [16] of its own mask: the paper's b
@@ -62,7 +65,7 @@ class Member(NamedTuple):
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Bytes of a record of each kind of letter."""
+  """Bytes of a record of each kind of message."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,
@@ -84,7 +87,7 @@ def start(
   signing_key: bytes | None = None,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[Member, bytes]:
-  """A client with fresh keys, and its letter with the public ones.
+  """A client with fresh keys, and its message with the public ones.
 
   Args:
     signing_key: Ed25519 private key [32], where the terms have a directory.
@@ -105,6 +108,7 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
+  # Three secrets: of the sealed channel, of the masks of pairs, and of the own mask.
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
@@ -127,7 +131,7 @@ def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
 
 
 def commitment(terms: Terms, who: int, seed: bytes) -> bytes:
-  """By which the server knows that it has rebuilt the right seed."""
+  """The commitment by which the server knows that it has rebuilt the right seed."""
   return primitives.derive(seed, terms.context(b"commitment", who))
 
 
@@ -138,6 +142,7 @@ def own_stream(terms: Terms, who: int, seed: bytes) -> bytes:
 
 def pair_stream(terms: Terms, one: int, private: bytes, other: int, public: bytes) -> bytes:
   """The key of the stream that two neighbours share, by the mask key of one of them."""
+  # Both ends derive the key, so ids stand in one order.
   info = terms.context(b"pair mask", min(one, other), max(one, other))
   return primitives.agree(private, public, info)
 
@@ -154,7 +159,7 @@ def is_signed(terms: Terms, who: int, record: bytes) -> bool:
 
 
 def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
-  """What a client signs of the list of survivors."""
+  """The text that a client signs for a list of survivors."""
   alive = sorted(who for who, mark in survivors.items() if mark == ALIVE)
   return terms.context(b"signed survivors", *alive)
 
@@ -162,13 +167,13 @@ def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
 def answer(
   member: Member, data: bytes, vector: np.ndarray | None = None
 ) -> tuple[Member, bytes]:
-  """What the client says to a letter of the server.
+  """Returns the client's answer to a message of the server, and its next state.
 
   Args:
     vector: [d] unsigned integers of the terms' type; where `member.expects` is "forwarded".
 
   Raises:
-    UserError: the letter is not the one it expects, or is wrong. Nothing is revealed, and
+    UserError: the message is not the one it expects, or is wrong. Nothing is revealed, and
       the sum goes on without this client.
   """
   terms = member.terms
@@ -204,6 +209,7 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
     who: primitives.seal(channels[who][0], shares[who], terms.context(b"shares", me, who))
     for who in roster
   }
+  # It keeps its own share, as a holder like any other.
   member = member._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
@@ -261,9 +267,11 @@ def _mask(
   streams = [(own_stream(terms, me, member.own_seed), True)]
   for who in shares:
     key = pair_stream(terms, me, private, who, member.roster[who][32:64])
+    # Of two that share a stream, the one with the smaller id adds it, the other subtracts.
     streams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, streams)
+  # The channels' keys have done their work, and cannot be told any more.
   member = member._replace(
     expects="survivors", shares={**member.shares, **shares}, channels={}
   )
@@ -278,11 +286,13 @@ def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
     )
+  # Called gone, its mask key would be revealed, on the way to both of its secrets.
   if survivors[me] != ALIVE:
     raise UserError(f"client {me} is said to be gone, and is here", field="survivors")
   alive = sum(mark == ALIVE for mark in survivors.values())
   fewest = terms.threshold
-  if terms.degree is None:  # sees all clients
+  # Without a graph it is told of all clients, and counts the survivors itself.
+  if terms.degree is None:
     fewest = max(fewest, terms.min_survivors)
   if alive < fewest:
     raise UserError(
@@ -315,12 +325,13 @@ def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
 
 
 def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
-  """One of the two shares that this client holds of each, and never the other."""
+  """Reveals for each client the one share that is asked for, and never the other."""
   revealed = {
     who: OWN_MASK + member.shares[who][SECRET_BYTES:]
     if mark == ALIVE
     else MASK_KEY + member.shares[who][:SECRET_BYTES]
     for who, mark in survivors.items()
   }
+  # Forgotten, so that no later message gets the other shares.
   member = member._replace(expects="", shares={})
   return member, letters.write("revealed", member.terms.session, member.me, revealed)

@@ -1,15 +1,15 @@
-"""The server of SecAgg: letters go in one by one, a phase is closed, letters go out.
+"""The server of SecAgg: messages go in one by one, a phase is closed, messages go out.
 
     state = start(terms)
-    state = receive(state, letter)           # of any client, while the phase is open
-    state, letters = close(state)            # by client; the phase is over
+    state = receive(state, message)          # of any client, while the phase is open
+    state, messages = close(state)           # by client; the phase is over
     ...                                      # keys, envelopes, masked, (agreed,) revealed
     unmasked = total(state)
 
 Masked vectors are added up as they come: memory does not grow with the number of clients.
-A letter that is wrong in any way raises one line and leaves the state as it was, so whoever
+A message that is wrong in any way raises one line and leaves the state as it was. Whoever
 sent it counts as silent. What the server learns beside the sum: who was there in which phase,
-and when their letters came.
+and when their messages came.
 
 Source: Bonawitz et al. 2017, figure 4; Bell et al. 2020, algorithm 2.
 """
@@ -40,14 +40,15 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-_ANY_PRIVATE = bytes(31) + b"@"  # with any key a point of low order comes to nothing
+# With any private key, the agreement with a point of low order comes to nothing.
+_ANY_PRIVATE = bytes(31) + b"@"
 
 
 class Collected(NamedTuple):
-  """The server between two letters; none of it is secret from the server's operator."""
+  """The server between two messages; none of it is secret from the server's operator."""
 
   terms: Terms
-  phase: str  # the kind of letter that is received now; "": all have been
+  phase: str  # the kind of message that is received now; "": all have been
   keys: Mapping[int, bytes]  # client -> its public keys [96]
   envelopes: Mapping[int, Mapping[int, bytes]]  # sender -> receiver -> sealed
   total: np.ndarray  # [d] sum of the masked vectors so far
@@ -57,7 +58,7 @@ class Collected(NamedTuple):
 
 
 class Unmasked(NamedTuple):
-  """What one sum comes to."""
+  """Result of one sum, and the work that it was."""
 
   total: np.ndarray  # [d] uint32 or uint64
   survivors: tuple[int, ...]
@@ -77,7 +78,7 @@ def start(terms: Terms) -> Collected:
 
 
 def expected(state: Collected) -> frozenset[int]:
-  """Who may still send a letter in this phase."""
+  """The clients that may still send a message in this phase."""
   phases = {
     "keys": (state.terms.clients, state.keys),
     "envelopes": (state.keys, state.envelopes),
@@ -91,13 +92,13 @@ def expected(state: Collected) -> frozenset[int]:
 
 
 def receive(state: Collected, data: bytes, sender: int | None = None) -> Collected:
-  """The state with one more letter.
+  """The state with one more message.
 
   Args:
-    sender: who the transport says it is from; None: believe the letter.
+    sender: who the transport says it is from; None: believe the message.
 
   Raises:
-    UserError: no letter of this phase and session, a second one, of somebody who is no
+    UserError: no message of this phase and session, a second one, of somebody who is no
       client or was silent before, or of the wrong content. The state stays as it was.
   """
   terms = state.terms
@@ -139,13 +140,17 @@ def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
-  """What no client would go on with: one client's keys must not silence all the others."""
+  """Raises for keys that no client would go on with.
+
+  One client's keys must not silence all the others.
+  """
   fresh = (record[:32], record[32:64])
   known = {part for keys in state.keys.values() for part in (keys[:32], keys[32:64])}
   if fresh[0] == fresh[1] or known & {*fresh}:
     raise UserError(f"of client {sender} are there already", field="keys")
   for public in fresh:
-    primitives.agree(_ANY_PRIVATE, public, b"")  # raises where nobody can agree with it
+    # This raises where nobody can agree on a key with it.
+    primitives.agree(_ANY_PRIVATE, public, b"")
 
 
 def _take_envelopes(state: Collected, letter: letters.Letter) -> Collected:
@@ -182,13 +187,13 @@ def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
-  """What a client is told of itself and the neighbours whose shares it holds."""
+  """Marks, for a client, of itself and of the neighbours whose shares it holds."""
   there = holders(state.terms, who, state.envelopes)
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
 
 def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  """Ends the phase; (the next one, the letters that open it by client).
+  """Ends the phase; (the next one, the messages that open it by client).
 
   Raises:
     UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,
@@ -206,6 +211,7 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
 
 def _enough(state: Collected, left: int) -> None:
   terms = state.terms
+  # On a graph the neighbours of each client, not all clients, must reach the threshold.
   fewest = (
     terms.min_survivors if terms.degree else max(terms.min_survivors, terms.threshold)
   )
@@ -275,16 +281,20 @@ def total(state: Collected) -> Unmasked:
   if state.phase:
     raise UserError(f"the sum still receives {state.phase}", field="total")
   streams = []
+  # Masks between two survivors cancel; the own mask of each is taken off.
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
     streams.append((own_stream(terms, who, seed), False))
   agreements = 0
+  # Survivors added masks for those who shared keys and sent no vector: these do not cancel.
   for gone in sorted({*state.envelopes} - state.uploaded):
     alive = [who for who in neighbours(terms, gone) if who in state.uploaded]
+    # Where no neighbour has uploaded, there is no mask to take off, and nothing to rebuild.
     private = mask_key(terms, gone, _rebuilt(state, gone)) if alive else b""
     for who in alive:
       key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
-      streams.append((key, gone < who))  # the survivor added where gone > who
+      # The survivor added the stream where gone > who: there it is subtracted.
+      streams.append((key, gone < who))
     agreements += len(alive)
   unmasked = state.total.copy()
   primitives.add_streams(unmasked, streams)

@@ -1,6 +1,6 @@
 """SecAgg without its cryptography: the same total, refusals and costs, and NO secrecy.
 
-For sweeps over many rounds: vectors are added as they are, and what the letters, streams and
+For sweeps over many rounds: vectors are added as they are, and what the messages, streams and
 agreements would have been is counted by formula. Its name says that it is simulated.
 """
 
@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Simulated:
-  """What `protocol` comes to, in the time of a plain sum; the server could see every vector.
+  """Total and cost of `protocol` in the time of a plain sum; the server sees every vector.
 
   `Cost` is what the protocol would count (equal, for equal terms), but for the seconds,
   which are those of the simulation.
@@ -50,13 +50,14 @@ class Simulated:
     return self.protocol.min_survivors
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """As `interface.SumProtocol.sum`, with the drop-outs and refusals of the protocol."""
+    """Returns the sum (`SumProtocol.sum`), with the protocol's drop-outs and refusals."""
     start = time.perf_counter()
     there, read, terms = begun(self.protocol, vectors, drops)
     there = going_on(terms, there)
     total = np.zeros(read.length, self.protocol.dtype)
     for who in there.uploading:
       total += read(who)
+    # Only the sizes of messages follow from a directory: no signature is made.
     if self.protocol.signed:
       terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
     cost = predicted(terms, there)._replace(seconds=time.perf_counter() - start)
@@ -71,7 +72,7 @@ def _near(terms: Terms, who: int, there: Collection[int]) -> int:
 
 
 def going_on(terms: Terms, there: Present) -> Present:
-  """Who is left in each phase when clients with too few neighbours refuse to go on.
+  """The clients left in each phase when those with too few neighbours refuse to go on.
 
   Raises:
     UserError: where the protocol refuses the sum.
@@ -95,6 +96,8 @@ def going_on(terms: Terms, there: Present) -> Present:
   unmasking = go_on(there.unmasking, uploading)
   for who in sharing:
     shares = _near(terms, who, unmasking) + (who in unmasking)
+    # Rebuilt are the own mask of who uploaded, and the mask key of who is gone but was
+    # masked against.
     needed = who in uploading or _near(terms, who, uploading) > 0
     if needed and shares < terms.threshold:
       raise UserError(
@@ -105,7 +108,7 @@ def going_on(terms: Terms, there: Present) -> Present:
 
 
 def predicted(terms: Terms, there: Present) -> Cost:
-  """What a sum costs in which these clients answer (`going_on`); seconds are 0.
+  """Cost of a sum in which these clients answer (`going_on`); seconds are 0.
 
   With all n there, degree k (n - 1 without a graph) and vectors of b bytes: expansions
   n (k + 2), agreements 2 n k, bytes n (b + O(k)).

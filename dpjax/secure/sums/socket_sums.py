@@ -1,20 +1,20 @@
 """SecAgg between processes: a server and clients that are separate programs.
 
-`serve` is the server, `take_part` a client: the same states and letters as in memory, over
+`serve` is the server, `take_part` a client: the same states and messages as in memory, over
 the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
 drop-out. The server waits `connect_timeout` seconds for clients and at most `phase_timeout`
-for the letters of each phase, its own included: they are sent to all clients at once, while it
-listens, and a client that takes none of its letter for 5 seconds is left out. So a sum ends
+for the messages of each phase, its own included: they are sent to all clients at once, while it
+listens. A client that takes none of its message for 5 seconds is left out. So a sum ends
 after at most connect_timeout + 5 phase_timeout seconds and what it computes. Strangers,
-garbage and letters that are wrong are one line each to `report` and cost nobody else anything,
+garbage and messages that are wrong are one line each to `report` and cost nobody else anything,
 but for envelopes that a client cannot open, which silence it (`secagg`). Clients that send so
 slowly that they keep others waiting are left out after a quarter of the phase; of long vectors
 (above 8 MiB) 32 such clients fill a phase.
 
 What is hidden is what `secagg` says. The network is no better than the server: connections
 are neither encrypted nor authenticated, which SecAgg does not need against who listens;
-against who changes letters or takes a client's place, terms with a directory are needed.
-The server sees when each letter came.
+against who changes messages or takes a client's place, terms with a directory are needed.
+The server sees when each message came.
 
     organiser:  terms = Terms(secrets.token_bytes(16), clients, t, t, length); written(terms)
     server:     serve(terms, "0.0.0.0:9000")
@@ -54,10 +54,14 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-_AT_ONCE = 8  # letters that are half read, or as many as fit into _ROOM bytes: memory does
-_ROOM = 1 << 26  # not grow with the number of clients
-_SHARE = 4  # a letter that keeps others waiting has this part of a phase
-_STALL = 5.0  # seconds without a byte in the middle of a letter, either way
+# Messages that are half read at once, or as many as fit into _ROOM bytes: memory does not
+# grow with the number of clients.
+_AT_ONCE = 8
+_ROOM = 1 << 26
+# A message that keeps others waiting has this part of a phase.
+_SHARE = 4
+# Seconds without a byte in the middle of a message, either way.
+_STALL = 5.0
 _TURN = 0.2
 Report = Callable[[str], None]
 
@@ -101,12 +105,13 @@ def read(text: str) -> Terms:
 
 
 def hello(terms: Terms, process: int) -> dict[str, object]:
-  """What process 0, the server, and process i, the i-th client, say when they meet."""
+  """Greeting of process 0, the server, and of process i, the i-th client."""
   digest = hashlib.sha256(written(terms).encode()).hexdigest()
   return {
     "process_id": process,
     "num_processes": len(terms.clients) + 1,
-    "config": digest,  # of the terms: whoever has others is sent away
+    # Of the terms: whoever has others is sent away.
+    "config": digest,
   }
 
 
@@ -137,7 +142,7 @@ class _Line:
     return self._connection.fileno()
 
   def more(self, most: int) -> bytes | None:
-    """A letter of at most so many bytes, None while it is not complete."""
+    """A message of at most so many bytes, None while it is not complete."""
     try:
       piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
     except BlockingIOError:
@@ -156,6 +161,7 @@ class _Line:
       self._wanted = _FRAME.size
       return data
     (announced,) = _FRAME.unpack(data)
+    # Checked before memory is set aside: a stranger may announce any length.
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
     self._head = False
@@ -163,7 +169,7 @@ class _Line:
     return None
 
   def put(self, data: bytes) -> None:
-    """Keeps a letter until the client takes it; `flush` sends."""
+    """Keeps a message until the client takes it; `flush` sends."""
     self._unsent.append(memoryview(_FRAME.pack(len(data))))
     self._unsent.append(memoryview(data))
 
@@ -187,7 +193,7 @@ class _Line:
 
 
 class _Phase:
-  """Who is still to be heard in a phase, and since when each has said or taken nothing."""
+  """The clients to be heard in a phase, and since when each has said or taken nothing."""
 
   def __init__(
     self, lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
@@ -204,7 +210,7 @@ class _Phase:
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # Other letters wait in their sockets while as many as memory holds are half read.
+    # Other messages wait in their sockets while as many as memory holds are half read.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
@@ -215,11 +221,12 @@ class _Phase:
         events |= selectors.EVENT_WRITE * self._lines[who].has_unsent
         if events:
           ready.register(self._lines[who].fileno(), events, who)
+      # Wakes up often enough to see who is late.
       left = min(_TURN, max(self._until - time.monotonic(), 0.0))
       return [(key.data, events) for key, events in ready.select(left)]
 
   def move(self, who: int, events: int, now: float) -> bytes | str | None:
-    """Sends and reads what is possible; its letter, why there is none, or None so far."""
+    """Sends and reads what is possible; its message, why there is none, or None so far."""
     try:
       if events & selectors.EVENT_WRITE and self._lines[who].flush():
         self._taken[who] = now
@@ -232,7 +239,8 @@ class _Phase:
     return None
 
   def late(self, now: float) -> dict[int, str]:
-    """Whose time is over, and why."""
+    """The clients whose time is over, and why."""
+    # Slowness is held against a client only while others wait for its place.
     full = len(self._begun) >= self._at_once and len(self.waiting) > len(self._begun)
     late = dict[int, str]()
     for who, last in self._begun.items():
@@ -247,7 +255,7 @@ class _Phase:
     return late
 
   def end(self, who: int) -> None:
-    """It is heard, or not waited for any more."""
+    """Stops waiting for a client: it was heard, or is left out."""
     self.waiting.discard(who)
     self._begun.pop(who, None)
 
@@ -255,7 +263,7 @@ class _Phase:
 def _heard(
   lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
 ) -> Iterator[tuple[int, bytes | str]]:
-  """(client, its letter or why there is none), as they come; each of `wanted` once.
+  """(client, its message or why there is none), as they come; each of `wanted` once.
 
   What was put on their lines is sent meanwhile, to all at once.
   """
@@ -287,7 +295,7 @@ def serve(
   Args:
     coordinator: "HOST:PORT" where it listens until the clients have come.
     connect_timeout: seconds to wait for them; who comes later is a drop-out.
-    phase_timeout: seconds for the letters of a phase; who is later is one, too. It must be
+    phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
       enough for the slowest honest client's upload and what all compute.
     report: is told in one line of whoever is left out, and why.
 
@@ -321,6 +329,7 @@ def _served(
     kind = state.phase
     until = time.monotonic() + seconds
     most = letters.size(len(terms.clients), record_bytes(terms, kind))
+    # In these phases a client speaks of itself alone: one record.
     if kind in ("keys", "masked", "agreed"):
       most = letters.size(1, record_bytes(terms, kind))
     wanted = [who for who in secagg_server.expected(state) if who in lines]
@@ -340,7 +349,8 @@ def _served(
       there.append(tuple(sorted(answered)))
     state, outgoing = secagg_server.close(state)
     for who in outgoing.keys() & lines.keys():
-      lines[who].put(outgoing[who])  # sent while the next phase's are heard
+      # Sent while the messages of the next phase are heard.
+      lines[who].put(outgoing[who])
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   unmasked = secagg_server.total(state)
   formula = simulated.predicted(terms, Present(*there))
@@ -413,6 +423,7 @@ def _get(connection: socket.socket, most: int, seconds: float) -> bytes:
 def _read(connection: socket.socket, length: int, until: float) -> bytes:
   data = bytearray()
   while len(data) < length:
+    # A timeout of 0 would make the socket return at once.
     connection.settimeout(max(until - time.monotonic(), 0.001))
     try:
       piece = connection.recv(min(_PIECE, length - len(data)))

@@ -1,4 +1,4 @@
-"""What all parties of one secure sum know beforehand, and who is whose neighbour.
+"""Terms that all parties of a secure sum know beforehand, and who is whose neighbour.
 
 SecAgg masks each vector against those of all other clients. SecAgg+ masks it against `degree`
 of them, in a random regular graph: clients stand on a ring in an order that nobody can choose
@@ -38,7 +38,7 @@ class Terms:
   """The public terms of one sum.
 
   Args:
-    session: 16 bytes that no other sum has, by which letters of another one are known.
+    session: 16 bytes that no other sum has, by which messages of another one are known.
     clients: ids, ascending.
     threshold: t, shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
@@ -106,7 +106,7 @@ class Terms:
     return np.dtype(f"<u{self.bits // 8}")
 
   def context(self, purpose: bytes, *ids: int) -> bytes:
-    """What a key is for, so that no two purposes share one."""
+    """The purpose of a key in bytes, so that no two purposes share a key."""
     return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
 
 
@@ -116,7 +116,7 @@ def neighbours(terms: Terms, who: int) -> tuple[int, ...]:
 
 
 def holders(terms: Terms, who: int, there: Collection[int]) -> tuple[int, ...]:
-  """Who holds a share of a client's secrets: itself and its neighbours that are `there`."""
+  """The holders of a client's shares: itself and its neighbours that are `there`."""
   return tuple(
     sorted({who, *(other for other in neighbours(terms, who) if other in there)})
   )
@@ -173,18 +173,21 @@ def graph_parameters(
       field="corrupt",
       value=Verbatim(f"{corrupt:g}"),
     )
-  chances = (security_bits + 1, failure_bits)  # one bit: two ways to lose secrecy
+  # One bit more, for there are two ways to lose secrecy.
+  chances = (security_bits + 1, failure_bits)
   for degree in range(2, num_clients - 1, 2):
     if _log2_cut(num_clients, degree, bad + gone) < -(security_bits + 1):
       threshold = _threshold(num_clients, degree, bad, gone, chances)
       if threshold is not None:
         return degree, threshold
+  # With all as neighbours, one share more than the corrupt clients hold is enough.
   return None, max(2, bad + 1)
 
 
 def largest_part(fraction: float, num_clients: int) -> int:
   """The most clients that are no more than this fraction."""
-  return math.floor(fraction * num_clients + 1e-9)  # 0.29 * 100 is 28.999999999999996
+  # 0.29 * 100 is 28.999999999999996.
+  return math.floor(fraction * num_clients + 1e-9)
 
 
 def _log2_choose(n: int, k: int) -> float:
@@ -203,6 +206,7 @@ def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
 
 def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
   """P[0], P[1], ... marked ones among those drawn without replacement (hypergeometric)."""
+  # In logarithms: these binomials leave the range of floats.
   whole = _log2_choose(num_clients, drawn)
   for k in range(drawn + 1):
     if k > marked or drawn - k > num_clients - marked:

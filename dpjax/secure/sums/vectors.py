@@ -1,4 +1,4 @@
-"""What all secure sums ask of their vectors, and who is left when clients fall silent."""
+"""Demands of all secure sums on their vectors, and who is left when clients fall silent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dpjax.validate import UserError
 
 MOST_CLIENTS = 10_000
 MOST_ENTRIES = 2**28
-LAST_ID = 2**32 - 2  # an id is 32 bits in a letter; the next one means the server
+# An id has 32 bits in a message, and the next one means the server.
+LAST_ID = 2**32 - 2
 
 
 def bits_needed(num_clients: int, largest: int) -> int:
@@ -35,7 +36,7 @@ def dtype_of(bits: int) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumSettings:
-  """What every protocol is given.
+  """Settings of every protocol.
 
   Args:
     bits: of the modulus, 32 or 64.
@@ -61,12 +62,12 @@ class SumSettings:
 
   @property
   def dtype(self) -> np.dtype:
-    """Of every vector and of the total."""
+    """Type of every vector and of the total."""
     return dtype_of(self.bits)
 
 
 class Present(NamedTuple):
-  """Who is there in each phase; ids, ascending, each a part of the one before."""
+  """Clients in each phase: ids, ascending, each phase a part of the one before."""
 
   named: tuple[int, ...]
   sharing: tuple[int, ...]
@@ -77,7 +78,7 @@ class Present(NamedTuple):
 def present(
   settings: SumSettings, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> Present:
-  """Who is left in each phase.
+  """Returns the clients that are left in each phase.
 
   Raises:
     UserError: fewer than two clients, ids that are none, drops of nobody or of one client
@@ -170,6 +171,7 @@ class Reader:
     """
     first = who == self._first
     vector = np.asarray(self._held if first else self._vectors[who])
+    # Handed out once: no vector is kept.
     if first:
       self._held = np.zeros(0)
     wanted = self._settings.dtype

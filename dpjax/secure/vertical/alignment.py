@@ -63,6 +63,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   found = client.GetIntersection(
     _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
   )
+  # Sorted, so that the order says nothing of either party's own.
   ids = tuple(sorted(str(ids_a[place]) for place in found))
   return Alignment(
     ids=ids,
@@ -95,7 +96,7 @@ def _library() -> Any:
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
-  """What the other side reads from the bytes that were sent."""
+  """Returns the message as the other side reads it from the bytes."""
   out = kind()
   out.ParseFromString(message)
   return out

@@ -1,4 +1,4 @@
-"""What the parties of two-party regression could solve for: counted, and refused in time.
+"""Counts of what the parties of two-party regression could solve for, refused in time.
 
 In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
 learns X^T r, d linear equations for the B residuals r. A residual is the other party's secret
@@ -53,12 +53,14 @@ MAX_LEVERAGE = 0.9
 # step of the masks' lattice, for small columns may stand beside large ones.
 _RANK = 1e-9
 _STEP = 2.0**-28
-_ROUNDING = 1e-14  # of the singular values themselves, as a share of the largest
+# Rounding of the singular values themselves, as a share of the largest.
+_ROUNDING = 1e-14
 # Binary digits below the point of a sum that the coordinator tells; CKKS errs by about 1e-6.
 SUM_BITS = 20
 # Of the bits of labels, or of a column of few values, that the other party may be told.
 MAX_SHARE = 0.25
-_EXPONENT_BITS = 11  # of a float64
+# Bits of the exponent of a float64.
+_EXPONENT_BITS = 11
 _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
@@ -99,7 +101,8 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   # rounded up to a power of two: what the width itself tells is its exponent
   power = math.ceil(math.log2(max(largest_residual, 0.5)))
   with np.errstate(divide="ignore"):
-    log_sums = np.log2(np.abs(matrix).sum(axis=0))  # -inf for a column of zeros
+    # -inf for a column of zeros, which tells nothing.
+    log_sums = np.log2(np.abs(matrix).sum(axis=0))
   # in logarithms: a residual near 2^1023 would overflow the width
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
   return float(np.sum(bits)) + _EXPONENT_BITS
@@ -188,7 +191,9 @@ class Disclosure:
         f"has a residual of {largest_residual}; must be finite", field="batch"
       )
     rows = _digests(x_a, x_b, np.asarray(y, np.float64))
-    first = list({row: i for i, row in enumerate(rows)}.values())  # one of each
+    # Of rows that are equal one counts: the other gives no new equation.
+    first = list({row: i for i, row in enumerate(rows)}.values())
+    # A batch is known by its rows, in whichever order they come.
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
     if batch not in self._steps:
       self._check_batch(rows)
@@ -203,6 +208,7 @@ class Disclosure:
       "b": told["b"] + equation_bits(x_b, largest_residual),
     }
     self._check_bits(self._steps.get(batch, 0) + 1, told, x_a[first], x_b[first, :-1])
+    # All checks have passed: a step that is refused is not counted.
     self._bits[batch] = told
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)

@@ -33,7 +33,7 @@ _SCALE = 2.0**40
 
 
 class Vectors(Protocol):
-  """What the public key allows; ciphertexts are bytes."""
+  """Operations that the public key allows; ciphertexts are bytes."""
 
   slots: int  # the longest vector
 

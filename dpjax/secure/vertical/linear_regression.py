@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 
 class Statistics(NamedTuple):
-  """What ridge regression needs of a client; sums over clients are sums of these."""
+  """Sums that ridge regression needs of a client; those of several clients add up."""
 
   xx: np.ndarray  # [d, d] x^T x, the column of ones last
   xy: np.ndarray  # [d] x^T y
@@ -188,6 +188,7 @@ class PrivateStatistics:
   ) -> PrivateStatistics:
     """The least noise that is (epsilon, delta)-DP."""
     needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
+    # An exchanged row moves the sums by twice what one that comes or goes does.
     factor = 2.0 if neighboring_relation == "replace_one" else 1.0
     return cls(needed * factor, x_bound, y_bound, neighboring_relation)
 
@@ -199,12 +200,12 @@ class PrivateStatistics:
 
   @property
   def std(self) -> float:
-    """Of the noise on each coordinate of the isometric vector."""
+    """Standard deviation of the noise on each coordinate of the isometric vector."""
     return self.noise_multiplier * self.l2_sensitivity
 
   @property
   def event(self) -> accounting.DpEvent:
-    """One Gaussian release, its multiplier relative to one row, as `accounting` reads it."""
+    """Event of one Gaussian release; its multiplier is relative to one row."""
     return accounting.gaussian_event(self.noise_multiplier)
 
   def epsilon(self, *, delta: float) -> float:
@@ -220,7 +221,9 @@ class PrivateStatistics:
     x = x[kept]
     y = y[kept]
     largest = np.abs(x).max(axis=1, keepdims=True, initial=1e-300)
-    with np.errstate(over="ignore"):  # an infinite norm scales its row to zero
+    # An infinite norm scales its row to zero.
+    with np.errstate(over="ignore"):
+      # Divided by the largest entry first: the square of 1e200 is infinite.
       norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
     # a hair inside, so that rounding cannot put a row outside
     scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
@@ -240,7 +243,8 @@ class PrivateStatistics:
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
     """The vector of `exact` with noise, float64: all that is released."""
-    with jax.enable_x64(True):  # the sums are float64: rounding them would add to them
+    # The sums are float64: to round them would add to what one row can change.
+    with jax.enable_x64(True):
       found, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
     return found
 

@@ -34,8 +34,10 @@ from dpjax.validate import UserError
 Bottom = Callable[[Params, Array], Array]  # (params, x [B, f]) -> activations [B, d]
 TopLoss = Callable[[Params, tuple, Array], Array]  # (params, activations, y) -> mean loss
 
-MASK_BITS = 24  # of the masks that hide gradients from the coordinator
-MAX_FEATURE = 1024.0  # times a residual: moves a uniform mask's law by 3e-5 of its mass
+# Bits of the masks that hide gradients from the coordinator.
+MASK_BITS = 24
+# Times a residual, this moves a uniform mask's distribution by 3e-5 of its mass.
+MAX_FEATURE = 1024.0
 POLYNOMIALS = {  # degree -> (linear, cubic) coefficients of 1/2 + ... for the sigmoid
   1: (1 / 4, 0.0),
   3: (1.20096 / 8, -0.81562 / 8**3),
@@ -53,14 +55,14 @@ class SplitParams(NamedTuple):
 
 
 class SplitState(NamedTuple):
-  """What the next step needs; entry p of each tuple never leaves party p."""
+  """Parameters and optimizer states; entry p of each tuple never leaves party p."""
 
   params: SplitParams
   opt_states: SplitParams
 
 
 class SplitInfo(NamedTuple):
-  """What a person wants to know; not private."""
+  """Loss and bytes of a step, for people; not private."""
 
   loss: Array  # mean over the batch, known to the label party
   bytes_up: int  # activations, all parties together
@@ -260,6 +262,7 @@ def two_party_logistic(
     scores = x_a @ state.weights_a + x_b @ state.weights_b
     with np.errstate(over="ignore", invalid="ignore"):
       largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
+    # Counted, or refused, before anything is sent.
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
@@ -285,7 +288,7 @@ def two_party_logistic(
 
 
 def _powers(public: Vectors, scores_a: np.ndarray, degree: int) -> list[bytes]:
-  """What a sends: its share of the linear term, or the powers that b needs."""
+  """Returns what a sends: its share of the linear term, or the powers that b needs."""
   if degree == 1:
     return [public.encrypt(POLYNOMIALS[1][0] * scores_a)]
   return [public.encrypt(scores_a**power) for power in (1, 2, 3)]
@@ -335,6 +338,7 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
+    # Fresh masks for each ciphertext: two uses of one would tell a difference.
     masks = _masks(factors.size).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
     masked = _coordinator(keys, cipher, num_rows, len(chunk))

@@ -58,21 +58,21 @@ class TransferBatch(NamedTuple):
 
 
 class SourceMessage(NamedTuple):
-  """What the source sends; the target returns cotangents of this shape."""
+  """Message of the source; the target returns cotangents of this shape."""
 
   shared: Array  # [m, D] embeddings
   directions: Array  # [K, D] Phi
 
 
 class TransferState(NamedTuple):
-  """What the next step needs."""
+  """Parameters and optimizer states of both parties."""
 
   params: TransferParams
   opt_states: TransferParams
 
 
 class TransferInfo(NamedTuple):
-  """What a person wants to know; not private."""
+  """Losses and bytes of a step, for people; not private."""
 
   source_loss: Array
   target_loss: Array  # with the alignment term
