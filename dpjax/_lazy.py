@@ -1,7 +1,8 @@
 """Packages whose names are imported when they are first asked for.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
-editors read. `attach` reads the same lines, so a run imports only what it uses.
+editors read. `attach` reads the same lines, so a run imports only what it uses. `import *`
+there takes the names that another such package lists.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ def _listed(file: str) -> dict[str, tuple[str, str]]:
     for line in node.body:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
+        if alias.name == "*":
+          # A package that lists its own names: a line there is enough to export one here.
+          source = importlib.import_module(line.module)
+          names |= {public: (line.module, public) for public in source.__all__}
+          continue
         names[alias.asname or alias.name] = (line.module, alias.name)
   return names
 

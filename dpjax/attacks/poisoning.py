@@ -34,9 +34,9 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data import Dataset, Federation
-from dpjax.federated.algorithms import FederatedAlgorithm, FederatedState
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import LocalWork
+from dpjax.federated.round import FederatedAlgorithm, FederatedState
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 

@@ -23,7 +23,6 @@ from jax.core import Tracer
 
 from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.federated.algorithms import optimizing_server
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.context import (
@@ -35,6 +34,7 @@ from dpjax.federated.execution.context import (
   nobody,
   row,
 )
+from dpjax.federated.round import optimizing_server
 from dpjax.noise.state import NoiseState, with_key
 from dpjax.plan import Plan
 from dpjax.types import Params
