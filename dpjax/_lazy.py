@@ -12,7 +12,7 @@ import importlib
 import pathlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpjax import _moved
@@ -21,7 +21,7 @@ from dpjax import _moved
 _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
-def _listed(file: str) -> dict[str, tuple[str, str]]:
+def _read(file: str) -> dict[str, tuple[str, str]]:
   """Returns public name -> (module, name there), of the imports under `if TYPE_CHECKING:`."""
   names = {}
   for node in ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body:
@@ -70,6 +70,11 @@ def _found(package: str, name: str) -> Any:
   return importlib.import_module(f"{module}.{name_there}")
 
 
+def listed(package: str) -> Mapping[str, tuple[str, str]]:
+  """Returns public name -> (module, name there) of a package that `attach` has made."""
+  return types.MappingProxyType(_LISTED[package])
+
+
 def attach(
   package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -80,7 +85,7 @@ def attach(
   Args:
     package: `__name__` of the package. file: its `__file__`.
   """
-  _LISTED[package] = _listed(file)
+  _LISTED[package] = _read(file)
   module = sys.modules[package]
   module.__class__ = _Package
 
@@ -94,7 +99,7 @@ def attach(
       return importlib.import_module(f"{package}.{name}")
     return _moved.attribute(package, name)
 
-  def listed() -> list[str]:
+  def names() -> list[str]:
     return sorted({*vars(module), *_LISTED[package]})
 
-  return get, listed, sorted(_LISTED[package])
+  return get, names, sorted(_LISTED[package])

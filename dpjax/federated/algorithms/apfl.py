@@ -15,6 +15,7 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import Common, FederatedAlgorithm, federated, optimizing_server
 from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
 from dpjax.validate import UserError
@@ -87,6 +88,17 @@ def apfl_client(
   return ClientAlgorithm(init, step, finish)
 
 
+@algorithm(
+  client="trains w, which it sends, and v, which it keeps",
+  server="as `fed_avg`",
+  source="Deng et al. 2020",
+  # A run of dpjax evaluates the server's model alone.
+  options=None,
+  weighted=False,
+  keeps_state=True,
+  one_difference=True,
+  played={"alpha": 0.5},
+)
 def apfl(
   loss_fn: LossFn,
   client_tx: ClientTx,

@@ -11,10 +11,19 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.client import ClientAlgorithm, Weighting
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import FederatedAlgorithm, federated, optimizing_server
 from dpjax.types import Array, ClientTx, LossFn, Params
 
 
+@algorithm(
+  client="local training",
+  server="any Optax optimizer on -mean difference",
+  source="McMahan et al. 2017",
+  wraps_clients=True,
+  one_difference=True,
+  plain_client=True,
+)
 def fed_avg(
   loss_fn: LossFn,
   client_tx: ClientTx,

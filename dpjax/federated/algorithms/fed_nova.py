@@ -11,6 +11,7 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import Local, Received, Weighting
+from dpjax.federated.described import RunNumbers, algorithm
 from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
@@ -41,6 +42,22 @@ def momentum_steps(momentum: float) -> Callable[[Array], Array]:
   return norm
 
 
+def _steps_of(run: RunNumbers) -> dict[str, Any]:
+  return {"steps": momentum_steps(run.client_momentum)}
+
+
+@algorithm(
+  client="sends its difference, divided by its local steps",
+  server="as `fed_avg`, times the mean number of steps",
+  source="Wang et al. 2020",
+  private_if="tau_eff is set",
+  # A public number. None: the mean of the clients' own.
+  options={"tau_eff": None},
+  client_rule="sgd",
+  from_run=_steps_of,
+  checks={"tau_eff": validate.positive},
+  played={"tau_eff": 1.0},
+)
 def fed_nova(
   loss_fn: LossFn,
   client_tx: ClientTx,

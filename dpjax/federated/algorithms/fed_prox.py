@@ -9,10 +9,21 @@ import jax
 from dpjax import validate
 from dpjax.federated.algorithms.fed_avg import fed_avg
 from dpjax.federated.client import Local, Received
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import FederatedAlgorithm
 from dpjax.types import ClientTx, LossFn
 
 
+@algorithm(
+  client="as `fed_avg`, with mu (w - w_server) added to its gradients",
+  server="as `fed_avg`",
+  source="Li et al. 2020",
+  options={"mu": 0.01},
+  wraps_clients=True,
+  one_difference=True,
+  checks={"mu": validate.non_negative},
+  played={"mu": 0.1},
+)
 def fed_prox(
   loss_fn: LossFn, client_tx: ClientTx, *args: Any, mu: float, **options: Any
 ) -> FederatedAlgorithm:

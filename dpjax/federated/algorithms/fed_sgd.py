@@ -8,10 +8,19 @@ import optax
 
 from dpjax.federated import client as clients
 from dpjax.federated.client import Weighting
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import Common, FederatedAlgorithm, federated, optimizing_server
 from dpjax.types import LossFn
 
 
+@algorithm(
+  client="one gradient of all its data",
+  server="any Optax optimizer",
+  source="McMahan et al. 2017",
+  optimizers=("server_tx",),
+  local_steps=False,
+  one_difference=True,
+)
 def fed_sgd(
   loss_fn: LossFn,
   server_tx: optax.GradientTransformation,

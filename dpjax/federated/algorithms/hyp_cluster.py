@@ -17,6 +17,7 @@ from dpjax.federated import client as clients
 from dpjax.federated import execution
 from dpjax.federated.client import ClientAlgorithm, Local, Received
 from dpjax.federated.cohort import Cohort
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
@@ -83,6 +84,18 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   return ClientAlgorithm(init, step, finish)
 
 
+@algorithm(
+  client="trains the one of K models that fits it best",
+  server="moves each model by the mean of those who trained it",
+  source="Mansour et al. 2020; Ghosh et al. 2020",
+  private_if="cluster_share is set",
+  # A run of dpjax begins with one model.
+  options=None,
+  optimizers=("client_tx",),
+  weighted=False,
+  keeps_state=True,
+  played={"num_clients": 4, "cluster_share": 0.5},
+)
 def hyp_cluster(
   loss_fn: LossFn,
   client_tx: ClientTx,

@@ -9,6 +9,7 @@ import optax
 from dpjax import trees
 from dpjax.federated import client as clients
 from dpjax.federated.client import ClientAlgorithm, Local, Received, Weighting
+from dpjax.federated.described import algorithm
 from dpjax.federated.round import Common, FederatedAlgorithm, Server, cast_like, federated
 from dpjax.types import Array, LossFn, Params
 
@@ -59,6 +60,12 @@ def _mime_client(
   return ClientAlgorithm(init, step, finish)
 
 
+@algorithm(
+  client="the server's optimizer, its statistics frozen",
+  server="adds the mean difference, and moves the statistics by full gradients",
+  source="Karimireddy et al. 2021",
+  optimizers=("client_tx",),
+)
 def mime_lite(
   loss_fn: LossFn,
   base_tx: optax.GradientTransformation,

@@ -15,6 +15,7 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated.client import Local, Received
+from dpjax.federated.described import RunNumbers, algorithm
 from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
@@ -33,6 +34,27 @@ class ScaffoldServer(NamedTuple):
   control: Params  # c
 
 
+def _sizes_of(run: RunNumbers) -> dict[str, Any]:
+  return {
+    "client_learning_rate": run.client_learning_rate,
+    "num_clients": run.num_clients,
+    "expected_cohort": run.expected_cohort,
+  }
+
+
+@algorithm(
+  client="adds c - c_i to its gradients, and moves c_i",
+  server="as `fed_avg`, and moves c",
+  source="Karimireddy et al. 2020",
+  private_if="expected_cohort is set",
+  weighted=False,
+  keeps_state=True,
+  client_rule="sgd",
+  # Its control variates are means of plain gradients.
+  client_momentum=False,
+  from_run=_sizes_of,
+  played={"client_learning_rate": 0.5, "num_clients": 4, "expected_cohort": 2.0},
+)
 def scaffold(
   loss_fn: LossFn,
   client_tx: ClientTx,

@@ -8,12 +8,13 @@ may be a user's own, `package.module:name`; see `dpjax.experiments.config.user_c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import federated, gradients, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
 from dpjax.experiments.config import optimizers
-from dpjax.experiments.config.fields import Choice, WithChoices, settings
+from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
   DataConfig,
@@ -22,6 +23,7 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
+from dpjax.federated import described
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
@@ -72,13 +74,12 @@ NATURAL = {
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
+# What an algorithm states of itself; a new one needs no line here.
+_DESCRIBED = described.algorithms()
 ALGORITHMS = {
-  "fed_avg": settings(federated.fed_avg),
-  "fed_sgd": settings(federated.fed_sgd),
-  "fed_prox": settings(federated.fed_prox, mu=0.01),
-  "fed_nova": settings(federated.fed_nova, tau_eff=None),  # public; None: the clients' mean
-  "scaffold": settings(federated.scaffold),
-  "mime_lite": settings(federated.mime_lite),
+  name: settings(row.make, **row.options)
+  for name, row in _DESCRIBED.items()
+  if row.options is not None
 }
 
 
@@ -173,7 +174,7 @@ class FedConfig(WithChoices):
   partition: Annotated[Any, Choice({**PARTITIONS, **NATURAL})] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   loss: str = "auto"  # of one example; auto: that of the task
-  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
+  # what a client does, and what the server: launch.list algorithms
   algorithm: Annotated[Any, Choice(ALGORITHMS, own=True)] = "fed_avg"
   # uniform | examples (not with privacy) | capped: of clients, in the mean
   weighting: Annotated[Any, Choice(WEIGHTINGS)] = "uniform"
@@ -210,3 +211,22 @@ class FedConfig(WithChoices):
   diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private
   release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
+
+
+def algorithm_of(config: FedConfig) -> described.Algorithm:
+  """Returns the facts of a config's algorithm; of a user's own, those of any function.
+
+  >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
+  False
+  """
+  name = name_of(config, "algorithm")
+  return _DESCRIBED[name] if name in ALGORITHMS else described.user_defined(str(name))
+
+
+def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
+  """Returns the names for which a fact holds, as an error lists them.
+
+  >>> algorithms_that(lambda row: row.keeps_state)
+  "'scaffold'"
+  """
+  return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
