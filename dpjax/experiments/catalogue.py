@@ -22,9 +22,11 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import ftrl
 from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.federated import described
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 
 Rows = Mapping[str, str]  # name -> what it is, one line
@@ -99,6 +101,19 @@ def _words(where: str, table: Rows) -> Section:
 
 def _documented(where: str, table: Mapping[str, Any]) -> Section:
   return Section(where, lambda: {name: _told(found) for name, found in table.items()})
+
+
+def _algorithms() -> Rows:
+  """Returns every algorithm with what its client and its server do."""
+  table = federated_config.ALGORITHMS
+  rows = described.algorithms()
+
+  def told(name: str) -> str:
+    row = rows[name]
+    private = f"; private if {row.private_if}" if row.private_if else ""
+    return f"{_told(table[name])} [client: {row.client}; server: {row.server}{private}]"
+
+  return {name: told(name) for name in table}
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
@@ -193,7 +208,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _choice(FedConfig, "client_optimizer.rule"),
   ),
   "partitions": (_choice(FedConfig, "partition"),),
-  "algorithms": (_choice(FedConfig, "algorithm"),),
+  "algorithms": (Section("--config.algorithm of launch.federate", _algorithms),),
   "weightings": (_choice(FedConfig, "weighting"),),
   "aggregators": (_choice(FedConfig, "aggregator"),),
   "compressions": (_choice(FedConfig, "compression"),),

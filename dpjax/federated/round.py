@@ -4,17 +4,9 @@ Each, of `dpjax.federated.algorithms`, is one call of
 `federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
 mean does), an aggregator (how the mean is taken, and how private it is) and an execution.
 
-| algorithm   | client                            | server                                     |
-| ----------- | --------------------------------- | ------------------------------------------ |
-| `fed_avg`   | local training                    | any Optax optimizer on -mean difference    |
-| `fed_sgd`   | one gradient of all its data      | any Optax optimizer                        |
-| `fed_prox`  | + mu (w - w_server)               | as `fed_avg`                               |
-| `fed_nova`  | difference / its local steps      | x mean number of steps                     |
-| `scaffold`  | + c - c_i                         | also moves c                               |
-| `mime_lite` | the server's optimizer, frozen    | moves its statistics by full gradients     |
-
-FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`:
-`fed_adam`, `fed_yogi` and `fed_adagrad`.
+What each one's client and server do, where it is from and what it needs to be private stands
+beside its code (`@algorithm(...)`); `python -m launch.list algorithms` shows it. FedOpt (Reddi et
+al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
 
 What a round releases is a function of the aggregator's output alone, so that a private one
 covers it: second quantities (SCAFFOLD's control, Mime's gradient) are part of the message
