@@ -34,6 +34,7 @@ MOVED = {  # as of 0.2
   "dpjax.federated.row_journal": "dpjax.parallel.row_journal",
   "dpjax.federated.corrections": "dpjax.federated.algorithms",
   "dpjax.federated.personalization": "dpjax.federated.algorithms",
+  "dpjax.federated.robust": "dpjax.federated.aggregators",
   "dpjax.federated.vertical": "dpjax.secure.vertical",
   "dpjax.federated.alignment": "dpjax.secure.vertical.alignment",
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
@@ -48,6 +49,7 @@ NAMES = {  # as of 0.2
     "dpjax.federated.algorithms.apfl",
     "dpjax.federated.algorithms.scaffold",
   ),
+  "dpjax.federated.aggregators": ("dpjax.federated.aggregators.geometric_median",),
 }
 
 

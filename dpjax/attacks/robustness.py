@@ -18,7 +18,7 @@ from dpjax.attacks.collusion import colluding
 from dpjax.attacks.poisoning import Poisoning, choose_attackers
 from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset
-from dpjax.federated import aggregation, robust
+from dpjax.federated import aggregators
 from dpjax.federated.aggregation import Aggregator
 from dpjax.metrics import Apply
 from dpjax.plan import Plan
@@ -70,15 +70,17 @@ def defences(
   """
   most = breakdown_points(num_byzantine=num_byzantine, trim=trim)
   rows = {
-    "mean": Defence(aggregation.weighted_mean(), most["mean"]),
-    "median": Defence(robust.median(), most["median"]),
-    "trimmed_mean": Defence(robust.trimmed_mean(trim), most["trimmed_mean"]),
-    "krum": Defence(robust.krum(num_byzantine), most["krum"]),
+    "mean": Defence(aggregators.weighted_mean(), most["mean"]),
+    "median": Defence(aggregators.median(), most["median"]),
+    "trimmed_mean": Defence(aggregators.trimmed_mean(trim), most["trimmed_mean"]),
+    "krum": Defence(aggregators.krum(num_byzantine), most["krum"]),
   }
   if num_selected is not None:
-    several = robust.krum(num_byzantine, num_selected=num_selected)
+    several = aggregators.krum(num_byzantine, num_selected=num_selected)
     rows["multi_krum"] = Defence(several, most["krum"])
-  rows["geometric_median"] = Defence(robust.geometric_median(), most["geometric_median"])
+  rows["geometric_median"] = Defence(
+    aggregators.geometric_median(), most["geometric_median"]
+  )
   drawn = lambda row: row._replace(aggregator=row.aggregator.drawn_by(plan))
   return {name: drawn(row) for name, row in rows.items()}
 

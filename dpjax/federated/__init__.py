@@ -9,9 +9,9 @@ if TYPE_CHECKING:
   from dpjax.federated.aggregation import central as central
   from dpjax.federated.aggregation import client_noise as client_noise
   from dpjax.federated.aggregation import dp_mean as dp_mean
-  from dpjax.federated.aggregation import weighted_mean as weighted_mean
 
-  # All that the package lists, so that a new algorithm needs no line here.
+  # All that the two packages list, so that a new algorithm needs no line here.
+  from dpjax.federated.aggregators import *  # noqa: F403
   from dpjax.federated.algorithms import *  # noqa: F403
   from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm
   from dpjax.federated.client import ClientInfo as ClientInfo
@@ -41,10 +41,6 @@ if TYPE_CHECKING:
   from dpjax.federated.execution import vmap_clients as vmap_clients
   from dpjax.federated.placement import compare_placements as compare_placements
   from dpjax.federated.placement import local_epsilon as local_epsilon
-  from dpjax.federated.robust import geometric_median as geometric_median
-  from dpjax.federated.robust import krum as krum
-  from dpjax.federated.robust import median as median
-  from dpjax.federated.robust import trimmed_mean as trimmed_mean
   from dpjax.federated.round import FederatedAlgorithm as FederatedAlgorithm
   from dpjax.federated.round import FederatedState as FederatedState
   from dpjax.federated.round import RoundInfo as RoundInfo
