@@ -108,12 +108,26 @@ def _algorithms() -> Rows:
   table = federated_config.ALGORITHMS
   rows = described.algorithms()
 
-  def told(name: str) -> str:
-    row = rows[name]
+  def told(name: str, found: Any) -> str:
+    row = rows.get(name)
+    if row is None:
+      return _told(found)
     private = f"; private if {row.private_if}" if row.private_if else ""
-    return f"{_told(table[name])} [client: {row.client}; server: {row.server}{private}]"
+    return f"{_told(found)} [client: {row.client}; server: {row.server}{private}]"
 
-  return {name: told(name) for name in table}
+  return {name: told(name, found) for name, found in table.items()}
+
+
+def _aggregators() -> Rows:
+  """Returns every aggregator with how many arbitrary clients it stands up to."""
+  rows = described.aggregators()
+
+  def told(name: str, found: Any) -> str:
+    row = rows.get(name)
+    facts = f" [stands up to {row.stands_up_to}; {row.source}]" if row else ""
+    return f"{_told(found)}{facts}"
+
+  return {name: told(name, found) for name, found in federated_config.AGGREGATORS.items()}
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
@@ -210,7 +224,7 @@ TOPICS: dict[str, tuple[Section, ...]] = {
   "partitions": (_choice(FedConfig, "partition"),),
   "algorithms": (Section("--config.algorithm of launch.federate", _algorithms),),
   "weightings": (_choice(FedConfig, "weighting"),),
-  "aggregators": (_choice(FedConfig, "aggregator"),),
+  "aggregators": (Section("--config.aggregator of launch.federate", _aggregators),),
   "compressions": (_choice(FedConfig, "compression"),),
   "secure_sums": (
     _choice(FedConfig, "secure_sum"),

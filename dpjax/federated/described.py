@@ -119,6 +119,66 @@ def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
   return state
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Aggregation:
+  """Facts about one aggregator that is not private by itself.
+
+  Args:
+    name: of `--config.aggregator`.
+    make: `(**options) -> federated.Aggregator`.
+    source: paper that it is from.
+    stands_up_to: how many arbitrary clients of n, in words.
+    tolerates: `(n, **options) -> how many`, the same as a number.
+    options: numbers that a config sets, with their defaults.
+    weighted: weights of clients count in it.
+    is_mean: noise of the server, or a secure sum, may take its place.
+    no_claim: why it promises no epsilon, for `launch.audit`.
+  """
+
+  name: str
+  make: Callable[..., Any]
+  source: str
+  stands_up_to: str
+  tolerates: Callable[..., int]
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  weighted: bool = False
+  is_mean: bool = False
+  no_claim: str = "robust, and private by nobody's claim"
+
+
+_AGGREGATORS: dict[Callable[..., Any], Aggregation] = {}
+
+
+def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
+  """Decorator that states the facts of an aggregator; the function stays as it is.
+
+  Args:
+    name: where a config says something shorter than the function's name.
+    facts: fields of `Aggregation`, but for `make`.
+
+  >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
+  ... def first_message():
+  ...   "The first message."
+  >>> _AGGREGATORS.pop(first_message).name
+  'first_message'
+  """
+
+  def state(make: _Make) -> _Make:
+    _AGGREGATORS[make] = Aggregation(name=name or make.__name__, make=make, **facts)
+    return make
+
+  return state
+
+
+def minority(n: int) -> int:
+  """Returns how many of n are fewer than half.
+
+  >>> minority(9), minority(10)
+  (4, 4)
+  """
+  return (n - 1) // 2
+
+
 def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]:
   """Returns the facts of all that a package lists, in its order.
 
@@ -136,3 +196,9 @@ def algorithms() -> dict[str, Algorithm]:
   """Returns name -> facts of every algorithm that `dpjax.federated.algorithms` lists."""
   package = importlib.import_module("dpjax.federated.algorithms")
   return {row.name: row for row in of_package(package, _ALGORITHMS)}
+
+
+def aggregators() -> dict[str, Aggregation]:
+  """Returns name -> facts of every aggregator that `dpjax.federated.aggregators` lists."""
+  package = importlib.import_module("dpjax.federated.aggregators")
+  return {row.name: row for row in of_package(package, _AGGREGATORS)}

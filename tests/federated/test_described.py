@@ -9,6 +9,8 @@ import optax
 import pytest
 
 from dpjax import federated
+from dpjax.experiments.kinds.federated import config
+from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.federated import described
 from dpjax.validate import UserError
 from tests.federated import problems, registry
@@ -130,3 +132,42 @@ class TestFacts:
       option = row.private_if.split()[0]
       with pytest.raises(UserError, match=f"{option}=None: must be a public number"):
         _built(row, aggregator=private, **{option: None})
+
+
+_AGGREGATORS = described.aggregators()
+
+
+@pytest.mark.parametrize("row", _AGGREGATORS.values(), ids=_AGGREGATORS)
+class TestAggregators:
+  def _of(self, row, messages, weights=None):
+    made = row.make(**row.options)
+    messages = jnp.asarray(messages, jnp.float32)
+    mask = jnp.ones(len(messages), bool)
+    return np.asarray(made.update(messages, mask, made.init(messages[0]), weights)[0])
+
+  def test_weights_count_where_it_says_so(self, row):
+    messages = np.random.default_rng(0).normal(size=(11, 3))
+    weights = jnp.ones(11).at[4].set(9.0)
+    plain = self._of(row, messages)
+    assert np.allclose(plain, self._of(row, messages, weights)) != row.weighted
+    assert np.allclose(plain, messages.mean(axis=0), atol=1e-6) == row.is_mean
+
+  def test_it_stands_up_to_as_many_as_it_says(self, row):
+    messages = np.random.default_rng(1).normal(size=(11, 3))
+    many = row.tolerates(11, **row.options)
+    assert many < 11 / 2
+    messages[:many] = 1e9
+    assert np.abs(self._of(row, messages)).max() < 1e6
+    if not many:
+      messages[0] = 1e9
+      assert np.abs(self._of(row, messages)).max() > 1e6
+
+  def test_it_is_a_word_of_a_config(self, row):
+    assert type(FedConfig(aggregator=row.name).aggregator).function is row.make
+    assert row.source and row.stands_up_to and not row.make(**row.options).private
+
+
+def test_an_aggregator_of_a_users_own_has_no_facts():
+  own = FedConfig(aggregator="mine:median", algorithm="mine:careful_client")
+  assert config.aggregation_of(own) is None
+  assert config.algorithm_of(own).name == "mine:careful_client"

@@ -420,13 +420,8 @@ GAMES: dict[str, Games] = {
   "central": _aggregator("central", lambda kind, key: kind(the_plan(), key)),
   "client_noise": _client_noise,
 }
-_ROBUST = "robust, and private by nobody's claim"
 NO_CLAIM = {
-  "weighted_mean": "the mean without privacy",
-  "median": _ROBUST,
-  "trimmed_mean": _ROBUST,
-  "krum": _ROBUST,
-  "geometric_median": _ROBUST,
+  **{row.make.__name__: row.no_claim for row in described.aggregators().values()},
   "fine_tune": "what it makes is sent to nobody",
   "local_training": "the client inside every algorithm, played with it",
   "compressed": "changes what a client sends, before the clip that is played",

@@ -18,6 +18,7 @@ from dpjax.federated.aggregators.robust import (
   robust,
   row_lengths,
 )
+from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
 # In units of the messages' own spread (their median distance from the median of each
@@ -110,6 +111,11 @@ def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
   return point, Certificate(seen.residual, count)
 
 
+@aggregator(
+  source="Pillutla et al. 2022",
+  stands_up_to="fewer than half",
+  tolerates=minority,
+)
 def geometric_median(num_iterations: int = 1000) -> Aggregator:
   """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm
   from the median of each coordinate.

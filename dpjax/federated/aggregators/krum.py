@@ -10,9 +10,16 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.aggregators.robust import Counts, robust, row_lengths
+from dpjax.federated.described import aggregator
 from dpjax.types import Array
 
 
+@aggregator(
+  source="Blanchard et al. 2017",
+  stands_up_to="num_byzantine, of at least 2 num_byzantine + 3",
+  tolerates=lambda n, *, num_byzantine: num_byzantine,
+  options={"num_byzantine": 1},
+)
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   """The mean of the `num_selected` messages nearest to their k nearest others.
 

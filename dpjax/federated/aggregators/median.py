@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.aggregators.robust import coordinate_median, robust
+from dpjax.federated.described import aggregator, minority
 
 
+@aggregator(
+  source="Yin et al. 2018",
+  stands_up_to="fewer than half, per coordinate",
+  tolerates=minority,
+)
 def median() -> Aggregator:
   """The median of each coordinate; the mean of the middle two for an even number.
 

@@ -5,16 +5,10 @@ that hold NaN or infinity; ignores how large weights are (a weight is a way to s
 returns 0 where nobody is left. n is the number of messages that are left; for `krum` it is the
 number of clients in the round (mask True), as who sends NaN or nothing counts among its f.
 
-| aggregator         | stands up to                   | source                                |
-| ------------------ | ------------------------------ | ------------------------------------- |
-| `median`           | fewer than half, per coordinate| Yin et al. 2018                       |
-| `trimmed_mean`     | floor(trim n) of them          | Yin et al. 2018                       |
-| `krum`             | f; refuses n <= 2 f + 2        | Blanchard et al. 2017                 |
-| `geometric_median` | fewer than half                | Pillutla et al. 2022 (RFA), Weiszfeld |
-
-That is for ANY numbers that float32 holds: distances are computed without overflow, and what
-is summed is bounded by what the honest majority spans. How far f arbitrary messages of n can
-carry the result (tests/federated/test_breakdown.py):
+How many arbitrary messages each stands up to, and its source, stand beside its code and in
+`python -m launch.list aggregators`. That is for ANY numbers that float32 holds: distances are
+computed without overflow, and what is summed is bounded by what the honest majority spans. How far
+f arbitrary messages of n can carry the result (tests/federated/test_breakdown.py):
 
 | aggregator               | at most                                                        |
 | ------------------------ | -------------------------------------------------------------- |

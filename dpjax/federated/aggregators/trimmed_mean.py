@@ -9,10 +9,22 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.federated.aggregation import Aggregator
 from dpjax.federated.aggregators.robust import Counts, by_rank, robust
+from dpjax.federated.described import aggregator
 from dpjax.types import Array
 from dpjax.validate import UserError
 
 
+def _trimmed(n: int, *, trim: float) -> int:
+  # As the mean itself rounds: 0.2 * 5 is 1 in floats, too.
+  return int(trim * n + 1e-6)
+
+
+@aggregator(
+  source="Yin et al. 2018",
+  stands_up_to="floor(trim n) of them",
+  tolerates=_trimmed,
+  options={"trim": 0.1},
+)
 def trimmed_mean(trim: float) -> Aggregator:
   """The mean of each coordinate without the floor(trim * n) smallest and largest.
 

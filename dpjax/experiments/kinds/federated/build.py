@@ -35,6 +35,7 @@ from dpjax.experiments.kinds.federated.config import (
   ALGORITHMS,
   NATURAL,
   FedConfig,
+  aggregators_that,
   algorithm_of,
   algorithms_that,
 )
@@ -134,9 +135,11 @@ def _check_stop(config: FedConfig) -> None:
 def _check_combination(config: FedConfig) -> None:
   algorithm = algorithm_of(config)
   aggregator = name_of(config, "aggregator")
-  if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
+  means = aggregators_that(lambda row: row.is_mean)
+  if config.privacy.method in privacy.CENTRAL and aggregator not in means:
     raise UserError(
-      f"must be 'mean' with privacy.method={config.privacy.method!r}: no epsilon "
+      f"must be {' or '.join(map(repr, means))} with "
+      f"privacy.method={config.privacy.method!r}: no epsilon "
       "is proved for it",
       field="aggregator",
       value=aggregator,
@@ -164,7 +167,10 @@ def _check_secure_sum(config: FedConfig) -> None:
   real = not getattr(config.secure_sum, "simulated", True)
   own = isinstance(config.algorithm, str)
   given: dict[str, tuple[str, tuple[str, ...]]] = {
-    "aggregator": (name_of(config, "aggregator"), ("mean",)),
+    "aggregator": (
+      name_of(config, "aggregator"),
+      aggregators_that(lambda row: row.is_mean),
+    ),
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
     "privacy.method": (config.privacy.method, privacy.SUMMED),

@@ -92,12 +92,9 @@ WEIGHTINGS = {
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
   "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
 }
+_AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
-  "mean": settings(federated.weighted_mean),
-  "median": settings(federated.median),
-  "trimmed_mean": settings(federated.trimmed_mean, trim=0.1),
-  "krum": settings(federated.krum, num_byzantine=1),
-  "geometric_median": settings(federated.geometric_median),
+  name: settings(row.make, **row.options) for name, row in _AGGREGATIONS.items()
 }
 COMPRESSIONS = {
   "none": settings(_uncompressed),
@@ -178,7 +175,7 @@ class FedConfig(WithChoices):
   algorithm: Annotated[Any, Choice(ALGORITHMS, own=True)] = "fed_avg"
   # uniform | examples (not with privacy) | capped: of clients, in the mean
   weighting: Annotated[Any, Choice(WEIGHTINGS)] = "uniform"
-  # mean | median | trimmed_mean | krum | geometric_median
+  # how messages become one update: launch.list aggregators
   aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
   # none | quantize | top_k | rotated | drive: of messages to the server
   compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
@@ -230,3 +227,21 @@ def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
   "'scaffold'"
   """
   return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
+
+
+def aggregation_of(config: FedConfig) -> described.Aggregation | None:
+  """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
+
+  >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
+  2
+  """
+  return _AGGREGATIONS.get(name_of(config, "aggregator"))
+
+
+def aggregators_that(holds: Callable[[described.Aggregation], bool]) -> tuple[str, ...]:
+  """Returns the names for which a fact holds.
+
+  >>> aggregators_that(lambda row: row.is_mean)
+  ('mean',)
+  """
+  return tuple(name for name, row in _AGGREGATIONS.items() if holds(row))

@@ -7,6 +7,8 @@ from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds.federated import privacy as federated_privacy
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
+  aggregation_of,
+  aggregators_that,
   algorithm_of,
   algorithms_that,
 )
@@ -41,12 +43,14 @@ def of_federation(config: FedConfig) -> Unused:
 
 def _algorithm(config: FedConfig) -> Unused:
   algorithm = algorithm_of(config)
-  aggregator = config.aggregator
-  weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
+  aggregation = aggregation_of(config)
+  # A user's own aggregator may read the weights.
+  weighs = aggregation is None or aggregation.weighted
+  weighing = " or ".join(map(repr, aggregators_that(lambda row: row.weighted)))
   return (
     needs(
       algorithm.weighted and weighs,
-      "aggregator='mean' and another algorithm than "
+      f"aggregator={weighing} and another algorithm than "
       f"{algorithms_that(lambda row: not row.weighted)}",
       "weighting",
     )
