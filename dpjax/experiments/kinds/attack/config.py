@@ -22,7 +22,11 @@ from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import unused as fed_unused
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.validate import UserError
 
 # The first two are told more, or less, than log odds: all confidences, the mean training loss.
@@ -450,13 +454,13 @@ def _check_train(train: TrainConfig) -> None:
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
-  name = fields.name_of(federate, "algorithm")
+  algorithm = algorithm_of(federate)
   poisoned = attack.task == "poisoning"
-  if poisoned and name not in federated.WRAPPING:
+  if poisoned and not algorithm.wraps_clients:
     raise UserError(
-      "must be 'fed_avg' or 'fed_prox', whose clients can lie",
+      f"must be {algorithms_that(lambda row: row.wraps_clients)}, whose clients can lie",
       field="federate.algorithm",
-      value=name,
+      value=algorithm.name,
     )
   summed = fields.name_of(federate, "secure_sum")
   if getattr(attack, "colludes", False) and summed != "none":
@@ -465,11 +469,11 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       field="federate.secure_sum",
       value=summed,
     )
-  if not poisoned and name != "fed_avg":
+  if not poisoned and not algorithm.plain_client:
     raise UserError(
-      "must be 'fed_avg', whose clients are inverted",
+      f"must be {algorithms_that(lambda row: row.plain_client)}, whose clients are inverted",
       field="federate.algorithm",
-      value=name,
+      value=algorithm.name,
     )
   if federate.model.name == "transformer":
     raise UserError(

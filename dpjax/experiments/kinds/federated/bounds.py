@@ -8,7 +8,7 @@ from dpjax import names, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.bounds import named
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.validate import UserError
 
 _ANY_BATCH = 1024  # of a client, however few examples there are
@@ -37,8 +37,8 @@ def federation(config: FedConfig) -> None:
   bounds.optimizer(config.server_optimizer, "server_optimizer")
   bounds.privacy(config.privacy)
   _partition(config)
-  validate.non_negative(**named("algorithm", config.algorithm, "mu"))
-  validate.positive(**named("algorithm", config.algorithm, "tau_eff"))
+  for option, refuse in algorithm_of(config).checks.items():
+    refuse(**named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, fields.Setting):
       chosen.make()  # it checks its numbers

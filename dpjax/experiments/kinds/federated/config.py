@@ -8,12 +8,13 @@ may be a user's own, `package.module:name`; see `dpjax.experiments.config.user_c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
 from dpjax import accounting, federated, gradients, sampling, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
 from dpjax.experiments.config import optimizers, rules
-from dpjax.experiments.config.fields import Choice, WithChoices, settings
+from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
   DataConfig,
@@ -22,6 +23,7 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
+from dpjax.federated import described
 
 _COUNT = rules.at_least(1)
 
@@ -74,13 +76,12 @@ NATURAL = {
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
+# What an algorithm states of itself; a new one needs no line here.
+_DESCRIBED = described.algorithms()
 ALGORITHMS = {
-  "fed_avg": settings(federated.fed_avg),
-  "fed_sgd": settings(federated.fed_sgd),
-  "fed_prox": settings(federated.fed_prox, mu=0.01),
-  "fed_nova": settings(federated.fed_nova, tau_eff=None),  # public; None: the clients' mean
-  "scaffold": settings(federated.scaffold),
-  "mime_lite": settings(federated.mime_lite),
+  name: settings(row.make, **row.options)
+  for name, row in _DESCRIBED.items()
+  if row.options is not None
 }
 
 
@@ -93,12 +94,9 @@ WEIGHTINGS = {
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
   "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
 }
+_AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
-  "mean": settings(federated.weighted_mean),
-  "median": settings(federated.median),
-  "trimmed_mean": settings(federated.trimmed_mean, trim=0.1),
-  "krum": settings(federated.krum, num_byzantine=1),
-  "geometric_median": settings(federated.geometric_median),
+  name: settings(row.make, **row.options) for name, row in _AGGREGATIONS.items()
 }
 COMPRESSIONS = {
   "none": settings(_uncompressed),
@@ -288,3 +286,40 @@ class FedConfig(WithChoices):
     bool, "keys from the operating system, noise on a grid, no diagnostics"
   ] = False
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
+
+
+def algorithm_of(config: FedConfig) -> described.Algorithm:
+  """Returns the facts of a config's algorithm; of a user's own, those of any function.
+
+  >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
+  False
+  """
+  name = name_of(config, "algorithm")
+  return _DESCRIBED[name] if name in ALGORITHMS else described.user_defined(str(name))
+
+
+def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
+  """Returns the names for which a fact holds, as an error lists them.
+
+  >>> algorithms_that(lambda row: row.keeps_state)
+  "'scaffold'"
+  """
+  return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
+
+
+def aggregation_of(config: FedConfig) -> described.Aggregation | None:
+  """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
+
+  >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
+  2
+  """
+  return _AGGREGATIONS.get(name_of(config, "aggregator"))
+
+
+def aggregators_that(holds: Callable[[described.Aggregation], bool]) -> tuple[str, ...]:
+  """Returns the names for which a fact holds.
+
+  >>> aggregators_that(lambda row: row.is_mean)
+  ('mean',)
+  """
+  return tuple(name for name, row in _AGGREGATIONS.items() if holds(row))
