@@ -16,6 +16,7 @@ from collections.abc import Sequence
 # As of 0.2.
 MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
+  "dpjax.noise.correlated.by_name": "dpjax.noise.correlated",
   "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
   "dpjax.sampling.participation": "dpjax.sampling",
   "dpjax.sampling.truncated": "dpjax.sampling.truncated_poisson",
