@@ -25,7 +25,7 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
 from dpjax.accounting.proved import Proved, declare
-from dpjax.validate import UserError
+from dpjax.validate import UserError, Verbatim
 
 DpEvent = dpa.DpEvent
 Parts = Mapping[DpEvent, int]
@@ -154,8 +154,24 @@ _KIND_OF: dict[type, EventKind] = {}
 
 
 def register(*kinds: EventKind) -> None:
-  """Adds kinds to the table by which every accountant finds them."""
+  """Adds kinds to the table by which every accountant finds them.
+
+  A kind of your own may be registered again, as when a notebook cell runs twice. What its
+  methods return is your word, as the event of a sampler of your own is.
+
+  Raises:
+    UserError: a name or a class of events that dpjax accounts for itself. Its epsilon would be
+      printed as proved, by your formula.
+  """
   for kind in kinds:
+    for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
+      if known is not None and type(known).__module__.startswith("dpjax."):
+        raise UserError(
+          "dpjax accounts for these events itself; choose another name and a class of events "
+          "of your own",
+          field="kind",
+          value=Verbatim(f"{type(kind).__name__} ({known.name})"),
+        )
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
     if hasattr(kind, "proof"):
