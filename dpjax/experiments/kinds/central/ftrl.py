@@ -93,17 +93,11 @@ def sampler(
   Its expected batch is `sampling_prob` of them.
   """
   name = privacy.ftrl.sampler
-  if names.is_path(name):
-    return user_code.sampler(
-      name,
-      "privacy.ftrl.sampler",
-      num_examples=num_examples,
-      prob=privacy.sampling_prob,
-      unit=unit,
-    )
   size = _size(privacy)._replace(
     num_examples=num_examples, num_steps=num_steps, slots=capacity, unit=unit
   )
+  if names.is_path(name):
+    return user_code.sampler(name, "privacy.ftrl.sampler", size)
   try:
     return SAMPLERS[name].sized(size)
   except UserError as error:

@@ -165,17 +165,6 @@ def _check_simulated(config: FedConfig) -> None:
 def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   name = config.privacy.sampler
   prob = config.clients_per_round / num_clients
-  if names.is_path(name):
-    return user_code.sampler(
-      name, "privacy.sampler", num_examples=num_clients, prob=prob, unit="user"
-    )
-  kind = SAMPLERS[name]
-  if kind.nearest_prob(prob, num_clients) != prob:
-    raise UserError(
-      f"must be an integer for {name}",
-      field="clients_per_round",
-      value=config.clients_per_round,
-    )
   size = sampling.Sizing(
     sampling_prob=prob,
     num_examples=num_clients,
@@ -184,6 +173,15 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
   )
+  if names.is_path(name):
+    return user_code.sampler(name, "privacy.sampler", size)
+  kind = SAMPLERS[name]
+  if kind.nearest_prob(prob, num_clients) != prob:
+    raise UserError(
+      f"must be an integer for {name}",
+      field="clients_per_round",
+      value=config.clients_per_round,
+    )
   return kind.sized(size)
 
 
