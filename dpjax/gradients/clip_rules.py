@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from dpjax.gradients.clip import RULES, Automatic, Flat
-from dpjax.gradients.square_root_clip import SquareRoot
 
 RULES |= {
   "flat": Flat,
   "automatic": Automatic,
-  "square_root": SquareRoot,
 }

@@ -24,7 +24,6 @@ from dpjax.sampling.balls_in_bins import BallsInBinsSampler
 from dpjax.sampling.cyclic import CyclicSampler
 from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpjax.sampling.fixed_size import FixedSizeSampler
-from dpjax.sampling.halves import HalvesSampler
 from dpjax.sampling.min_sep import MinSepSampler
 from dpjax.sampling.poisson import PoissonSampler
 from dpjax.sampling.random_allocation import RandomAllocationSampler
@@ -44,7 +43,6 @@ _ALL: tuple[type[Sampler], ...] = (
   CyclicPoissonSampler,
   BallsInBinsSampler,
   MinSepSampler,
-  HalvesSampler,
 )
 SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
 
