@@ -38,4 +38,4 @@ else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 
 # Every rule is in the table as soon as a `Clip` may name it.
-from dpjax.gradients import clip_rules as _clip_rules  # noqa: E402, F401
+from dpjax.gradients import clip_rules as _clip_rules  # noqa: F401

@@ -2,7 +2,7 @@
 
   num_steps: Annotated[int, between(1, MOST_STEPS), "updates of the parameters"] = 200
 
-A `Rule` is checked wherever the value is not None. A text is help: `--help` of a launcher shows
+A `FieldRule` is checked wherever the value is not None. A text is help: `--help` of a launcher shows
 it. `check` walks over a whole config, so no list elsewhere names the fields again.
 """
 
@@ -34,7 +34,7 @@ MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_pro
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rule:
+class FieldRule:
   """A bound on the value of a field.
 
   Args:
@@ -46,14 +46,14 @@ class Rule:
   words: str
 
 
-POSITIVE = Rule(validate.positive, "> 0")
-NON_NEGATIVE = Rule(validate.non_negative, ">= 0")
-PROBABILITY = Rule(validate.probability, "in (0, 1]")
-OPEN_UNIT = Rule(validate.open_unit, "in (0, 1)")
-SHARE = Rule(validate.share, "in [0, 1)")
+POSITIVE = FieldRule(validate.positive, "> 0")
+NON_NEGATIVE = FieldRule(validate.non_negative, ">= 0")
+PROBABILITY = FieldRule(validate.probability, "in (0, 1]")
+OPEN_UNIT = FieldRule(validate.open_unit, "in (0, 1)")
+SHARE = FieldRule(validate.share, "in [0, 1)")
 
 
-def not_below(bound: float) -> Rule:
+def not_below(bound: float) -> FieldRule:
   """Returns the rule of a number that has a lower bound.
 
   >>> not_below(0.5).words
@@ -66,19 +66,19 @@ def not_below(bound: float) -> Rule:
       if value < bound:
         raise UserError(f"must be {words}", field=name, value=value)
 
-  return Rule(check, words)
+  return FieldRule(check, words)
 
 
-def at_least(bound: int) -> Rule:
+def at_least(bound: int) -> FieldRule:
   """Returns the rule of an integer that has a lower bound.
 
   >>> at_least(1).words
   '>= 1'
   """
-  return Rule(lambda **named: validate.integer_at_least(bound, **named), f">= {bound}")
+  return FieldRule(lambda **named: validate.integer_at_least(bound, **named), f">= {bound}")
 
 
-def between(low: int, high: int) -> Rule:
+def between(low: int, high: int) -> FieldRule:
   """Returns the rule of an integer in [low, high].
 
   >>> between(1, 3).check(num_steps=4)
@@ -86,12 +86,12 @@ def between(low: int, high: int) -> Rule:
   ...
   dpjax.validate.UserError: num_steps=4: must be an integer in [1, 3]
   """
-  return Rule(
+  return FieldRule(
     lambda **named: validate.integer_in(low, high, **named), f"in [{low}, {high:,}]"
   )
 
 
-def within_range(low: float, high: float) -> Rule:
+def within_range(low: float, high: float) -> FieldRule:
   """Returns the rule of a number in [low, high].
 
   >>> within_range(0.5, 2.0).check(share=3.0)
@@ -106,10 +106,10 @@ def within_range(low: float, high: float) -> Rule:
       if not low <= value <= high:
         raise UserError(f"must be {words}", field=name, value=value)
 
-  return Rule(check, words)
+  return FieldRule(check, words)
 
 
-def among(choices: Iterable[str], *, user_defined: bool = False) -> Rule:
+def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
   """Returns the rule of one of several names.
 
   Args:
@@ -121,7 +121,7 @@ def among(choices: Iterable[str], *, user_defined: bool = False) -> Rule:
   """
   check = names.one_of if user_defined else validate.one_of
   words = " | ".join(name or "''" for name in choices)
-  return Rule(lambda **named: check(choices, **named), words)
+  return FieldRule(lambda **named: check(choices, **named), words)
 
 
 def _check_float32(**named: Any) -> None:
@@ -135,10 +135,10 @@ def _check_float32(**named: Any) -> None:
 
 
 # A positive number that float32 turns into 0 or infinity would be another number in the run.
-IN_FLOAT32 = Rule(_check_float32, "in the range of float32")
+IN_FLOAT32 = FieldRule(_check_float32, "in the range of float32")
 
 
-def each(rule: Rule) -> Rule:
+def each(rule: FieldRule) -> FieldRule:
   """Returns the rule of a sequence, each entry of which keeps another rule.
 
   >>> each(PROBABILITY).check(targets=(0.5, 2.0))
@@ -152,7 +152,7 @@ def each(rule: Rule) -> Rule:
       for index, value in enumerate(values):
         rule.check(**{f"{name}[{index}]": value})
 
-  return Rule(check, f"each {rule.words}")
+  return FieldRule(check, f"each {rule.words}")
 
 
 def _carried(hint: Any) -> Iterator[Any]:
@@ -165,14 +165,14 @@ def _carried(hint: Any) -> Iterator[Any]:
       yield from _carried(member)
 
 
-def rules_of(hint: Any) -> list[Rule]:
+def rules_of(hint: Any) -> list[FieldRule]:
   """Returns the rules that an annotation carries, in their order.
 
   >>> from typing import Annotated
   >>> [rule.words for rule in rules_of(Annotated[int | None, at_least(1), "of a batch"])]
   ['>= 1']
   """
-  return [entry for entry in _carried(hint) if isinstance(entry, Rule)]
+  return [entry for entry in _carried(hint) if isinstance(entry, FieldRule)]
 
 
 def help_of(hint: Any) -> str:
