@@ -58,7 +58,7 @@ def defences(
   """The aggregators of `dpjax.federated` without privacy, for the cohorts of `plan`.
 
   Args:
-    plan: one that promises no epsilon (noise_multiplier=0).
+    plan: one that guarantees no epsilon (noise_multiplier=0).
     num_byzantine: f of Krum. trim: share cut off at either end.
     num_selected: of multi-Krum; None: n - f is not known beforehand, so it is left out.
 

@@ -2,7 +2,7 @@
 
 Nothing of the pipeline is written anew here. The caller hands over what made the target, the
 algorithm (`training.dp_sgd`, say), the batches (`plan.batches`) and the initial parameters,
-each a function of the key or seed of one shadow; this room gives every shadow its records
+each a function of the key or seed of one shadow. This module gives every shadow its records
 and its own randomness, and keeps what it says about all of them.
 """
 

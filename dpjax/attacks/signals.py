@@ -1,6 +1,6 @@
 """Signals of membership: a number for each record from one query, the larger the surer.
 
-All attacks of this room speak log odds, log(p / (1 - p)) for the probability p that a model
+All attacks of this package use log odds, log(p / (1 - p)) for the probability p that a model
 gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
 Confidence and loss follow from them without loss of digits, and the other way round only
 here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the authors' own

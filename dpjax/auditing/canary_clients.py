@@ -25,7 +25,7 @@ confidence says. Let M(c) be everything that the rounds show as a function of th
 canary is (its place, its rows, its direction) and all that the others are is fixed before c
 and without it; so are the sampler's law, the noise, the divisor and the number of rounds. Then
 M(c) and M(c') of coins that differ in one place are runs on data that differ in ONE client
-as the relation says, and the promise of the run, (epsilon, delta)-DP for a user, is that M is
+as the relation says, and the guarantee of the run, (epsilon, delta)-DP for a user, is that M is
 (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
 2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
 needs M to be Gaussian-DP besides. Scores here are functions of M(c), of directions and of rows;

@@ -1,4 +1,4 @@
-"""Sparse vector: which of many queries exceed a threshold, paying for the hits only.
+"""Sparse vector: which of many queries exceed a threshold; only the hits cost.
 
 One noisy threshold is drawn; every query is compared with it under fresh noise, and the
 stream ends after `max_above` hits. The queries below cost nothing.

@@ -170,7 +170,7 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Outcome of a net that `fit` trains on records; `found` is what is promised of it."""
+    """Outcome of a net that `fit` trains on records; `found` is its guarantee."""
     seen = self.test if test is None else test
     # Nets begin with keys of their own: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
