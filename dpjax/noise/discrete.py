@@ -14,7 +14,7 @@ where it is handled (pitfalls P21, P38):
 | clipping before rounding only  | the bound after rounding is larger than C scale            |
 
 NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
-more of the operating system's entropy. `dpjax.accounting.discrete` has the price.
+more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
 | sampler             | its law                                                              |
 | ------------------- | -------------------------------------------------------------------- |

@@ -1,4 +1,4 @@
-"""A clip norm that changes from step to step, at the price of a constant one.
+"""A clip norm that changes from step to step, at the cost of a constant one.
 
 To clip g to C_t = C s_t is to clip g / s_t to the constant C and to multiply by s_t. So
 the mechanism always sees terms of norm <= C and adds noise for C; the factor s_t, a public

@@ -1,4 +1,4 @@
-"""Noise that differs by group of parameters, at the price of one Gaussian mechanism.
+"""Noise that differs by group of parameters, at the cost of one Gaussian mechanism.
 
 Group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is the Gaussian
 one on the vector (clip(g) / s_g)_g, whose norm is at most sqrt(sum C_g^2 / s_g^2) for one
