@@ -316,6 +316,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)
   matrix = np.zeros((side, side))
+  # Entries off the diagonal stand twice in the matrix, so they came times sqrt(2).
   matrix[rows, columns] = np.where(rows == columns, entries, entries / math.sqrt(2))
   matrix = matrix + np.triu(matrix, 1).T
   values, vectors = np.linalg.eigh(matrix)

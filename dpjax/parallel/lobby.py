@@ -296,6 +296,7 @@ def host(
     contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
   ):
     wrong = lobby.gather(deadline)
+  # All of them are told, or they would wait until their own time is up.
   for connection in lobby.heard:
     _tell(connection, wrong)
     if wrong:
@@ -313,6 +314,7 @@ def _tell(connection: socket.socket, wrong: str | None) -> None:
 
 def _reach(at: Address, deadline: float) -> socket.socket:
   while True:
+    # There is at least one attempt, however late it is.
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
@@ -328,6 +330,7 @@ def _reach(at: Address, deadline: float) -> socket.socket:
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
+    # Process 0 may begin to listen later, so it is called again.
     time.sleep(_RETRY)
 
 

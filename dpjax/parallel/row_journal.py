@@ -143,6 +143,7 @@ class Journal:
         try:
           if segment not in files:
             files[segment] = held.enter_context(open(path, "rb", buffering=0))
+          # pread reads this row alone, wherever the file stands.
           record = os.pread(files[segment].fileno(), self.row_bytes, slot * self.row_bytes)
         except OSError as error:
           raise _unreadable(path, error.strerror or "cannot be opened") from error

@@ -112,6 +112,7 @@ def with_clip_schedule(
     return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
+    # Divided by the scale, clipped and noised as ever, and multiplied again.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)

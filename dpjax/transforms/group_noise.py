@@ -85,6 +85,7 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
       raise UserError(
         f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
+    # So that sum_g (w_g C_g)^2 is the square of the whole bound again.
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
   return jax.tree.map(weight, shares, clip.norms)

@@ -77,6 +77,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
   padded[:kept] = coefficients[:kept]
   total = padded.copy()
   starts = np.flatnonzero(comb)[1:]
+  # C is Toeplitz, so its columns are one column, shifted.
   for start in starts:
     total[start:] = total[start:] + padded[: num_steps - start]
   return (total**2).sum()
