@@ -131,6 +131,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   no_pipe(path, str(path))
   try:
     with path.open(encoding="utf-8") as stream:
+      # JSON may name a user twice, of whom Python would keep the last.
       held = json.load(stream, object_pairs_hook=_unique)
     users = held["users"]
     data = held["user_data"]
