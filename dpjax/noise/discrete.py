@@ -276,6 +276,7 @@ def wrap_probability(
   room = modulus // 2 - largest_sum
   if room <= 0:
     return 1.0
+  # Chernoff's bound of a Gaussian tail; that of Skellam noise is heavier.
   exponent = -(room**2) / (2 * variance)
   if noise == "skellam":
     exponent = math.hypot(variance, room) - variance - room * math.asinh(room / variance)

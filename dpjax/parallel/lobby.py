@@ -172,6 +172,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
+    # Whoever has left again is not waited for.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []

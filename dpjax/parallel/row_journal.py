@@ -178,6 +178,7 @@ class Journal:
     closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
       clients = np.flatnonzero(index[:, 0] == segment)
+      # A file that is half full is not worth copying.
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():
