@@ -60,6 +60,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
     raise UserError(
       f"run from {p.min()} to {p.max()}: must lie in [0, 1]", field="confidences"
     )
+  # The floor keeps both logarithms finite at p = 0 and p = 1.
   return np.log(p + _TINY) - np.log(1 - p + _TINY)
 
 
@@ -86,6 +87,7 @@ def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
   array([0.4055])
   """
   scores, own = _picked(numbers("logits", logits), labels)
+  # The own logit is left out of the others by -inf.
   others = np.where(own, -np.inf, scores)
   found = scores[own].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
   return np.clip(found, -LARGEST, LARGEST)
