@@ -94,7 +94,7 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # the same, of the same defence without attackers
+  # The same, of the same defence without attackers.
   clean_accuracy: Counted
   clean_success: Counted | None
 

@@ -110,7 +110,7 @@ def _is_stranger(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _no_config(who: int) -> str:
-  # of a stranger's number, which may have any length, no more than a line can show
+  # Of a stranger's number, which may have any length, no more than a line can show.
   return f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
 
 
@@ -188,7 +188,7 @@ class _Lobby:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # perhaps no stranger, but one of ours that was given another config
+        # Perhaps no stranger, but one of ours that was given another config.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (

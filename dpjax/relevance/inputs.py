@@ -217,7 +217,7 @@ class RecordNoise(NamedTuple):
   grid: float | None = None  # the least step
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
-  # what is done to records [n, *shape] before the noise, on which its proof rests
+  # What is done to records [n, *shape] before the noise, on which its proof rests.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 

@@ -149,7 +149,7 @@ def contrastive(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  # its state begins with what would be that of a private transform
+  # Its state begins with what would be that of a private transform.
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:
