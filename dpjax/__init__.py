@@ -1,7 +1,7 @@
 """dpjax: train on private data in JAX; every epsilon is proved, or said not to be, and tested.
 
-Every room is an attribute of dpjax, and is imported when it is first asked for: whoever only
-accounts waits for no model, and nobody waits for what he does not use.
+Every package is an attribute of dpjax, and is imported when it is first asked for: whoever
+only accounts waits for no model, and nobody waits for what he does not use.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What a private run costs, or what it may do: gives the one number that you leave out.
+"""Accounts for a private run: gives the one number that you leave out.
 
 Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampling_prob:
 
@@ -69,7 +69,8 @@ from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
 _MOST = 2**53
-_RATES = (1e-3, 1e-2, 1e-1)  # of false positives
+# Rates of false positives.
+_RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
   *UNKNOWNS,
   "epochs",
@@ -138,7 +139,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """One question for each noise multiplier, from flag values; UserError when unclear."""
+  """Questions, one for each noise multiplier, from flag values; UserError when unclear."""
   _check_counts(values)
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
@@ -227,7 +228,7 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """From --sampling_prob; without it one pass of random allocation."""
+  """Probability by --sampling_prob; without it that of one pass of random allocation."""
   if prob is not None:
     return _given_prob(values.sampler, prob, values.num_examples)
   if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
@@ -257,7 +258,10 @@ def _of_passes(batch_size: int, num_examples: int) -> float:
 
 
 def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
-  """As it is; for fixed-size batches that of the whole batch which training would draw."""
+  """Returns a given probability, checked.
+
+  For fixed-size batches it is that of the whole batch which training would draw.
+  """
   validate.probability(sampling_prob=prob)
   kind = sampling.SAMPLERS[sampler]
   if kind.takes_whole_passes:
@@ -279,7 +283,8 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
     )
   validate.positive(epochs=values.epochs)
   validate.positive(**{"epochs / sampling_prob": values.epochs / prob})
-  steps = math.ceil(values.epochs / prob * (1 - 1e-12))  # 40 / 0.01 is 4000, not 4001
+  # 40 / 0.01 is 4000, not 4001.
+  steps = math.ceil(values.epochs / prob * (1 - 1e-12))
   if steps >= _MOST:
     raise UserError(
       "must be fewer than 2**53 steps", field="epochs", value=Verbatim(f"{values.epochs:g}")
@@ -338,7 +343,7 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def attackers(answer: Question) -> str:
-  """One line of what the first accountant's proof leaves to any attack."""
+  """Describes in one line what the first accountant's proof leaves to any attack."""
   by = answer.accountants[0]
   curve = accounting.trade_off(
     price.run_event(answer),
@@ -360,7 +365,7 @@ def attackers(answer: Question) -> str:
 
 
 def headline(asked: Question) -> str:
-  """One line above the table: what was solved for, and under which assumptions."""
+  """Line above the table: what was solved for, and under which assumptions."""
   unknown = next(name for name in UNKNOWNS if getattr(asked, name) is None)
   target = accounting.upper(asked.epsilon or 0.0)
   goal = f" for epsilon {target} by {asked.accountants[0]}" if asked.epsilon else ""

@@ -1,5 +1,8 @@
-"""What every launcher shares: flags are parsed and run so that a user's mistake ends in
-one line on stderr and exit code 2, a failed run in one line and exit code 1."""
+"""The frame of every launcher: parses flags and runs `main`.
+
+A user's mistake ends in one line on stderr and exit code 2. A failed run ends in one line
+and exit code 1.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from dpjax import names
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]  # of a checkout, or of an installation
+# Root of a checkout, or of an installation.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 def fail(message: object, code: int = 2) -> None:
@@ -99,16 +103,19 @@ def prepare_memory(configs: Iterable[Any]) -> None:
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  with contextlib.suppress(UserError):  # no model: the run refuses it, by its field
+  # Without such a model the run refuses it, by its field.
+  with contextlib.suppress(UserError):
     if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
 
 
 def without_device() -> str | None:
-  """One line where JAX has no device to run on, such as with JAX_PLATFORMS=cuda on a machine
-  without a GPU; None: it has one. JAX says it with an assertion, or in many lines.
+  """Returns one line where JAX has no device to run on; None where it has one.
 
-  Ask after something has failed: to ask is to start JAX's backends."""
+  JAX has none with JAX_PLATFORMS=cuda on a machine without a GPU, and says so with an
+  assertion, or in many lines. Ask after something has failed: to ask is to start JAX's
+  backends.
+  """
   import jax
 
   try:
@@ -155,7 +162,8 @@ def stoppable(workdir: str) -> Iterator[None]:
     yield
   except (loop.Interrupted, KeyboardInterrupt) as stopped:
     told = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
-    with contextlib.suppress(OSError):  # the terminal that hung up reads nothing
+    # The terminal that hung up reads nothing.
+    with contextlib.suppress(OSError):
       print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
     sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
   finally:
@@ -166,11 +174,13 @@ def stoppable(workdir: str) -> Iterator[None]:
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
-  except SystemExit:  # absl leaves --help with code 1; help that was asked for is no error
+  # absl leaves --help with code 1; help that was asked for is no error.
+  except SystemExit:
     sys.exit(0)
   except flags.Error as error:
     fail(error)
-  except (KeyError, TypeError, ValueError, AttributeError) as error:  # ml_collections
+  # ml_collections raises these.
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
     fail(error.args[0] if error.args else error)
   if len(rest) > 1 and not words:
     fail(f"unexpected argument {rest[1]!r}: flags begin with --")
@@ -183,7 +193,8 @@ def _end_unread(signum: int, frame: object) -> None:
   checkpoints one in 500 is told something after it has closed."""
   streams = select.poll()
   for number in (1, 2):
-    streams.register(number, 0)  # errors are told unasked: nobody is left to read
+    # Errors are told unasked: nobody is left to read.
+    streams.register(number, 0)
   if any(events & (select.POLLERR | select.POLLHUP) for _, events in streams.poll(0)):
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
@@ -222,21 +233,25 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
-    logging.set_verbosity(logging.WARNING)  # third parties' chatter is not for users
+    # Third parties' chatter is not for users.
+    logging.set_verbosity(logging.WARNING)
     try:
       main(*argv[1:])
-    except OSError as error:  # first: what cannot be written is a UserError, too
+    # First, for what cannot be written is a UserError too.
+    except OSError as error:
       fail(error, code=1)
     except UserError as error:
       fail(error)
-    except (Exception, SystemExit) as error:  # an own part may call sys.exit
+    # A user's own part may call sys.exit.
+    except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
       blamed = without_device() or names.blame(error)
       if blamed is None:
         raise
       fail(blamed)
-    finally:  # within reach of `_end_unread`; there may be no stdout, which print minds
+    # Within reach of `_end_unread`; there may be no stdout, which print minds.
+    finally:
       with contextlib.suppress(OSError):
         print(end="", flush=True)
 

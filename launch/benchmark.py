@@ -116,7 +116,8 @@ SUITES = (
   "data",
   "allocator",
 )
-_OF_SUITES = {  # flags that not every suite reads
+# Flags that not every suite reads.
+_OF_SUITES = {
   "workloads": ("gradients", "federated", "secure_sums", "data", "allocator"),
   "folder": ("data",),
   "records": ("data",),
@@ -232,7 +233,8 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
       name, methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
-    if out is not None:  # after each workload: a stopped run keeps what it has
+    # After each workload, so that a stopped run keeps what it has.
+    if out is not None:
       gradient_speed.write(entries, out)
   print(gradient_speed.table(entries))
 
@@ -288,7 +290,8 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  app.prepare_memory(configs.values())  # as their runs do
+  # Their runs do so too.
+  app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   for name, config in configs.items():

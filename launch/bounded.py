@@ -8,13 +8,14 @@ from typing import Any
 from dpjax import accounting, price, validate
 from dpjax.validate import UserError
 
-FLAGS = ("min_sep", "bands", "num_samples")  # that go with these samplers only
+# Flags that go with these samplers only.
+FLAGS = ("min_sep", "bands", "num_samples")
 _NOT = ("epsilon", "epochs", "num_examples", "batch_size", "capacity", "accountant")
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
-  """One run for each noise multiplier, from flag values; UserError when unclear."""
+  """Runs, one for each noise multiplier, from flag values; UserError when unclear."""
   for name in _NOT:
     if values[name].present:
       raise UserError(f"does not go with sampler={values.sampler!r}", field=name)

@@ -25,7 +25,8 @@ from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
 
-flags.disclaim_key_flags()  # so that --help lists the flag with its launcher
+# So that --help lists the flag with its launcher.
+flags.disclaim_key_flags()
 
 _WIDTH = 96  # of --help
 _KINDS: dict[str, Kind] = {}  # flag name -> the kind of config that its file must return
@@ -69,9 +70,11 @@ def get(name: str = "config", **more: Any) -> Any:
   """
   given = str(flags.FLAGS[name].value)
   file = config = load(given, _KINDS[name].config, name=f"--{name}")
+  # The code of the run is followed from this file on.
   run_code.begin_at(str(_found(given, f"--{name}={given}")))
   steps = []
-  for path in sorted(_overridden(name), key=lambda path: path.count(".")):  # whole first
+  # Whole sections come first, or they would undo their own fields.
+  for path in sorted(_overridden(name), key=lambda path: path.count(".")):
     text = str(flags.FLAGS[f"{name}.{path}"].value)
     config = fields.override(config, path, text, name=f"--{name}")
     steps.append((path, config))
@@ -130,7 +133,7 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 
 
 def workdir(prefix: str = "") -> str:
-  """Of --workdir, or runs/<prefix><config name>; UserError where it can be none."""
+  """Directory by --workdir, or runs/<prefix><config name>; UserError where it can be none."""
   given = flags.FLAGS.workdir
   if given is None:
     return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
@@ -139,7 +142,7 @@ def workdir(prefix: str = "") -> str:
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
-  """What `get_config()` of a Python file returns, checked to be a well-typed `kind`.
+  """Returns what a Python file's `get_config()` gives, checked to be a well-typed `kind`.
 
   A file of configs/ that is not here is the one that was installed with dpjax.
   """
@@ -175,7 +178,8 @@ def _module(path: str, at: str) -> ModuleType:
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
-  sys.modules[spec.name] = module  # a dataclass in the file looks its module up
+  # A dataclass in the file looks its module up.
+  sys.modules[spec.name] = module
   _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
   return module
 
@@ -183,10 +187,8 @@ def _module(path: str, at: str) -> ModuleType:
 def _guarded(call: Any, path: str, at: str) -> Any:
   try:
     return call()
-  except (
-    Exception,
-    SystemExit,
-  ) as error:  # whatever a user's file does, it ends in one line
+  # Whatever a user's file does, it ends in one line.
+  except (Exception, SystemExit) as error:
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
 
@@ -194,7 +196,8 @@ def _overridden(name: str) -> list[str]:
   """The dotted paths that the command line (and its flag files) overrides, in order."""
   try:
     argv = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
-  except flags.Error:  # an unreadable --flagfile: absl says so when it parses
+  # An unreadable --flagfile: absl says so when it parses.
+  except flags.Error:
     return []
   marks = (f"--{name}.", f"-{name}.")
   paths = [

@@ -54,7 +54,7 @@ peers.define()
 
 
 def line(result: dict) -> str:
-  """One line for people."""
+  """Describes a result in one line, for people."""
   reached = [
     f"{float(target):.0%} in {rounds}"
     for target, rounds in result["rounds_to_accuracy"].items()
@@ -74,7 +74,7 @@ def main() -> None:
     FEDERATED,
     config,
     workdir,
-    # checkpoints differ by where states lie, though the digest, of what is computed, does not
+    # Checkpoints differ by where states lie; the digest, of what is computed, does not.
     {"config": build.digest(config).hex(), "client_state": config.client_state},
     line,
     "round",

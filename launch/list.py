@@ -1,4 +1,4 @@
-"""What there is: data sets, models, methods, samplers, attacks, configs; one line each.
+"""Lists what there is: data sets, models, methods, samplers, attacks, configs; a line each.
 
   python -m launch.list                     # everything
   python -m launch.list models samplers     # of these topics

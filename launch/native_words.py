@@ -20,7 +20,8 @@ _RUNTIME = re.compile(rb"coordination|distributed service", re.IGNORECASE)
 
 def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)  # it ends when the words do
+    # It ends when the words do.
+    signal.signal(number, signal.SIG_IGN)
   kept = False
   said = False
   for line in sys.stdin.buffer:

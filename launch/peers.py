@@ -24,11 +24,13 @@ from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
 from launch import app, native_words
 
-flags.disclaim_key_flags()  # so that --help lists the flags with their launcher
+# So that --help lists the flags with their launcher.
+flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
 _THEN = "the same command on all machines goes on from there"
-_MOMENT = 0.5  # seconds for the others to come to the same error by themselves
+# Seconds for the others to come to the same error by themselves.
+_MOMENT = 0.5
 
 
 class Options(NamedTuple):
@@ -76,7 +78,7 @@ def define() -> None:
 
 
 def options() -> Options | None:
-  """What the flags ask for; None for a run of one process.
+  """Options that the flags ask for; None for a run of one process.
 
   Raises:
     UserError: some of the flags without the others, or no ids in --local_devices.
@@ -139,14 +141,15 @@ class _Ending:
     self._number = options.process_id
     self._me = f"process {options.process_id} of {options.num_processes}"
     self._saved = saved
-    self._once = threading.Lock()  # taken for good by whoever is first to know
+    # Taken for good by whoever is first to know.
+    self._once = threading.Lock()
 
   def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
     """A peer is gone or hangs, or the others have given this process up."""
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
   def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
-    """What processes exchange has failed; who it was is most likely just being said."""
+    """Ends the process where an exchange failed, once others could say who it was."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
@@ -175,7 +178,8 @@ class _Ending:
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    os.write(2, native_words.SAID)  # what JAX's runtime says of it comes before or after
+    # What JAX's runtime says of it comes before or after.
+    os.write(2, native_words.SAID)
 
   def _exit(
     self,
@@ -229,7 +233,10 @@ def carry_out(
 
 
 def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
-  """What is saved when a peer is lost, perhaps while process 0, the owner, was writing it."""
+  """Describes what is saved when a peer is lost.
+
+  That may be while process 0, the owner, was writing it.
+  """
   newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
   if newest is None:
     return "nothing is saved"
@@ -254,7 +261,8 @@ def run(
   """
   _own_stdout()
   _own_stderr(f"process {options.process_id} of {options.num_processes}")
-  if hasattr(signal, "SIGPIPE"):  # gloo writes to peers that are gone
+  # gloo writes to peers that are gone.
+  if hasattr(signal, "SIGPIPE"):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
   where: dict[str, Any] = options._asdict()
   devices = where.pop("local_devices")
@@ -267,7 +275,8 @@ def run(
     work()
   except PeerLost as error:
     ending.broken(met, error)
-  except OSError as error:  # first: what cannot be written is a UserError, too
+  # First, for what cannot be written is a UserError too.
+  except OSError as error:
     ending.error(met, error, 1)
   except UserError as error:
     ending.error(met, error, 2)

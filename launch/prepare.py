@@ -51,7 +51,8 @@ _DATA_DIR = flags.DEFINE_string(
 
 
 def _require_tensorflow() -> None:
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its start-up notes
+  # Without TensorFlow's notes at its start.
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   if importlib.util.find_spec("tensorflow") is None:
     raise UserError(
       "TensorFlow is needed to write a data set (not to read one) and is not installed: "
@@ -69,7 +70,8 @@ def _require_network(builder: Any) -> None:
     except (requests.ConnectionError, requests.Timeout) as error:
       raise OSError(f"cannot download {url}: {prepared.first_line(error)}") from error
     except requests.RequestException:
-      pass  # not a web address, or refused: TFDS knows better how to fetch it
+      # Not a web address, or refused: TFDS knows better how to fetch it.
+      pass
 
 
 def _write(name: str, root: pathlib.Path) -> None:
@@ -79,7 +81,8 @@ def _write(name: str, root: pathlib.Path) -> None:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
     _require_network(builder)
     builder.download_and_prepare()
-  except Exception as error:  # TFDS raises many types, each of many lines
+  # TFDS raises many types, each of many lines.
+  except Exception as error:
     reason = f"{type(error).__name__}: {prepared.first_line(error)}"
     raise OSError(f"could not prepare {name!r} in {root}: {reason}") from error
 
@@ -120,6 +123,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
     unfinished.unlink(missing_ok=True)
     reason = f"{type(error).__name__}: {prepared.first_line(error)}"
     raise OSError(f"could not fetch {url}: {reason}") from error
+  # Renamed once it is whole, so that nobody reads a part of it.
   return unfinished.replace(path)
 
 

@@ -1,4 +1,4 @@
-"""The line that no attack may cross: the true positive rate that a promise allows.
+"""The line that no attack may cross: the true positive rate that a guarantee allows.
 
 (epsilon, delta)-DP bounds every test that tells a run with a record from one without
 (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015):
@@ -99,11 +99,11 @@ def by_event(
 
 
 def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
-  """The line that a plan promises after `steps` (None: all).
+  """The line that a plan guarantees after `steps` (None: all).
 
   That its run may abort on a batch that is too large is accounted for at every epsilon.
 
-  UserError: a plan that promises nothing.
+  UserError: a plan that guarantees nothing.
 
   >>> from dpjax.sampling import FixedSizeSampler
   >>> plan = Plan(sampler=FixedSizeSampler(num_examples=100, batch_size=10),
@@ -123,7 +123,7 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 
 
 def replaced(line: AllowedRoc) -> AllowedRoc:
-  """The line of a promise under another relation, where the number of members is fixed.
+  """The line of a guarantee under another relation, where the number of members is fixed.
 
   Another record then takes the place of one that is out: two steps of the relation, one out
   and one in, each of which the line bounds (group privacy, Dong et al. 2022, Theorem 2.14).

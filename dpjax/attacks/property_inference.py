@@ -9,7 +9,7 @@ pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (At
 | `answers_on`       | black box | log odds of inputs that the attacker chose               |
 | `sorted_weights`   | white box | all weights, the units of a hidden layer in one order    |
 
-Record-level differential privacy promises nothing here: a property of many records survives
+Record-level differential privacy guarantees nothing here: a property of many records survives
 one record more or less. An epsilon for a whole data set would be the group's.
 """
 

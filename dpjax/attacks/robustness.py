@@ -60,7 +60,7 @@ def defences(
   """The aggregators of `dpjax.federated` without privacy, for the cohorts of `plan`.
 
   Args:
-    plan: one that promises no epsilon (noise_multiplier=0).
+    plan: one that guarantees no epsilon (noise_multiplier=0).
     num_byzantine: f of Krum. trim: share cut off at either end.
     num_selected: of multi-Krum; None: n - f is not known beforehand, so it is left out.
 
@@ -93,7 +93,7 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # the same, of the same defence without attackers
+  # The same, of the same defence without attackers.
   clean_accuracy: Counted
   clean_success: Counted | None
 

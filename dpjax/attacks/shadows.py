@@ -2,7 +2,7 @@
 
 Nothing of the pipeline is written anew here. The caller hands over what made the target, the
 algorithm (`training.dp_sgd`, say), the batches (`plan.batches`) and the initial parameters,
-each a function of the key or seed of one shadow; this room gives every shadow its records
+each a function of the key or seed of one shadow. This module gives every shadow its records
 and its own randomness, and keeps what it says about all of them.
 """
 
@@ -208,7 +208,7 @@ def shadow_models(
   def train(group: int) -> list[Params]:
     start = group * side_by_side
     own = range(start, min(start + width, len(rows)))
-    # the last group repeats its last shadow, so that one program serves all
+    # The last group repeats its last shadow, so that one program serves all.
     padded = [min(start + place, own[-1]) for place in range(width)]
     states = _trained(pipeline, records, rows[padded], padded, seed)
     return [released(state) for state in states[: len(own)]]
@@ -241,6 +241,7 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
 def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
   """Key of the noise, key of the initial parameters and seed of the batches of a shadow."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
+  # `jax.random.key` takes 32 bits alone, so the rest is folded in.
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
@@ -267,6 +268,7 @@ def _trained(
     return [functools.reduce(step, streams[0], states[0])]
   state = _stacked(states)
   keys = _stacked(noise)
+  # strict: every shadow must have as many batches as the others.
   for together in zip(*streams, strict=True):
     state = pipeline.step(keys, state, _stacked(together))
   return [jax.tree.map(lambda leaf, i=i: leaf[i], state) for i in range(len(indices))]
@@ -294,12 +296,14 @@ def _files(
 ) -> list[pathlib.Path | None]:
   if directory is None:
     return [None] * len(rows)
+  # A file is named by all that its scores follow from, but for functions.
   whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
   names = [
     hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]
     for index, row in enumerate(rows)
   ]
   folder = pathlib.Path(directory)
+  # Only the owner may look: scores of records are as secret as they are.
   folder.mkdir(mode=0o700, parents=True, exist_ok=True)
   return [folder / f"{word}.npy" for word in names]
 

@@ -1,6 +1,6 @@
 """Signals of membership: a number for each record from one query, the larger the surer.
 
-All attacks of this room speak log odds, log(p / (1 - p)) for the probability p that a model
+All attacks of this package use log odds, log(p / (1 - p)) for the probability p that a model
 gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
 Confidence and loss follow from them without loss of digits, and the other way round only
 here. Where p is 0 or 1 in floating point they end at about +-103.6, as in the authors' own
@@ -60,6 +60,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
     raise UserError(
       f"run from {p.min()} to {p.max()}: must lie in [0, 1]", field="confidences"
     )
+  # The floor keeps both logarithms finite at p = 0 and p = 1.
   return np.log(p + _TINY) - np.log(1 - p + _TINY)
 
 
@@ -86,6 +87,7 @@ def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
   array([0.4055])
   """
   scores, own = _picked(numbers("logits", logits), labels)
+  # The own logit is left out of the others by -inf.
   others = np.where(own, -np.inf, scores)
   found = scores[own].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
   return np.clip(found, -LARGEST, LARGEST)

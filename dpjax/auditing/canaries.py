@@ -109,7 +109,7 @@ def insert_canaries(
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
     seed: of the choice of rows, of their change, and of the coins.
-    keep_labels: a canary has the label of its row, for promises that do not cover labels.
+    keep_labels: a canary has the label of its row, for guarantees that do not cover labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
     neighboring_relation: what a canary that is out leaves; see the table above.

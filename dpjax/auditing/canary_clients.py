@@ -23,9 +23,9 @@ What is random, and why no bound from here can be above a true epsilon more ofte
 confidence says. Let M(c) be everything that the rounds show as a function of the coins c in
 {0, 1}^m, which are independent, fair, and drawn from a stream of their own. All else that a
 canary is (its place, its rows, its direction) and all that the others are is fixed before c
-and without it; so are the sampler's law, the noise, the divisor and the number of rounds. Then
+and without it; so are the sampling scheme, the noise, the divisor and the number of rounds. Then
 M(c) and M(c') of coins that differ in one place are runs on data that differ in ONE client
-as the relation says, and the promise of the run, (epsilon, delta)-DP for a user, is that M is
+as the relation says, and the guarantee of the run, (epsilon, delta)-DP for a user, is that M is
 (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
 2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
 needs M to be Gaussian-DP besides. Scores here are functions of M(c), of directions and of rows;
@@ -76,7 +76,7 @@ _WIDE = 2.0
 _FLAT = 1.2
 # Columns of a matrix: beyond, the transform would take longer than a round.
 _MOST_VALUES = 1024
-# Standard deviation / median distance from the median, of a normal law.
+# Standard deviation / median distance from the median, of a normal distribution.
 _SPREAD = 1.4826
 # Names by which algorithms call the difference that a client sends.
 _SENT = ("delta", "direction")

@@ -152,7 +152,7 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # a copy as it is: the rows need no second check, and a digest that is known is kept
+    # A copy as it is: the rows need no second check, and a digest that is known is kept.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same

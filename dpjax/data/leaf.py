@@ -131,6 +131,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   no_pipe(path, str(path))
   try:
     with path.open(encoding="utf-8") as stream:
+      # JSON may name a user twice, of whom Python would keep the last.
       held = json.load(stream, object_pairs_hook=_unique)
     users = held["users"]
     data = held["user_data"]
@@ -172,7 +173,7 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = np.asarray(rows)
     # What float32 cannot hold becomes infinite, which Dataset refuses by name.
     with np.errstate(over="ignore"):
-      # an image of nothing but 0 and 1 is written without a point
+      # An image of nothing but 0 and 1 is written without a point.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)
   return _Part(user, x, _next(ys) if character else np.asarray(ys), is_text, character)

@@ -54,7 +54,7 @@ def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
   except (AttributeError, TypeError) as error:
     raise UserError(f"{told}: is not an .npz archive") from error
   except _UNREADABLE as error:
-    # what begins as no archive is taken for a pickle, with the advice to load it nevertheless
+    # What begins as no archive is taken for a pickle, with the advice to load it nevertheless.
     reason = "no zip file" if "unsafely" in str(error) else first_line(error)
     raise UserError(f"{told}: is not a readable .npz archive ({reason})") from error
   # NumPy gives the bytes of a member that is no array.

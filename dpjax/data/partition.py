@@ -14,8 +14,8 @@ example goes to exactly one client.
 | `power_law`      | sizes: rank^-exponent                   |                              |
 | `feature_skew`   | inputs, by a SYNTHETIC style per client | after Li et al. 2022         |
 
-The two Dirichlet conventions share a name in the literature and are different laws: the same
-alpha is more heterogeneous in one than in the other. Say which.
+The two Dirichlet conventions share a name in the literature and are different distributions.
+The same alpha is more heterogeneous in one than in the other. Say which.
 """
 
 from __future__ import annotations
@@ -175,9 +175,10 @@ def shards(
 def quantity_skew(
   labels: HostArray, *, num_clients: int, alpha: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Same label law everywhere, sizes in shares drawn from Dir(alpha); empty clients happen.
+  """Same label distribution everywhere, sizes in shares drawn from Dir(alpha).
 
-  Every client first gets `min_size`, the shares deal out the rest. alpha=inf is `iid`.
+  Empty clients happen. Every client first gets `min_size`, the shares deal out the rest.
+  alpha=inf is `iid`.
   Source: Li et al. 2022, arXiv:2102.02079, section 4.3.
 
   >>> parts = quantity_skew(np.zeros(1000), num_clients=5, alpha=0.3, seed=0, min_size=1)
@@ -195,7 +196,7 @@ def quantity_skew(
 def power_law(
   labels: HostArray, *, num_clients: int, exponent: float, seed: int, min_size: int = 0
 ) -> Indices:
-  """Same label law everywhere, the r-th largest client holding a share of r^-exponent.
+  """Same label distribution everywhere, the r-th largest client holding a share of r^-exponent.
 
   Which client is large is random; exponent=0 gives equal sizes. Every client first gets
   `min_size`.

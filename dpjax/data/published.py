@@ -1,6 +1,6 @@
 """How many training examples, and users, published data sets have: constants, one row for each.
 
-A mechanism that promises privacy under add-or-remove-one must not follow the number of rows: a
+A mechanism that guarantees privacy under add-or-remove-one must not follow the number of rows: a
 data set with one row more would have another divisor, and so a visible trace of that row. It
 takes the number that stands here, or that somebody declares (`Dataset.nominal_size`,
 `Federation.nominal_users`).

@@ -54,9 +54,9 @@ class Resident:
     self._take = _take if split is None else jax.jit(shared)
     # Read where batches are masked.
     self.present = getattr(dataset, "present", None)
-    # read where capacities are checked
+    # Read where capacities are checked.
     self.nominal_size = getattr(dataset, "nominal_size", None)
-    # several devices get as many rows each, so there may be more than were asked for
+    # Several devices get as many rows each, so there may be more than were asked for.
     self.adds_rows = split is not None
 
   def __len__(self) -> int:

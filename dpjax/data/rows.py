@@ -238,6 +238,7 @@ class File:
       self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
       raise UserError(f"{self._told()} cannot be opened ({error.strerror})") from error
+    # Before anything below can fail, or the file would stay open.
     weakref.finalize(self, os.close, self._file)
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row

@@ -96,7 +96,7 @@ def _paragraphs(text: str) -> list[list[str]]:
   paragraphs = [[line for line in lines if line] for lines in split]
   paragraphs = [lines for lines in paragraphs if lines]
   starts = [place for place, lines in enumerate(paragraphs) if _START.match(lines[0])]
-  # a table of contents may name the acts too: the last ACT I opens the play
+  # A table of contents may name the acts too: the last ACT I opens the play.
   return paragraphs[starts[-1] :] if starts else paragraphs
 
 
@@ -215,7 +215,7 @@ def shakespeare_federation(
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
-  # the roles of the published texts are counted for these settings alone
+  # The roles of the published texts are counted for these settings alone.
   published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)

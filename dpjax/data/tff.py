@@ -194,7 +194,7 @@ def _sqlite(
   """A row after the other, in the order of the file; memory for what is kept alone."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
   told: dict[Any, int] = dict(base.execute(query, [split]))
-  # what a damaged number asks for is not allocated
+  # What a damaged number asks for is not allocated.
   most_rows = base.execute("SELECT MAX(rowid) FROM examples").fetchone()[0] or 0
   kept = sum(min(n, n if most is None else most) for n in told.values())
   if kept > most_rows or min(told.values(), default=0) < 0:
@@ -223,7 +223,7 @@ def _sqlite(
         f"client {client!r} has {count} examples in {split}, client_metadata says "
         f"{told.get(client, 0)}"
       )
-  # after the examples, so that a client who has none is one, too
+  # After the examples, so that a client who has none is one, too.
   return _Stretches([*rows, *told], [1] * len(rows) + [0] * len(told), x, y)
 
 

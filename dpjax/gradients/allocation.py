@@ -70,7 +70,7 @@ def allocate_clip_norms(
     scores: for "by_score": a prefix tree of `params` with a number >= 0 for each group,
       its share of the signal; 0 freezes the group. See `shares_from_sensitivity`.
     scores_are: where the scores come from: "public" (nothing of the private data in them)
-      or "released" (the output of a DP mechanism whose event is charged to the same
+      or "released" (the output of a DP mechanism whose event is accounted in the same
       ledger). There is no third kind: scores straight from the private data are refused.
 
   Returns:

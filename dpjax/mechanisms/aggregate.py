@@ -191,6 +191,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
     )
   size = n // int(num_shards)
   num_shards = int(num_shards)
+  # The few that fill no shard are left out at random.
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
     num_shards, size, *jnp.shape(leaf)[1:]

@@ -219,6 +219,7 @@ class BudgetLedger:
 
   def _check_fits(self, charge: BudgetCharge) -> None:
     for field in ("epsilon", "delta"):
+      # Exact fractions, for rounding must not let one in that is too large.
       total = _total((*self.charges, charge), field)
       if total > _exact(getattr(self, field)):
         left = self.remaining[field == "delta"]

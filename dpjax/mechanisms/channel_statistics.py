@@ -3,8 +3,8 @@
 They normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization` of
 their code): every example is averaged over its positions, which gives it one vector of means
 and one of mean squares; each vector is clipped to a norm, and the two sums get Gaussian noise.
-The norms are public numbers, or private medians of the vectors' norms, which are paid for (the
-paper takes the exact ones, unpaid).
+The norms are public numbers, or private medians of the vectors' norms, which are accounted for
+(the paper takes the exact ones, unaccounted).
 """
 
 from __future__ import annotations

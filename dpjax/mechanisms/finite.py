@@ -84,6 +84,7 @@ def _from_host(name: str, value: Any) -> Any:
     raise UserError(
       f"must be an array of real numbers, not {_kind(value)}", field=name
     ) from None
+  # JAX has no type that is wider than float64.
   return found.astype(np.float64) if found.dtype == np.longdouble else found
 
 

@@ -77,7 +77,7 @@ class RandomizedResponse:
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    # beyond epsilon 745 it underflows, and a label would never be hidden
+    # Beyond epsilon 745 it underflows, and a label would never be hidden.
     chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)

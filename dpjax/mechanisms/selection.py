@@ -100,7 +100,7 @@ class Exponential(_Selection):
   """
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
-    """The exact law [..., k]; it depends on the data, so it must not be released."""
+    """The exact distribution [..., k]; it depends on the data, so it must not be released."""
     weights = np.exp(self._logits(utilities))
     return weights / weights.sum(-1, keepdims=True)
 
@@ -116,7 +116,7 @@ class PermuteAndFlip(_Selection):
   Guarantee: (epsilon, 0)-DP, and for every data set an expected utility at least that of
   the exponential mechanism.
   Source: McKenna and Sheldon 2020, arXiv:2010.12603, algorithm 1; drawn as the noisy maximum
-  with exponential noise, which has the same law (Ding et al. 2021, arXiv:2105.07260).
+  with exponential noise, which has the same distribution (Ding et al. 2021, arXiv:2105.07260).
 
   >>> mechanism = PermuteAndFlip(epsilon=2.0)
   >>> mechanism.probs(np.log([1.0, 1.0])).round(3)
@@ -126,7 +126,7 @@ class PermuteAndFlip(_Selection):
   """
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
-    """The exact law [k] of one selection: p_r * integral over [0, 1] of
+    """The exact distribution [k] of one selection: p_r * integral over [0, 1] of
     prod_{s != r} (1 - p_s t) dt, for t is when r's turn comes.
 
     A polynomial of degree k - 1, which Gauss-Legendre integrates exactly.

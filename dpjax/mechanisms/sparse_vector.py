@@ -1,4 +1,4 @@
-"""Sparse vector: which of many queries exceed a threshold, paying for the hits only.
+"""Sparse vector: which of many queries exceed a threshold; only the hits cost.
 
 One noisy threshold is drawn; every query is compared with it under fresh noise, and the
 stream ends after `max_above` hits. The queries below cost nothing.
@@ -192,9 +192,9 @@ class SparseVector:
     *,
     num_above: int | None = None,
   ) -> stated.DpEvent:
-    """For `dpjax.accounting`: by default the whole price, which is fixed beforehand.
+    """For `dpjax.accounting`: by default the whole cost, which is fixed beforehand.
 
-    num_above: the price of a stream that was ended after so many hits: the threshold,
+    num_above: the cost of a stream that was ended after so many hits: the threshold,
     those hits and their values. It is right inside a budget that was fixed beforehand and
     is summed up by pure epsilons (a privacy filter: Rogers et al. 2016, arXiv:1605.08294),
     because it bounds the privacy loss of that very transcript. It is not an epsilon of the

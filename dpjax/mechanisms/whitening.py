@@ -3,11 +3,12 @@
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
 clip norm of every gradient, and say little about the class. Scaled down to the size of the others,
 they leave the same noise beside a larger signal. What that takes is estimated from the data, and
-paid for: the mean; the second moments of channels and of positions, whose eigenvectors are a basis
-in which features are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015, arXiv:1503.05671,
-and SOAP, Vyas et al. 2024, arXiv:2409.11321); the variance of each of its coordinates; and, once
-these are evened out, the covariance of the largest (Analyze Gauss, Dwork et al. 2014). Each is a
-mean of one vector of each example, clipped and noised as `channel_statistics` does.
+accounted for: the mean; the second moments of channels and of positions, whose eigenvectors are a
+basis in which features are nearly uncorrelated (as in K-FAC, Martens and Grosse 2015,
+arXiv:1503.05671, and SOAP, Vyas et al. 2024, arXiv:2409.11321); the variance of each of its
+coordinates; and, once these are evened out, the covariance of the largest (Analyze Gauss, Dwork
+et al. 2014). Each is a mean of one vector of each example, clipped and noised as
+`channel_statistics` does.
 """
 
 from __future__ import annotations
@@ -315,6 +316,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)
   matrix = np.zeros((side, side))
+  # Entries off the diagonal stand twice in the matrix, so they came times sqrt(2).
   matrix[rows, columns] = np.where(rows == columns, entries, entries / math.sqrt(2))
   matrix = matrix + np.triu(matrix, 1).T
   values, vectors = np.linalg.eigh(matrix)

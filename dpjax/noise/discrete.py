@@ -14,7 +14,7 @@ where it is handled (pitfalls P21, P38):
 | clipping before rounding only  | the bound after rounding is larger than C scale            |
 
 NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
-more of the operating system's entropy. `dpjax.accounting.discrete` has the price.
+more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
 | sampler             | its law                                                              |
 | ------------------- | -------------------------------------------------------------------- |
@@ -276,6 +276,7 @@ def wrap_probability(
   room = modulus // 2 - largest_sum
   if room <= 0:
     return 1.0
+  # Chernoff's bound of a Gaussian tail; that of Skellam noise is heavier.
   exponent = -(room**2) / (2 * variance)
   if noise == "skellam":
     exponent = math.hypot(variance, room) - variance - room * math.asinh(room / variance)
@@ -310,6 +311,7 @@ def scale_for(
   validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds, spread=spread)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
+  # The rounding of every client may add 1.
   room = 2.0 ** (bits - 1) - num_clients
   if room <= 0:
     raise UserError(

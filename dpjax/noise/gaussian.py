@@ -156,8 +156,10 @@ def add_gaussian(
   noisy = source.as_floats(tree)
   if std != 0:
     noisy = check_one_sum(noisy, state)
+    # Each draw has a key of its own.
     noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
     noisy = trees.add(noisy, noise)
+    # A public grid limits what the lowest bits can tell (Mironov 2012).
     if source.is_secure(state.key):
       noisy = source.snap(noisy, source.grid_step(std))
   noisy = poisoned(noisy, state, num_steps)

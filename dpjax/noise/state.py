@@ -183,8 +183,9 @@ def check_paid(state: Any, num_steps: int | None) -> None:
 
 
 def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
-  """The tree, NaN throughout where the state was changed or its step not accounted for: no
-  number is released that nobody paid for.
+  """The tree, NaN throughout where the state was changed or its step not accounted for.
+
+  So no number is released that is not accounted for.
 
   >>> poisoned(jnp.ones(2), state_at(jax.random.key(0), 20), 20)
   Array([nan, nan], dtype=float32)

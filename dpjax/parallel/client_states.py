@@ -131,10 +131,12 @@ class ClientStates:
 
   def _unpacked(self, records: list[bytes]) -> Any:
     leaves, treedef = jax.tree.flatten(self.own)
+    # Clients without a record keep the first row of all.
     found = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
     for place, record in enumerate(records):
       start = 0
       for into in found if record else ():
+        # A leaf of size 0 has no bytes to read.
         row = np.frombuffer(record, into.dtype, into[0].size, start) if into[0].size else ()
         into[place] = np.reshape(row, into.shape[1:])
         start += into[0].nbytes

@@ -110,7 +110,7 @@ def _is_stranger(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
 
 
 def _no_config(who: int) -> str:
-  # of a stranger's number, which may have any length, no more than a line can show
+  # Of a stranger's number, which may have any length, no more than a line can show.
   return f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
 
 
@@ -172,6 +172,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
+    # Whoever has left again is not waited for.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -187,7 +188,7 @@ class _Lobby:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # perhaps no stranger, but one of ours that was given another config
+        # Perhaps no stranger, but one of ours that was given another config.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (
@@ -296,6 +297,7 @@ def host(
     contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
   ):
     wrong = lobby.gather(deadline)
+  # All of them are told, or they would wait until their own time is up.
   for connection in lobby.heard:
     _tell(connection, wrong)
     if wrong:
@@ -313,6 +315,7 @@ def _tell(connection: socket.socket, wrong: str | None) -> None:
 
 def _reach(at: Address, deadline: float) -> socket.socket:
   while True:
+    # There is at least one attempt, however late it is.
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
@@ -328,6 +331,7 @@ def _reach(at: Address, deadline: float) -> socket.socket:
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
+    # Process 0 may begin to listen later, so it is called again.
     time.sleep(_RETRY)
 
 

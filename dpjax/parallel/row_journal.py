@@ -143,6 +143,7 @@ class Journal:
         try:
           if segment not in files:
             files[segment] = held.enter_context(open(path, "rb", buffering=0))
+          # pread reads this row alone, wherever the file stands.
           record = os.pread(files[segment].fileno(), self.row_bytes, slot * self.row_bytes)
         except OSError as error:
           raise _unreadable(path, error.strerror or "cannot be opened") from error
@@ -177,6 +178,7 @@ class Journal:
     closed = set(self._rows) - {self._open}
     for segment in sorted(_segments(index) & closed):
       clients = np.flatnonzero(index[:, 0] == segment)
+      # A file that is half full is not worth copying.
       if 2 * len(clients) >= self._rows[segment]:
         continue
       for who in clients.tolist():

@@ -170,7 +170,7 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Outcome of a net that `fit` trains on records; `found` is what is promised of it."""
+    """Outcome of a net that `fit` trains on records; `found` is its guarantee."""
     seen = self.test if test is None else test
     # Nets begin with keys of their own: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
@@ -217,7 +217,7 @@ class RecordNoise(NamedTuple):
   grid: float | None = None  # the least step
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
-  # what is done to records [n, *shape] before the noise, on which its proof rests
+  # What is done to records [n, *shape] before the noise, on which its proof rests.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 

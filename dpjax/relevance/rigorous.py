@@ -43,7 +43,7 @@ from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 RELATION = "replace_one"
-# What is promised where labels are used as they are: the name says what is NOT covered.
+# The guarantee where labels are used as they are: the name says what is NOT covered.
 FEATURES_ONLY = f"{RELATION} (features only, label public)"
 FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"

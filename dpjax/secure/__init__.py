@@ -1,6 +1,6 @@
 """Sums, products and models over data that nobody sees.
 
-| room          | what is computed                         | what hides it                  |
+| package       | what is computed                         | what hides it                  |
 | ------------- | ---------------------------------------- | ------------------------------ |
 | `sums`        | the sum of clients' integer vectors      | shares, masks, homomorphism    |
 | `summation`   | the mean of a federated round            | any of `sums`, or nothing, in  |

@@ -136,7 +136,7 @@ class SkellamSum:
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # beyond it the sampler is not exact; the grid is then as fine as anybody needs
+    # Beyond it the sampler is not exact; the grid is then as fine as anybody needs.
     # A little below the limit, for variances of shares that are added up are rounded.
     room = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(room) / (most * l2_clip_norm))

@@ -319,9 +319,9 @@ def forgiving(
   algorithm: FederatedAlgorithm, refused: Callable[[str], None] = lambda why: None
 ) -> FederatedAlgorithm:
   """The same, but a round that is refused leaves everything as it was and the next follows:
-  of an algorithm whose aggregator is one of this room, and counts its rounds.
+  of an algorithm whose aggregator is one of this module, and counts its rounds.
 
-  What was promised for that round stays charged: a ledger counts rounds, not successes.
+  That round stays accounted: a ledger counts rounds, not successes.
 
   Args:
     refused: told of such a round in words: which one, and why.

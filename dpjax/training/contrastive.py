@@ -55,7 +55,7 @@ def alignment(u: Array, v: Array, mask: Array) -> Array:
 def uniformity(u: Array, mask: Array) -> Array:
   """log of the mean over pairs i != j of exp(-2 |u_i - u_j|^2): u [B, D], of unit length.
 
-  From 0, all points in one place, down to that of the uniform law on the sphere; 0 where
+  From 0, all points in one place, down to that of the uniform distribution on the sphere; 0 where
   there are fewer than two points.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
@@ -149,7 +149,7 @@ def contrastive(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  # its state begins with what would be that of a private transform
+  # Its state begins with what would be that of a private transform.
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:

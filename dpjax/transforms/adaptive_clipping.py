@@ -4,7 +4,7 @@ Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
 moves C_{t+1} = C_t exp(-learning_rate (share - target_quantile)).
 
-What each example adds, and what is paid for it:
+What each example adds, and what is accounted for it:
 
 | query            | one example's term           | norm at most | noise          |
 | ---------------- | ---------------------------- | ------------ | -------------- |
@@ -138,7 +138,7 @@ def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
   parts of a batch add up to that of the batch, exactly below 2^23 rows.
 
   A ClippedSum knows which rows it holds: counted as real, its padding would let one example
-  move the count by 1, twice what is paid for.
+  move the count by 1, twice what is accounted for.
   """
   known = summed.mask
   if known is None:

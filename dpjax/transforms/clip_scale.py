@@ -1,4 +1,4 @@
-"""A clip norm that changes from step to step, at the price of a constant one.
+"""A clip norm that changes from step to step, at the cost of a constant one.
 
 To clip g to C_t = C s_t is to clip g / s_t to the constant C and to multiply by s_t. So
 the mechanism always sees terms of norm <= C and adds noise for C; the factor s_t, a public
@@ -112,6 +112,7 @@ def with_clip_schedule(
     return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
+    # Divided by the scale, clipped and noised as ever, and multiplied again.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)

@@ -1,4 +1,4 @@
-"""Noise that differs by group of parameters, at the price of one Gaussian mechanism.
+"""Noise that differs by group of parameters, at the cost of one Gaussian mechanism.
 
 Group g, clipped to C_g, gets noise of standard deviation s_g. The mechanism is the Gaussian
 one on the vector (clip(g) / s_g)_g, whose norm is at most sqrt(sum C_g^2 / s_g^2) for one
@@ -85,6 +85,7 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
       raise UserError(
         f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
+    # So that sum_g (w_g C_g)^2 is the square of the whole bound again.
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
   return jax.tree.map(weight, shares, clip.norms)

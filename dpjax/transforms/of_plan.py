@@ -1,7 +1,7 @@
-"""The bond between a private transform and the plan that pays for it.
+"""The bond between a private transform and the plan that accounts for it.
 
 A notebook is run cell by cell, so two plans may stand beside each other. A state that draws the
-noise of one would be charged by the other, and a batch that is larger than any draw of the plan
+noise of one would be accounted by the other, and a batch that is larger than any draw of the plan
 was not drawn by it.
 
 | what is given                                     | what follows                        |

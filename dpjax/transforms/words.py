@@ -67,6 +67,7 @@ def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: 
   """Standard deviations of the noise on the sum: C has a unit diagonal, so what is new in
   step t is z_t, and what comes from earlier steps is independent of it."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
+  # Rounded down: a statement must not claim more noise than there is.
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)
   low = number(factors.min())
   high = number(factors.max())

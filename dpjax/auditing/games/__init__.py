@@ -1,4 +1,4 @@
-"""Distinguishing games: every promise of the library, attacked on its worst neighbours.
+"""Distinguishing games: every guarantee of the library, attacked on its worst neighbours.
 
 `registry` finds what there is to attack and which games do it; `game.play` plays one. The
 tests play all of them in a minute, `python -m launch.audit --all` for as long as you like.

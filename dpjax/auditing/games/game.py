@@ -57,7 +57,7 @@ class Claim(NamedTuple):
 
 
 def claims(price: Callable[[float], float]) -> tuple[Claim, ...]:
-  """Points of a promised curve, delta -> epsilon."""
+  """Points of a guaranteed curve, delta -> epsilon."""
   return tuple(Claim(price(delta), delta) for delta in DELTAS)
 
 
@@ -69,7 +69,7 @@ class Game:
     room, subject: what is attacked, such as "mechanisms" and "Laplace".
     case: the neighbours and the setting, in words.
     relation: under which they are neighbours.
-    claims: points of the promised curve; all of them hold if the promise does.
+    claims: points of the guaranteed curve; all of them hold if the guarantee does.
     outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
     adversary: how the score is learned.
     draws: as a share of what a game is given, where one draw is dear.

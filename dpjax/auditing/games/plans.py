@@ -101,7 +101,7 @@ def game(
     return np.asarray(run()(keys, given.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
-    # It knows the laws, so it learns nothing but what a sound plan does not have.
+    # It knows the distributions, so it learns nothing but what a sound plan does not have.
     mixtures = [_mixture(plan, grads, which) for which, grads in enumerate(worlds)]
     sums = lambda seen: seen * plan.normalize_by / clip
     again = repeats(sums(zero), sums(one))
@@ -249,7 +249,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
-  """Statistics before the first step and the noisy sums, at the price of both together."""
+  """Statistics before the first step and the noisy sums, at the cost of both together."""
   statistics = mechanisms.ChannelStatistics(
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )

@@ -5,8 +5,8 @@
 | features:NAME      | one record's noisy features (stage C), local                         |
 | relevance:NAME     | the noisy mean relevance of one record (stage B)                     |
 | labels:NAME        | one record's response (stage L), local                               |
-| method:radp        | features and response together, at the price of the method's ledger  |
-| method:NAME        | the plan that the method hands to its trainer, at the price it prints |
+| method:radp        | features and response together, at the cost in the method's ledger   |
+| method:NAME        | the plan that the method hands to its trainer, at the cost it prints  |
 
 A method runs once, with a trainer that only writes down what it was given.
 """

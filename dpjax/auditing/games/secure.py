@@ -1,7 +1,7 @@
 """Games against noise inside a secure sum: what one client sends is there, or is zeros.
 
 The server sees the sum of the integers alone, here as the mean that it releases. Neighbours
-are those of the promise: the same clients, of whom one sends zeros (replace_special) or
+are those of the guarantee: the same clients, of whom one sends zeros (replace_special) or
 something else (replace_one); each adds its share of the noise either way.
 """
 

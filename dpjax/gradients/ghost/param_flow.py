@@ -49,6 +49,7 @@ class ParamFlow(NamedTuple):
     seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
     def back(cotangents):
+      # The transpose takes cotangents of the very types that the sites saw.
       cast = lambda g, x: tapped.cast(g, x.dtype)
       return transpose(jax.tree.map(cast, cotangents, seen))[0]  # [*leaf]
 

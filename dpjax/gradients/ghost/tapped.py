@@ -101,6 +101,7 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
     values = [_read(env, atom) for atom in step.eqn.invars]
     seen.update(_lift(step.lifts, values, taps))
     results, more = _EXECUTE[step.action](step, values, taps)
+    # Taps are zero, and have the cotangents of what they are added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))

@@ -49,7 +49,7 @@ def add_correlated(
     std: standard deviation of the white noise z; 0 returns the tree itself.
     correlation: the strategy C, the same at every call.
     num_steps: rows that were accounted for. A later one raises, or is NaN where the state
-      is traced: it never gives a number that nobody paid for.
+      is traced: it never gives a number that is not accounted for.
     factors: of std at each step, or () for 1 throughout.
 
   The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With

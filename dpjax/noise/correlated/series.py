@@ -77,6 +77,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
   padded[:kept] = coefficients[:kept]
   total = padded.copy()
   starts = np.flatnonzero(comb)[1:]
+  # C is Toeplitz, so its columns are one column, shifted.
   for start in starts:
     total[start:] = total[start:] + padded[: num_steps - start]
   return (total**2).sum()
@@ -85,7 +86,7 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
   """The `bands` coefficients, first one 1, with the least error times column norm squared.
 
-  That product is what is paid for where an example's participations lie at least `bands`
+  That product is what is accounted where an example's participations lie at least `bands`
   steps apart, for then its columns do not overlap (Choquette-Choo et al. 2023).
   L-BFGS from the square root's coefficients, with the exact gradient.
 

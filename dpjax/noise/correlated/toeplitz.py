@@ -118,9 +118,8 @@ class BandedToeplitz:
     """y_t = z_t - sum_j c_j y_{t-j}."""
     if self.bands == 1:
       return white, BandState(state.draws + 1, state.rows)
-    age = (
-      state.draws - 1 - jnp.arange(self.buffers)
-    ) % self.buffers  # of each slot, from 0
+    # Age of the row in each slot, from 0.
+    age = (state.draws - 1 - jnp.arange(self.buffers)) % self.buffers
     taps = jnp.asarray(self.coefficients[1:])[age]
     row = subtract(white, weighted(taps, state.rows))
     slot = state.draws % self.buffers

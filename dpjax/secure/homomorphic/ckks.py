@@ -167,6 +167,7 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
   if not isinstance(content, bytes):
     raise UserError(f"must be bytes, not {type(content).__name__}", field="message")
   held = getattr(_library(), kind)()
+  # The bindings of SEAL load from files alone.
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     path.write_bytes(content)

@@ -102,7 +102,7 @@ def signs(party: Party, x: Shares) -> Signs:
   borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
   top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow
   (hidden,) = party.open_bits(top ^ s)
-  # the bit wanted is v ^ s: the sign bit, inverted
+  # The bit wanted is v ^ s: the sign bit, inverted.
   v = (hidden & np.uint8(1)).astype(np.uint64) ^ (opened >> np.uint64(63)) ^ _ONE
   flip = _ONE - (v << _ONE)  # 1 or -1
   bit = flip * number

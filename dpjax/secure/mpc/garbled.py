@@ -91,6 +91,7 @@ def comparison(bits: int) -> Circuit:
     return 2 * bits + len(gates) - 1
 
   carry = wire("and", wire("not", 0), bits)
+  # From the lowest bit on: where two bits differ y's decides, else what was before.
   for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
     same = wire("not", wire("xor", x, y))
     carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))

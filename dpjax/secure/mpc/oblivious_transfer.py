@@ -81,7 +81,7 @@ class OtReceiver:
     theirs = _decoded(sender_point)
     curve = library()
     keys = [curve.generate(curve="P-256") for _ in choices]
-    # both candidates are computed, whatever is chosen
+    # Both candidates are computed, whatever is chosen.
     candidates = [(key.pointQ, key.pointQ + theirs) for key in keys]
     self._choices = [int(bool(choice)) for choice in choices]
     self.points = [_encoded(pair[c]) for pair, c in zip(candidates, self._choices)]

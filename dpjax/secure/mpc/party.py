@@ -2,7 +2,7 @@
 
 A PROGRAM is a function `program(party, ...)` that each party runs on its own shares; nothing
 of the other's is in reach. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
-this room is such a program, and so is whatever is composed of them.
+this package is such a program, and so is whatever is composed of them.
 """
 
 from __future__ import annotations

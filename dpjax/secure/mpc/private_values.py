@@ -46,6 +46,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   leaves, structure = jax.tree.flatten(tree)
   if party.number == owner:
     encoded = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
+    # The mask is this party's share, and the difference the other's: each alone is uniform.
     mine = [party.mask(word.shape) for word in encoded]
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:
@@ -77,6 +78,7 @@ def reveal(
     theirs = _received(party, [leaf.shape for leaf in leaves])
     opened = [np.add(mine, other) for mine, other in zip(leaves, theirs)]
   else:
+    # This party learns nothing: it only sends.
     validate.integer_in(0, 1, to=to)
     party.link.send(b"".join(leaf.tobytes() for leaf in leaves))
     return None

@@ -101,7 +101,7 @@ def run(
     # For who has something to say; who hangs is left behind.
     for thread in both:
       thread.join(GRACE)
-    # that a peer has left follows from why it left
+    # That a peer has left follows from why it left.
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
   where = setting_of(
     seed, "both parties and the dealer in one process, which holds everything"

@@ -242,7 +242,7 @@ def runtime_config(protocol: str, profile: bool = False) -> Any:
   spu = spu_program.library()
   kind = spu.ProtocolKind.__members__[protocol]
   config = spu.RuntimeConfig(kind, spu.FieldType.FM64, spu_program.FRACTION_BITS)
-  # a rational function: SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a softmax
+  # A rational function: SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a softmax.
   config.fxp_exp_mode = spu.RuntimeConfig.ExpMode.EXP_PADE
   # The profile goes to the log, and alone tells what was sent.
   config.enable_pphlo_profile = profile

@@ -27,7 +27,7 @@ INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev
 
 # SPU's own choice in a ring of 2^64.
 FRACTION_BITS = 18
-# of a number that is multiplied: 2^(63 - 2 * 18 - 10), the 10 bits for sums and truncation
+# Of a number that is multiplied: 2^(63 - 2 * 18 - 10), the 10 bits for sums and truncation.
 MAX_INPUT = 2.0**17
 
 _DTYPES = ("float32", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32")

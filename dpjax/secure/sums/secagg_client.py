@@ -225,6 +225,7 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
   own = (member.channel_key, mask_key(terms, me, member.mask_seed))
   keys = [primitives.public_key(key) for key in own]
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
+  # The protocol wants all keys to differ (Bonawitz et al. 2017, figure 4).
   if len({*keys}) != len(keys):
     raise UserError("two clients have the same key", field="roster")
   for who, record in roster.items():
@@ -315,6 +316,7 @@ def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
     if member.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
+  # No second list can have so many signatures, unless a third of the clients lies.
   if len(signed) < max(terms.threshold, terms.min_survivors):
     raise UserError(
       f"{len(signed)} clients have signed this list of survivors; the threshold "

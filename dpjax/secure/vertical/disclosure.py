@@ -98,12 +98,12 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   """
   if not matrix.shape[1]:
     return 0.0
-  # rounded up to a power of two: what the width itself tells is its exponent
+  # Rounded up to a power of two: what the width itself tells is its exponent.
   power = math.ceil(math.log2(max(largest_residual, 0.5)))
   with np.errstate(divide="ignore"):
     # -inf for a column of zeros, which tells nothing.
     log_sums = np.log2(np.abs(matrix).sum(axis=0))
-  # in logarithms: a residual near 2^1023 would overflow the width
+  # In logarithms: a residual near 2^1023 would overflow the width.
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
   return float(np.sum(bits)) + _EXPONENT_BITS
 
@@ -224,7 +224,7 @@ class Disclosure:
   def _check_steps(self, batch: bytes, num_rows: int, width_a: int, width_b: int) -> None:
     step = self._steps.get(batch, 0) + 1
     held = {
-      # by b, for a to solve for
+      # By b, for a to solve for.
       "a": numbers_held(num_rows, width_b - 1, labels=self._secret_labels),
       "b": numbers_held(num_rows, width_a, labels=False),
     }
@@ -253,7 +253,7 @@ class Disclosure:
       secrets.insert(0, ("a", "labels", float(len(x_a))))
     for party, name, held in secrets:
       most = MAX_SHARE * held
-      # columns of one value alone hold nothing
+      # Columns of one value alone hold nothing.
       if (held or name == "labels") and told[party] > most:
         raise UserError(
           f"step {step} on these rows would give party {party} {told[party]:.0f} "

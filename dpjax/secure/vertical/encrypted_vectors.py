@@ -121,6 +121,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
     coeff_mod_bit_sizes=list(moduli),
   )
   secret.global_scale = _SCALE
+  # The secret key stays here; the others get the public part.
   public = secret.serialize(
     save_secret_key=False, save_galois_keys=False, save_relin_keys=False
   )

@@ -225,7 +225,7 @@ class PrivateStatistics:
     with np.errstate(over="ignore"):
       # Divided by the largest entry first: the square of 1e200 is infinite.
       norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
-    # a hair inside, so that rounding cannot put a row outside
+    # A hair inside, so that rounding cannot put a row outside.
     scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
     return x * scale, np.clip(y, -self.y_bound, self.y_bound)
 
