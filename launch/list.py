@@ -2,6 +2,7 @@
 
   python -m launch.list                     # everything
   python -m launch.list models samplers     # of these topics
+  python -m launch.list mine:Net            # a part of your own, by its import path
 
 Names are those that the flags take, [numbers] what may be set besides, with its default: as
 --config.aggregator=trimmed_mean --config.aggregator.trim=0.2. Where a config takes a part of your
@@ -14,7 +15,7 @@ import ast
 import pathlib
 import re
 
-from dpjax import validate
+from dpjax import names, validate
 from dpjax.experiments import catalogue
 from dpjax.experiments.catalogue import Rows, Section, sentence
 from launch import app
@@ -63,14 +64,19 @@ TOPICS = {
 def page(topics: tuple[str, ...] = ()) -> str:
   """The lines of these topics, of all where none is named.
 
+  Args:
+    topics: of `TOPICS`, or import paths of parts of one's own.
+
   Raises:
-    UserError: a topic that is none.
+    UserError: a topic that is none, or a path at which there is nothing.
   """
+  own = {path: catalogue.user_defined([path]) for path in topics if names.is_path(path)}
   for topic in topics:
-    validate.one_of(TOPICS, topic=topic)
+    if topic not in own:
+      validate.one_of(TOPICS, topic=topic)
   lines = []
   for topic in topics or TOPICS:
-    for where, rows in TOPICS[topic]:
+    for where, rows in (own[topic],) if topic in own else TOPICS[topic]:
       found = rows()
       width = max(map(len, found))
       lines.append(f"{topic}: {where}")

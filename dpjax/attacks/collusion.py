@@ -15,6 +15,7 @@ NaN, which marks them, and `colluding` replaces the marks.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from jax.scipy import special
 
 from dpjax import validate
+from dpjax.attacks.attack_settings import CollusionSettings
 from dpjax.attacks.poisoning import Colluders, Poisoning
 from dpjax.federated.aggregation import Aggregator
 from dpjax.types import Array
@@ -228,3 +230,36 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     finish=None,
     check=check,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class LittleIsEnough(CollusionSettings):
+  """`attacks.alie`; z None: the largest with enough honest messages further off."""
+
+  z: float | None = None
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    return alie(self.z)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinMax(CollusionSettings):
+  """`attacks.min_max`; direction: std | unit | sign."""
+
+  direction: str = "std"
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    return min_max(self.direction)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSum(CollusionSettings):
+  """`attacks.min_sum`; direction: std | unit | sign."""
+
+  direction: str = "std"
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    return min_sum(self.direction)

@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
+from dpjax.attacks.attack_settings import PoisoningSettings
 from dpjax.data import Dataset, Federation
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import LocalWork
@@ -348,3 +349,43 @@ def poisoned_training(
   for cohort in lying.cohorts(held, work, rng=rng):
     state, _ = lying.round(state, cohort)
   return state.params
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelFlip(PoisoningSettings):
+  """`attacks.label_flip`."""
+
+  source: int = 1
+  target: int = 7
+  factor: float = 1.0
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    return label_flip(self.source, self.target, factor=self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledUpdate(PoisoningSettings):
+  """`attacks.scaled_update`."""
+
+  factor: float = -5.0
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    return scaled_update(self.factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backdoor(PoisoningSettings):
+  """`attacks.backdoor`; size and value are those of its `Trigger`."""
+
+  target: int = 0
+  size: int = 3
+  value: float = 1.0
+  share: float = 0.5
+  factor: float = 1.0
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    trigger = Trigger(size=self.size, value=self.value)
+    return backdoor(self.target, trigger=trigger, share=self.share, factor=self.factor)

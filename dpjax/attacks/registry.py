@@ -44,6 +44,8 @@ class Attack:
     defends: what stops it, or makes it dearer.
     code: dotted path of what carries it out, `dpjax.attacks.lira`; "": described only.
     source: where it is from.
+    word: of `--config.attack`, where `launch.attack` runs it.
+    settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
 
   UserError: an access that is not known, an empty field, a cell that would break its table.
 
@@ -58,12 +60,18 @@ class Attack:
   defends: str
   code: str
   source: str
+  word: str = ""
+  settings: str = ""
 
   def __post_init__(self):
     validate.one_of(ACCESS, access=self.access)
     for field in dataclasses.fields(self):
       text = getattr(self, field.name)
-      if "|" in text or "\n" in text or not (text or field.name == "code"):
+      if (
+        "|" in text
+        or "\n" in text
+        or not (text or field.name in ("code", "word", "settings"))
+      ):
         raise UserError(
           "must be words on one line, without '|'", field=field.name, value=text
         )
@@ -75,12 +83,20 @@ class Attack:
 
   def find(self) -> Any:
     """Returns the object that its code names. UserError: nothing of that name."""
-    module, _, name = self.code.rpartition(".")
+    return self._at("code")
+
+  def find_settings(self) -> Any:
+    """Returns the class of what a config sets of it. UserError: nothing of that name."""
+    return self._at("settings")
+
+  def _at(self, field: str) -> Any:
+    path = getattr(self, field)
+    module, _, name = path.rpartition(".")
     try:
       return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
       raise UserError(
-        f"of {self.name!r} does not exist", field="code", value=self.code
+        f"of {self.name!r} does not exist", field=field, value=path
       ) from error
 
 
@@ -108,6 +124,7 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "LiRA, online", _MEMBER, "answers", f"{_OWNER} and has data like the training's", _DP,
     "dpjax.attacks.lira", "Carlini et al. 2022",
+    word="membership", settings="dpjax.experiments.kinds.attack.run_settings.Membership",
   ),
   Attack(
     "LiRA, offline or of fixed variance", _MEMBER, "answers",
@@ -155,6 +172,7 @@ ATTACKS: tuple[Attack, ...] = (
   # --- inputs from gradients and messages
   Attack(
     "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",
+    word="dlg", settings="dpjax.experiments.kinds.attack.run_settings.DlgInversion",
   ),
   Attack(
     "iDLG", "the label behind a gradient", "gradient", _WIRE, _NOISE,
@@ -163,11 +181,13 @@ ATTACKS: tuple[Attack, ...] = (
   Attack(
     "cosine and total variation", _INPUT, "gradient", _WIRE, _NOISE,
     "dpjax.attacks.CosineAdam", "Geiping et al. 2020",
+    word="cosine", settings="dpjax.experiments.kinds.attack.run_settings.CosineInversion",
   ),
   Attack(
     "dense layer first", "the one example behind a gradient", "gradient", _WIRE,
     f"{_NOISE}; a batch mixes examples; clipping does not help: it is a ratio",
     "dpjax.attacks.first_dense", "Phong et al. 2018",
+    word="dense_first", settings="dpjax.experiments.kinds.attack.run_settings.DenseFirst",
   ),
   Attack(
     "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,
@@ -183,6 +203,7 @@ ATTACKS: tuple[Attack, ...] = (
     "whoever holds the model",
     "little: a class is not a record; noise blurs it as it blurs the model",
     "dpjax.attacks.ClassInversion", "Fredrikson et al. 2015",
+    word="class_inversion", settings="dpjax.experiments.kinds.attack.run_settings.ClassSearch",
   ),
   Attack(
     "inversion of answers", "the input behind an answer", "answers",
@@ -194,6 +215,7 @@ ATTACKS: tuple[Attack, ...] = (
     "model extraction", "the model itself", "answers", _OWNER,
     "answers by label alone cost it more queries; limits on queries; no privacy of training",
     "dpjax.attacks.Extraction", "Tramer et al. 2016; Orekondy et al. 2019",
+    word="extraction", settings="dpjax.experiments.kinds.attack.run_settings.CopyByAnswers",
   ),
   Attack(
     "extraction of a linear model", "its weights, exactly", "answers", _OWNER,
@@ -216,36 +238,42 @@ ATTACKS: tuple[Attack, ...] = (
     "label flip", "errors of the model on one class", "part", "clients of the federation",
     "aggregator=median, trimmed_mean, krum, below their breakdown points",
     "dpjax.attacks.label_flip", "Tolpegin et al. 2020",
+    word="label_flip", settings="dpjax.attacks.poisoning.LabelFlip",
   ),
   Attack(
     "scaled update", "a model that is useless, or the attacker's", "part",
     "clients of the federation",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); "
     "robust aggregators", "dpjax.attacks.scaled_update", "Bagdasaryan et al. 2020",
+    word="scaled_update", settings="dpjax.attacks.poisoning.ScaledUpdate",
   ),
   Attack(
     "a little is enough", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
     "honest clients in each round", "dpjax.attacks.alie", "Baruch et al. 2019",
+    word="alie", settings="dpjax.attacks.collusion.LittleIsEnough",
   ),
   Attack(
     "min-max", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
     "honest clients in each round", "dpjax.attacks.min_max", "Shejwalkar and Houmansadr 2021",
+    word="min_max", settings="dpjax.attacks.collusion.MinMax",
   ),
   Attack(
     "min-sum", "a model that is useless", "part",
     "clients of the federation who agree, and know what honest ones send",
     "a clip norm for each client (user-level privacy bounds what one can do, proved); more "
     "honest clients in each round", "dpjax.attacks.min_sum", "Shejwalkar and Houmansadr 2021",
+    word="min_sum", settings="dpjax.attacks.collusion.MinSum",
   ),
   Attack(
     "backdoor", "a chosen answer to inputs with a trigger", "part",
     "clients of the federation",
     "aggregator=median or krum while attackers are few; clipping slows it",
     "dpjax.attacks.backdoor", "Gu et al. 2017; Bagdasaryan et al. 2020",
+    word="backdoor", settings="dpjax.attacks.poisoning.Backdoor",
   ),
   Attack(
     "canary audit of a federated run", "a lower bound on user-level epsilon", "messages",

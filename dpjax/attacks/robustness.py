@@ -49,7 +49,7 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
   }
 
 
-def _options(row: described.Aggregation, numbers: dict[str, Any]) -> dict[str, Any]:
+def _options(row: described.AggregatorFacts, numbers: dict[str, Any]) -> dict[str, Any]:
   """Returns an aggregator's options, by these numbers where it has one of that name."""
   return {name: numbers.get(name, usual) for name, usual in row.options.items()}
 

@@ -11,11 +11,14 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dpjax import accounting, auditing, models, sampling, training
+import flax.linen as nn
+
+from dpjax import accounting, auditing, models, names, sampling, training
 from dpjax.attacks import registry as threats
+from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -185,6 +188,37 @@ def _threats() -> Rows:
     f"{found.source}]"
     for found in threats.ATTACKS
   }
+
+
+def user_defined(paths: Sequence[str]) -> Section:
+  """Returns a line for each part of a user's own, with the flag that takes it.
+
+  Raises:
+    UserError: nothing stands at an import path, or it cannot be called.
+
+  >>> user_defined(["dpjax.models:Linear"]).rows()["dpjax.models:Linear"][-21:]
+  '(--config.model.name)'
+  """
+  return Section("of your own", lambda: {path: _users(path) for path in paths})
+
+
+def _users(path: str) -> str:
+  found = names.find(path, "topic")
+  words = sentence(found.__doc__) or "without a docstring"
+  if isinstance(found, type) and issubclass(found, nn.Module):
+    options = ", ".join(models.options(path))
+    return f"{words} [options: {options}] (--config.model.name)"
+  if isinstance(found, type) and issubclass(found, AttackSettings):
+    return f"{_told(found)} (--config.attack of launch.attack)"
+  try:
+    parameters = list(inspect.signature(found).parameters.values())
+  except ValueError:  # of native code, which has none to look at
+    parameters = []
+  if parameters and parameters[0].name == "loss_fn":
+    return f"{words} (--config.algorithm of launch.federate)"
+  if not [each for each in parameters if each.default is each.empty]:
+    return f"{words} (--config.data.name, or --config.aggregator of launch.federate)"
+  return f"{words} (see your_code.md for what takes it)"
 
 
 _RADP = {

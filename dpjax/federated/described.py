@@ -34,7 +34,7 @@ def nothing_more(run: RunNumbers) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class AlgorithmFacts:
   """Facts about one federated algorithm.
 
   Args:
@@ -79,13 +79,13 @@ class Algorithm:
   played: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def user_defined(name: str) -> Algorithm:
+def user_defined(name: str) -> AlgorithmFacts:
   """Returns what holds for any algorithm of a user's own, of which nothing is known.
 
   Args:
     name: its import path.
   """
-  return Algorithm(
+  return AlgorithmFacts(
     name=name,
     make=nothing_more,
     client="",
@@ -96,14 +96,14 @@ def user_defined(name: str) -> Algorithm:
   )
 
 
-_ALGORITHMS: dict[Callable[..., Any], Algorithm] = {}
+_ALGORITHMS: dict[Callable[..., Any], AlgorithmFacts] = {}
 
 
 def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
   """Decorator that states the facts of an algorithm; the function stays as it is.
 
   Args:
-    facts: fields of `Algorithm`, but for `name` and `make`.
+    facts: fields of `AlgorithmFacts`, but for `name` and `make`.
 
   >>> @algorithm(client="nothing", server="nothing", source="folklore", local_steps=False)
   ... def idle(loss_fn, client_tx, **common):
@@ -113,14 +113,14 @@ def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
   """
 
   def state(make: _Make) -> _Make:
-    _ALGORITHMS[make] = Algorithm(name=make.__name__, make=make, **facts)
+    _ALGORITHMS[make] = AlgorithmFacts(name=make.__name__, make=make, **facts)
     return make
 
   return state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Aggregation:
+class AggregatorFacts:
   """Facts about one aggregator that is not private by itself.
 
   Args:
@@ -146,7 +146,7 @@ class Aggregation:
   no_claim: str = "robust, and private by nobody's claim"
 
 
-_AGGREGATORS: dict[Callable[..., Any], Aggregation] = {}
+_AGGREGATORS: dict[Callable[..., Any], AggregatorFacts] = {}
 
 
 def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
@@ -154,7 +154,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
 
   Args:
     name: where a config says something shorter than the function's name.
-    facts: fields of `Aggregation`, but for `make`.
+    facts: fields of `AggregatorFacts`, but for `make`.
 
   >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
   ... def first_message():
@@ -164,7 +164,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
   """
 
   def state(make: _Make) -> _Make:
-    _AGGREGATORS[make] = Aggregation(name=name or make.__name__, make=make, **facts)
+    _AGGREGATORS[make] = AggregatorFacts(name=name or make.__name__, make=make, **facts)
     return make
 
   return state
@@ -192,13 +192,13 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
   return [facts[make] for make in made if make in facts]
 
 
-def algorithms() -> dict[str, Algorithm]:
+def algorithms() -> dict[str, AlgorithmFacts]:
   """Returns name -> facts of every algorithm that `dpjax.federated.algorithms` lists."""
   package = importlib.import_module("dpjax.federated.algorithms")
   return {row.name: row for row in of_package(package, _ALGORITHMS)}
 
 
-def aggregators() -> dict[str, Aggregation]:
+def aggregators() -> dict[str, AggregatorFacts]:
   """Returns name -> facts of every aggregator that `dpjax.federated.aggregators` lists."""
   package = importlib.import_module("dpjax.federated.aggregators")
   return {row.name: row for row in of_package(package, _AGGREGATORS)}

@@ -7,6 +7,7 @@ import pytest
 
 import dpjax.attacks
 from dpjax.attacks import registry
+from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.validate import UserError
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -21,6 +22,7 @@ _HELPERS = {
   "registry",
   "robustness",
   "roc",
+  "attack_settings",
   "shadows",
   "signals",
 }
@@ -91,3 +93,24 @@ def test_code_that_does_not_exist_is_refused():
   row = registry.Attack("a", "b", "answers", "c", "d", "dpjax.attacks.no_such", "e")
   with pytest.raises(UserError, match="of 'a' does not exist"):
     row.find()
+
+
+@pytest.mark.parametrize(
+  "attack", [row for row in registry.ATTACKS if row.word], ids=lambda attack: attack.word
+)
+def test_what_the_launcher_runs_has_settings_with_defaults(attack):
+  kind = attack.find_settings()
+  assert issubclass(kind, AttackSettings) and kind().room in ("train", "federate")
+  assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")
+
+
+def test_words_differ_and_each_has_settings():
+  rows = [row for row in registry.ATTACKS if row.word or row.settings]
+  assert all(row.word and row.settings and row.simulated for row in rows)
+  assert len({row.word for row in rows}) == len(rows)
+
+
+def test_settings_that_do_not_exist_are_refused():
+  row = dataclasses.replace(registry.ATTACKS[0], settings="dpjax.attacks.NoSuch")
+  with pytest.raises(UserError, match="settings='dpjax.attacks.NoSuch': of 'confidence"):
+    row.find_settings()

@@ -15,6 +15,9 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+from dpjax import names
+from dpjax.validate import UserError
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
@@ -24,10 +27,13 @@ class Choice:
     table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
       asked, so a row that is added later is known.
     own: an import path is taken, too, and kept as it is.
+    base: an import path of a frozen dataclass that derives from it is taken, too, and stands
+      for its value, whose fields are set as those of the table's values are.
   """
 
   table: Mapping[str, type]
   own: bool = False
+  base: type | None = None
 
   def __post_init__(self):
     for name, kind in self.table.items():
@@ -35,12 +41,42 @@ class Choice:
         kind.__qualname__ = name
 
   def holds(self, value: Any) -> bool:
-    """Whether it is of a class of the table itself; no instance of another, and no class."""
-    return type(value) in self.table.values()
+    """Whether it is of a class of the table itself, or of a user's own that derives from
+    `base`; no instance of another, and no class."""
+    return type(value) in self.table.values() or self._is_users(type(value))
+
+  def _is_users(self, kind: type) -> bool:
+    return self.base is not None and issubclass(kind, self.base)
+
+  def kind(self, word: str, field: str) -> type | None:
+    """Returns the class that a name, or an import path, stands for; None where it is neither.
+
+    Args:
+      field: dotted name of the config's field, for the message.
+
+    Raises:
+      UserError: a path at which there is no class that derives from `base`.
+    """
+    if self.base is None or not names.is_path(word):
+      return self.table.get(word)
+    kind = names.find(word, field)
+    if not (isinstance(kind, type) and self._is_users(kind) and _is_frozen(kind)):
+      raise UserError(
+        f"must be a frozen dataclass that derives from {self.base.__name__}, all of whose "
+        "fields have defaults",
+        field=field,
+        value=word,
+      )
+    return kind
 
   def name(self, value: Any) -> Any:
-    """Returns the name of the value's class; an import path, or what is no choice, as it is."""
-    return next((name for name, kind in self.table.items() if type(value) is kind), value)
+    """Returns the name of the value's class, its import path where it is a user's own; an import
+    path, or what is no choice, as it is."""
+    for name, kind in self.table.items():
+      if type(value) is kind:
+        return name
+    users = self._is_users(type(value))
+    return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
 
   def told(self, value: Any) -> Any:
     """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
@@ -56,6 +92,21 @@ class Choice:
       for field in dataclasses.fields(kind):
         found.setdefault(field.name, []).append(name)
     return found
+
+
+def _is_frozen(kind: type) -> bool:
+  """Returns whether it is a frozen dataclass that is made without arguments."""
+  # A class that only derives from a dataclass has that one's fields, and not its own.
+  if (
+    "__dataclass_fields__" not in vars(kind)
+    or not vars(kind)["__dataclass_params__"].frozen
+  ):
+    return False
+  missing = dataclasses.MISSING
+  return all(
+    field.default is not missing or field.default_factory is not missing
+    for field in dataclasses.fields(kind)
+  )
 
 
 class Setting:

@@ -165,8 +165,12 @@ def _unwritten(value: Any, hint: Any) -> Any:
   """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
   choice = choice_of(hint)
   members = _members(hint)
-  if choice is not None and isinstance(value, dict) and value.get("name") in choice.table:
-    hints = hints_of(choice.table[value["name"]])
+  named = choice is not None and isinstance(value, dict) and value.get("name")
+  kind = (
+    choice.kind(named, "name") if choice is not None and isinstance(named, str) else None
+  )
+  if kind is not None:
+    hints = hints_of(kind)
     return {key: _unwritten(entry, hints.get(key, Any)) for key, entry in value.items()}
   if isinstance(value, list) and any(typing.get_origin(one) is tuple for one in members):
     return tuple(value)
@@ -219,8 +223,10 @@ def parse(text: str, hint: Any, name: str) -> Any:
 def _continued(given: Any, hint: Any, old: Any) -> Any:
   """A name with those of the old value's numbers that were set and that it has, too."""
   choice = choice_of(hint)
-  kind = choice.table.get(given) if choice is not None and isinstance(given, str) else None
-  if kind is None or choice is None or not choice.holds(old):
+  if choice is None or not isinstance(given, str):
+    return given
+  kind = choice.kind(given, "name")
+  if kind is None or not choice.holds(old):
     return given
   known = {field.name for field in dataclasses.fields(kind)}
   kept = {path: value for path, (value, _) in set_fields(old).items() if path in known}
@@ -245,9 +251,10 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
     return _check_dataclass(value, type(value), name)
   given = {str(key): entry for key, entry in _bounded(given, name).items()}
   word = given.pop("name", None)
-  if not isinstance(word, str) or word not in choice.table:
+  kind = choice.kind(word, name) if isinstance(word, str) else None
+  if kind is None:
     raise _not_chosen(value, word, choice, name)
-  made = choice.table[word]()
+  made = names.call(word, name) if names.is_path(str(word)) else kind()
   for field in given:
     _check_field(made, field, name, choice)
   hints = hints_of(type(made))
@@ -258,7 +265,8 @@ def _chosen(value: Any, choice: Choice, name: str) -> Any:
 
 def _not_chosen(value: Any, word: Any, choice: Choice, name: str) -> UserError:
   hint = did_you_mean(word, choice.table) if isinstance(word, str) else ""
-  known = ", ".join((*choice.table, names.FORM) if choice.own else choice.table)
+  takes_path = choice.own or choice.base is not None
+  known = ", ".join((*choice.table, names.FORM) if takes_path else choice.table)
   return UserError(f"must be one of {known}{hint}", field=name, value=value)
 
 

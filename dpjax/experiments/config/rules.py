@@ -2,8 +2,8 @@
 
   num_steps: Annotated[int, between(1, MOST_STEPS), "updates of the parameters"] = 200
 
-A `FieldRule` is checked wherever the value is not None. A text is help: `--help` of a launcher shows
-it. `check` walks over a whole config, so no list elsewhere names the fields again.
+A `FieldRule` is checked wherever the value is not None. A text is help, which `--help` of a
+launcher shows. `check` walks over a whole config, so no list elsewhere names the fields again.
 """
 
 from __future__ import annotations

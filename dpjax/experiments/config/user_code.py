@@ -12,6 +12,7 @@ must return, and what is promised then.
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
+| `attack`                 | its own fields, by their names        | an `AttackSettings`, frozen|
 
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`.
 

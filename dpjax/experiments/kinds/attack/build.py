@@ -9,14 +9,19 @@ promises, not the attack.
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any
 
 from dpjax import data as data_lib
 from dpjax.accounting import Ledger
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.attack.config import AttackConfig, check, other, room
+from dpjax.experiments.kinds.attack.config import (
+  AttackConfig,
+  check,
+  module_of,
+  other,
+  room,
+)
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
@@ -72,7 +77,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
         "must be empty for one attack; it is of a table of several", field=name
       )
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
-  kind = importlib.import_module(f"dpjax.experiments.kinds.attack.{config.attack.module}")
+  kind = module_of(config)
 
   def start(random: Streams) -> Play:
     attacked = named(config, kind.prepare, config, read(), random)

@@ -11,7 +11,8 @@ import pathlib
 from typing import Any
 
 from dpjax.experiments.config import fields
-from dpjax.experiments.kinds.attack.config import AttackConfig, Membership
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.run_settings import Membership
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import provenance, workdir, writers
 from dpjax.validate import UserError

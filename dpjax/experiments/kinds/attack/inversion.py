@@ -19,8 +19,9 @@ from jax import flatten_util
 
 from dpjax import attacks, trees
 from dpjax.attacks import recovery
-from dpjax.experiments.kinds.attack.config import AttackConfig, DenseFirst
+from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.kinds.federated.config import FedConfig

@@ -10,6 +10,7 @@ import numpy as np
 
 from dpjax import attacks
 from dpjax.attacks.roc import Counted
+from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
@@ -60,6 +61,9 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
       value=own.fraction,
     )
   attack = own.method()
+  if not isinstance(attack, attacks.Poisoning):
+    name = name_of(config, "attack")
+    raise user_code.wrong("attack", name, "of method() an attacks.Poisoning", attack)
   try:  # before anything is trained
     attacks.poisoned(run.federation, attack, attackers)
     _measured(run, attack, run.params)

@@ -288,7 +288,7 @@ class FedConfig(WithChoices):
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
 
 
-def algorithm_of(config: FedConfig) -> described.Algorithm:
+def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
   """Returns the facts of a config's algorithm; of a user's own, those of any function.
 
   >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
@@ -298,7 +298,7 @@ def algorithm_of(config: FedConfig) -> described.Algorithm:
   return _DESCRIBED[name] if name in ALGORITHMS else described.user_defined(str(name))
 
 
-def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
+def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
   """Returns the names for which a fact holds, as an error lists them.
 
   >>> algorithms_that(lambda row: row.keeps_state)
@@ -307,7 +307,7 @@ def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
   return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
 
 
-def aggregation_of(config: FedConfig) -> described.Aggregation | None:
+def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
   """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
 
   >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
@@ -316,7 +316,7 @@ def aggregation_of(config: FedConfig) -> described.Aggregation | None:
   return _AGGREGATIONS.get(name_of(config, "aggregator"))
 
 
-def aggregators_that(holds: Callable[[described.Aggregation], bool]) -> tuple[str, ...]:
+def aggregators_that(holds: Callable[[described.AggregatorFacts], bool]) -> tuple[str, ...]:
   """Returns the names for which a fact holds.
 
   >>> aggregators_that(lambda row: row.is_mean)

@@ -1,0 +1,87 @@
+"""What a config sets of an attack, and what its run reads: base classes for `launch.attack`.
+
+An attack of `launch.attack` is a frozen dataclass that derives from one of these, whose fields
+all have defaults. A row of `registry.ATTACKS` gives it a name; a user's own is named by its
+import path, `--config.attack=mine:SignFlip --config.attack.factor=3`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar
+
+from dpjax import validate
+
+if TYPE_CHECKING:
+  from dpjax.attacks.poisoning import Poisoning
+
+_RUNS = "dpjax.experiments.kinds.attack"
+
+
+@dataclasses.dataclass(frozen=True)
+class AttackSettings:
+  """Base of all settings. Its class attributes say what an attack does; fields are its numbers.
+
+  Attributes:
+    room: config that is attacked: "train" or "federate".
+    module: full name of the module with its `prepare`, `work` and `found`, as those of
+      `dpjax.experiments.kinds.attack.poisoned_rounds`.
+    task: of result.json. Another than dpjax's brings the rows of its table, as `rows` of the
+      result of `found`.
+    wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
+    wants_because: why, after a comma.
+    colludes: attackers see the messages of honest clients.
+    deals_records: it chooses who is trained on, so statistics of all would leak.
+    unread: fields of the attacked config that decide nothing of what it sees.
+  """
+
+  room: ClassVar[str]
+  module: ClassVar[str]
+  task: ClassVar[str]
+  wants: ClassVar[str] = "plain_client"
+  wants_because: ClassVar[str] = "whose clients are inverted"
+  colludes: ClassVar[bool] = False
+  deals_records: ClassVar[bool] = False
+  unread: ClassVar[tuple[str, ...]] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PoisoningSettings(AttackSettings):
+  """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
+
+  Args:
+    fraction: of the clients, who attack; which ones follows from the seed.
+
+  An attack of this kind needs `method` and its numbers, and nothing else:
+
+  >>> from dpjax import attacks
+  >>> @dataclasses.dataclass(frozen=True)
+  ... class SignFlip(PoisoningSettings):
+  ...   factor: float = 1.0
+  ...   def method(self):
+  ...     return attacks.scaled_update(-self.factor)
+  >>> SignFlip(factor=3.0).method().factor
+  -3.0
+  """
+
+  fraction: float = 0.2
+  room: ClassVar[str] = "federate"
+  module: ClassVar[str] = f"{_RUNS}.poisoned_rounds"
+  task: ClassVar[str] = "poisoning"
+  wants: ClassVar[str] = "wraps_clients"
+  wants_because: ClassVar[str] = "whose clients can lie"
+
+  def __post_init__(self):
+    validate.share(fraction=self.fraction)
+    self.method()
+
+  def method(self) -> Poisoning:
+    """Returns what attackers do."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class CollusionSettings(PoisoningSettings):
+  """Attackers who agree, and know what honest clients send; see `attacks.collusion`."""
+
+  colludes: ClassVar[bool] = True
