@@ -13,8 +13,7 @@ import types
 import warnings
 from collections.abc import Sequence
 
-# As of 0.2.
-MOVED = {
+MOVED = {  # as of 0.2
   "dpjax.schema": "dpjax.experiments.config",
   "dpjax.runs": "dpjax.experiments.run",
   "dpjax.runs.central": "dpjax.experiments.kinds.central",

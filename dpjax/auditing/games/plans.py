@@ -43,8 +43,7 @@ _FAR = 1e6
 _SEED = 7_919
 
 
-# The games of one sampler share its draws.
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=16)  # the games of one sampler share its draws
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
