@@ -13,7 +13,8 @@ import types
 import warnings
 from collections.abc import Sequence
 
-MOVED = {  # as of 0.2
+# As of 0.2.
+MOVED = {
   "dpjax.schema": "dpjax.experiments.config",
   "dpjax.runs": "dpjax.experiments.run",
   "dpjax.runs.central": "dpjax.experiments.kinds.central",

@@ -9,9 +9,9 @@ import dp_accounting as dpa
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationDpEvent(dpa.DpEvent):
-  """One pass of `num_steps` Gaussian sums; a record is in one of them, drawn uniformly and
-  independently of the other records, and kept secret.
+  """Event of one pass of `num_steps` Gaussian sums, where a record is in one of them.
 
+  Which one is drawn uniformly and independently of the other records, and kept secret.
   Fewer steps of a pass cost no more than all. The next pass draws anew.
   """
 

@@ -88,7 +88,7 @@ class Plan:
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
       example (`dpjax.sampling.participation`), from which its cost is computed.
-    statistics: called once on the same data before step 1, and paid with it, not without;
+    statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
 
   What does not combine is said in `dpjax/transforms/together.py`.

@@ -74,7 +74,7 @@ class Attack:
     return bool(self.code)
 
   def find(self) -> Any:
-    """What its code names. UserError: nothing of that name."""
+    """Returns the object that its code names. UserError: nothing of that name."""
     module, _, name = self.code.rpartition(".")
     try:
       return getattr(importlib.import_module(module), name)

@@ -45,6 +45,7 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
   return {
     "mean": lambda n: 0,
     "median": minority,
+    # 1e-6 forgives the rounding of trim n where it is a whole number.
     "trimmed_mean": lambda n: int(trim * n + 1e-6),
     "krum": lambda n: num_byzantine,
     "geometric_median": minority,

@@ -47,11 +47,14 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-_DEAR = 0.2  # of the draws, where each is ordinary Python
-_MANY = 64  # parameters by which the size of the noise itself shows
+# Share of the draws, where each is ordinary Python.
+_DEAR = 0.2
+# From so many parameters on, the size of the noise itself shows.
+_MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
-_START = np.zeros(2, np.float32)  # NumPy: an import starts no backend
+# NumPy: an import starts no backend.
+_START = np.zeros(2, np.float32)
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
 Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
@@ -343,7 +346,8 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
 _SGD = optax.sgd(0.5)
 _FAST = optax.sgd(1.0)
 _SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
-_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives the clip
+# So near that a choice of cluster survives the clip.
+_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}
 _scaffold = functools.partial(
   _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
 )
@@ -354,7 +358,8 @@ _loop = lambda worlds, **options: _algorithm(
   optimizing_server(optax.adam(0.1)),
   **options,
 )
-_hyp_cluster = functools.partial(  # the server's side asks clients for losses, then chooses
+# The server's side asks clients for losses, then chooses.
+_hyp_cluster = functools.partial(
   _algorithm,
   "hyp_cluster",
   params=np.array([[1, 0], [-1, 0]], np.float32),
@@ -389,7 +394,8 @@ GAMES: dict[str, Games] = {
     _hyp_cluster(_ALONE | _WORLDS | _NEAR, _LOSS, _SGD, cluster_share=0.5),
     _hyp_cluster({"models are divided by their members": _NEAR[_JOINS]}, _LOSS, _SGD),
   ),
-  "federated": _all(  # the loop itself, with the parts of FedAvg
+  # The loop itself, with the parts of FedAvg.
+  "federated": _all(
     _loop(_ALONE),
     _loop(
       {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients

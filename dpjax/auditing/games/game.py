@@ -29,13 +29,20 @@ from dpjax.auditing.lower_bounds import Scores, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
-_THRESHOLDS = 400  # events that the adversary looks at, on its own draws
-_CHUNK = 20_000  # draws that are made at once
-DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
-_DECIMALS = 5  # of a difference: float32 keeps six
-_MET = 5  # times that a difference must be seen to count as one
-_PAIRED = 8  # columns, of which every two are compared
-_FIT = 3  # one in so many draws is the adversary's to learn from
+# Events that the adversary looks at, on its own draws.
+_THRESHOLDS = 400
+# Draws that are made at once.
+_CHUNK = 20_000
+# Deltas of a curve: where tails count, and where the middle does.
+DELTAS = (1e-5, 0.01, 0.1)
+# Decimals of a difference: float32 keeps six.
+_DECIMALS = 5
+# Times that a difference must be seen to count as one.
+_MET = 5
+# Columns, of which every two are compared.
+_PAIRED = 8
+# One in so many draws is the adversary's to learn from.
+_FIT = 3
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
 Score = Callable[[np.ndarray], np.ndarray]  # outputs [n, features] -> [n]

@@ -228,8 +228,8 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 
 def _whitening(kind: Callable) -> list[Game]:
-  """With public norms, as `_channel_statistics`. One draw at a time: it works on the host."""
-  # norms that an empty example's second moments about a noisy mean seldom reach
+  """Games with public norms, as `_channel_statistics`; one draw at a time, on the host."""
+  # Norms that an empty example's second moments about a noisy mean seldom reach.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   made = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
   loud = made(noise_multiplier=2.0)

@@ -43,7 +43,8 @@ _FAR = 1e6
 _SEED = 7_919
 
 
-@functools.lru_cache(maxsize=16)  # the games of one sampler share its draws
+# The games of one sampler share its draws.
+@functools.lru_cache(maxsize=16)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -25,7 +25,8 @@ _DIM = 2
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
-_SHARE = 0.35  # of the draws: each is a round on the host
+# Share of the draws: each is a round on the host.
+_SHARE = 0.35
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
