@@ -1,7 +1,8 @@
 """Packages whose names are imported when they are first asked for.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
-editors read. `attach` reads the same lines, so a run imports only what it uses.
+editors read. `attach` reads the same lines, so a run imports only what it uses. `import *`
+there takes the names that another such package lists.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import pathlib
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dpjax import _moved
@@ -20,7 +21,7 @@ from dpjax import _moved
 _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
-def _listed(file: str) -> dict[str, tuple[str, str]]:
+def _read(file: str) -> dict[str, tuple[str, str]]:
   """Returns public name -> (module, name there), of the imports under `if TYPE_CHECKING:`."""
   names = {}
   for node in ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body:
@@ -29,6 +30,11 @@ def _listed(file: str) -> dict[str, tuple[str, str]]:
     for line in node.body:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
+        if alias.name == "*":
+          # A package that lists its own names: a line there is enough to export one here.
+          source = importlib.import_module(line.module)
+          names |= {public: (line.module, public) for public in source.__all__}
+          continue
         names[alias.asname or alias.name] = (line.module, alias.name)
   return names
 
@@ -65,6 +71,11 @@ def _found(package: str, name: str) -> Any:
   return importlib.import_module(f"{module}.{name_there}")
 
 
+def listed(package: str) -> Mapping[str, tuple[str, str]]:
+  """Returns public name -> (module, name there) of a package that `attach` has made."""
+  return types.MappingProxyType(_LISTED[package])
+
+
 def attach(
   package: str, file: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
@@ -75,7 +86,7 @@ def attach(
   Args:
     package: `__name__` of the package. file: its `__file__`.
   """
-  _LISTED[package] = _listed(file)
+  _LISTED[package] = _read(file)
   module = sys.modules[package]
   module.__class__ = _Package
 
@@ -89,7 +100,7 @@ def attach(
       return importlib.import_module(f"{package}.{name}")
     return _moved.attribute(package, name)
 
-  def listed() -> list[str]:
+  def names() -> list[str]:
     return sorted({*vars(module), *_LISTED[package]})
 
-  return get, listed, sorted(_LISTED[package])
+  return get, names, sorted(_LISTED[package])

@@ -15,6 +15,11 @@ from collections.abc import Sequence
 
 # As of 0.2.
 MOVED = {
+  "dpjax.accounting.events": "dpjax.accounting",
+  "dpjax.noise.correlated.by_name": "dpjax.noise.correlated",
+  "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
+  "dpjax.sampling.participation": "dpjax.sampling",
+  "dpjax.sampling.truncated": "dpjax.sampling.truncated_poisson",
   "dpjax.schema": "dpjax.experiments.config",
   "dpjax.runs": "dpjax.experiments.run",
   "dpjax.runs.central": "dpjax.experiments.kinds.central",
@@ -33,11 +38,24 @@ MOVED = {
   "dpjax.allocator": "dpjax.parallel.allocator",
   "dpjax.federated.client_states": "dpjax.parallel.client_states",
   "dpjax.federated.row_journal": "dpjax.parallel.row_journal",
+  "dpjax.federated.corrections": "dpjax.federated.algorithms",
+  "dpjax.federated.personalization": "dpjax.federated.algorithms",
+  "dpjax.federated.robust": "dpjax.federated.aggregators",
   "dpjax.federated.vertical": "dpjax.secure.vertical",
   "dpjax.federated.alignment": "dpjax.secure.vertical.alignment",
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+}
+
+# Package that was one module -> where names went that the package does not list.
+NAMES = {  # as of 0.2
+  "dpjax.federated.algorithms": (
+    "dpjax.federated.round",
+    "dpjax.federated.algorithms.apfl",
+    "dpjax.federated.algorithms.scaffold",
+  ),
+  "dpjax.federated.aggregators": ("dpjax.federated.aggregators.geometric_median",),
 }
 
 
@@ -57,11 +75,20 @@ def home(name: str) -> str | None:
   return MOVED[before] + after if before else None
 
 
-def attribute(package: str, name: str) -> types.ModuleType:
-  """Returns a module that was an attribute of a package, with a warning.
+def attribute(package: str, name: str) -> object:
+  """Returns what was an attribute of a package, with a warning: a module, or a name in `NAMES`.
 
   AttributeError: it never was one.
   """
+  for module in () if name.startswith("_") else NAMES.get(package, ()):
+    source = importlib.import_module(module)
+    if hasattr(source, name):
+      warnings.warn(
+        f"{package}.{name} is {module}.{name} now; the old name goes with the next release",
+        DeprecationWarning,
+        stacklevel=3,
+      )
+      return getattr(source, name)
   if f"{package}.{name}" not in MOVED:
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
   return importlib.import_module(f"{package}.{name}")

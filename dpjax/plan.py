@@ -87,7 +87,7 @@ class Plan:
     slices: physical batches that make up one step; see `accumulated`.
     noise_shape: public factors of the noise multiplier, correlation between steps (DP-FTRL),
       shares of groups. Correlation needs a sampler that bounds the participation of one
-      example (`dpjax.sampling.participation`), from which its cost is computed.
+      example (`dpjax.sampling.Participation`), from which its cost is computed.
     statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
 
@@ -141,15 +141,21 @@ class Plan:
     # Where this overflows or vanishes, z is not what runs.
     if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
-    law = self.sampler.law
+    proof = self.sampler.proof
     name = type(self.sampler).__name__
-    tightest = accounting.proved_for(law).accountants[0]
+    tightest = proof.accountants[0]
     object.__setattr__(self, "accountant", self.accountant or tightest)
     accounting.check_accountant(self.accountant)
-    relation = accounting.checked_relation(law, str(self.neighboring_relation), name)
+    relation = proof.checked_relation(str(self.neighboring_relation), name)
     object.__setattr__(self, "neighboring_relation", NeighboringRelation(relation))
     self._check_shape()
-    accounting.check_event(law, self._event_at(0), relation, self.accountant, name)
+    accounting.check_event(
+      proof,
+      self._event_at(0),
+      relation=relation,
+      accountant=self.accountant,
+      name=name,
+    )
 
   def _check_shape(self) -> None:
     shape = self.noise_shape
@@ -828,7 +834,7 @@ class Plan:
       delta=self.delta,
       neighboring_relation=self.neighboring_relation,
       num_examples=num_examples,
-      accountants=accounting.accountants_for(self.sampler.law, self.neighboring_relation),
+      accountants=self.sampler.proof.accountants_under(self.neighboring_relation),
       delta_set_aside=self.delta - self.accounted_delta(self.delta),
       unit=unit,
       noise=transforms.noise_in_words(clip, shape, self.sampler, unit, *numbers),

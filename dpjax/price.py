@@ -17,9 +17,9 @@ from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.validate import UserError
 
-SAMPLERS = ("poisson", "random_allocation", "truncated_poisson", "fixed_size", "none")
-OVERFLOWING = ("poisson", "random_allocation")  # whose batches have a random size
-BOUNDED = ("balls_in_bins", "min_sep")  # whose participation is bounded: `bounded_rows`
+EVERYBODY = "none"  # no sampler: all records in every step
+SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
+BOUNDED = sampling.answered("simulated")  # whose participation is bounded: `bounded_rows`
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
 _CURVE_POINTS = 60
 
@@ -40,47 +40,46 @@ class Question(NamedTuple):
   capacity: int | None = None  # of truncated_poisson
 
   @property
-  def batch_size(self) -> int:
-    """Returns the size of the whole batches that fixed-size sampling draws."""
-    return sampling.whole_batch_size(self.sampling_prob or 0.0, self.num_examples or 0)
+  def kind(self) -> type[sampling.Sampler] | None:
+    """Class of the sampler; None where every record is in every step."""
+    return None if self.sampler == EVERYBODY else sampling.SAMPLERS[self.sampler]
+
+  @property
+  def can_overflow(self) -> bool:
+    """Whether a run has batches of a random size, for which it sets a share of delta aside."""
+    return self.kind is not None and self.kind.can_overflow
 
   @property
   def steps_per_pass(self) -> int:
-    """Returns the steps of a pass of random allocation; UserError unless they are whole."""
-    prob = self.sampling_prob or 1.0
-    sampling.check_passes(prob, "random allocation")
-    return sampling.steps_per_pass(prob)
+    """Number of steps that `event` pays for: 1, unless passes are accounted as a whole."""
+    drawn = _sampler(self)
+    return 1 if drawn is None else drawn.steps_per_event
 
 
-def step_event(question: Question) -> accounting.DpEvent:
-  """The event of one step, where steps are alike: not in random allocation."""
+def _sampler(question: Question) -> sampling.Sampler | None:
+  if question.kind is None:
+    return None
+  size = sampling.Sizing(
+    sampling_prob=question.sampling_prob or 0.0,
+    num_examples=question.num_examples or 0,
+    capacity=question.capacity,
+  )
+  return question.kind.sized(size)
+
+
+def event(question: Question) -> accounting.DpEvent:
+  """Returns the event of one step, or of the pass that is accounted as a whole."""
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
-  if question.sampler == "none":
-    return noise
-  n = question.num_examples or 0
-  prob = question.sampling_prob or 0.0
-  if question.sampler == "poisson":
-    return accounting.poisson_sampled_event(noise, sampling_prob=prob)
-  if question.sampler == "truncated_poisson":
-    slots = question.capacity or 0
-    return accounting.truncated_poisson_event(
-      noise, sampling_prob=prob, num_examples=n, capacity=slots
-    )
-  size = question.batch_size
-  return accounting.fixed_size_event(noise, num_examples=n, batch_size=size)
-
-
-def _pass_event(question: Question) -> accounting.DpEvent:
-  noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
-  return accounting.random_allocation_event(noise, num_steps=question.steps_per_pass)
+  drawn = _sampler(question)
+  sampled = noise if drawn is None else drawn.event(noise)
+  assert sampled is not None, question.sampler
+  return sampled
 
 
 def run_event(question: Question) -> accounting.DpEvent:
-  """The event of the whole run; of a pass that has begun, the whole pass."""
-  if question.sampler == "random_allocation":
-    passes = -(-(question.num_steps or 0) // question.steps_per_pass)
-    return accounting.composed(_pass_event(question), passes)
-  return accounting.composed(step_event(question), question.num_steps or 0)
+  """Returns the event of the whole run; of a pass that has begun, the whole pass."""
+  num_steps = question.num_steps or 0
+  return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
 
 
 def solve(question: Question) -> Question:
@@ -99,25 +98,28 @@ def solve(question: Question) -> Question:
     "neighboring_relation": question.neighboring_relation,
     "accountant": question.accountants[0],
   }
-  run = lambda **value: run_event(question._replace(**value))
   if question.noise_multiplier is None:
-    make = lambda z: run(noise_multiplier=z)
-    level = accounting.calibrate_noise_multiplier(make, **target)
-    return question._replace(noise_multiplier=_rounded(level, math.ceil))
-  if question.num_steps is None and question.sampler == "random_allocation":
-    passes = accounting.calibrate_num_steps(_pass_event(question), **target)
-    return question._replace(num_steps=passes * question.steps_per_pass)
+    noise_multiplier = accounting.calibrate_noise_multiplier(
+      lambda z: run_event(question._replace(noise_multiplier=z)), **target
+    )
+    return question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
   if question.num_steps is None:
-    num_steps = accounting.calibrate_num_steps(step_event(question), **target)
-    return question._replace(num_steps=num_steps)
-  in_passes = question.sampler == "random_allocation"
-  near = (lambda q: 1 / math.ceil(1 / q)) if in_passes else (lambda q: q)
-  make = lambda q: run(sampling_prob=near(q))
-  prob = near(accounting.calibrate_sampling_prob(make, **target))
-  found = question._replace(sampling_prob=prob)
-  if question.sampler == "fixed_size":
-    return found._replace(sampling_prob=found.batch_size / (found.num_examples or 0))
-  return found if in_passes else found._replace(sampling_prob=_rounded(prob, math.floor))
+    times = accounting.calibrate_num_steps(event(question), **target)
+    return question._replace(num_steps=times * question.steps_per_pass)
+  kind = question.kind
+  assert kind is not None, "without a sampler the probability is known: 1"
+
+  def near(prob: float) -> float:
+    return kind.nearest_prob(prob, question.num_examples or 0)
+
+  prob = near(
+    accounting.calibrate_sampling_prob(
+      lambda q: run_event(question._replace(sampling_prob=near(q))), **target
+    )
+  )
+  rounded = _rounded(prob, math.floor)
+  # Six digits only where batches can have such a probability: not of whole batches or passes.
+  return question._replace(sampling_prob=rounded if near(rounded) == rounded else prob)
 
 
 def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
@@ -139,7 +141,7 @@ def epsilon_of(question: Question, accountant: str) -> float:
 def epsilon_in_training(question: Question, accountant: str) -> float:
   """What `launch.train` prints for this run: batches of a random size have a capacity, and a
   share of delta pays for a draw above it."""
-  share = OVERFLOW_SHARE if question.sampler in OVERFLOWING else 0.0
+  share = OVERFLOW_SHARE if question.can_overflow else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
   return epsilon_of(smaller, accountant)
 

@@ -68,7 +68,6 @@ from dpjax.price import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-_OF_SIZE = ("fixed_size", "truncated_poisson")  # samplers for a known number of examples
 _MOST = 2**53
 # Rates of false positives.
 _RATES = (1e-3, 1e-2, 1e-1)
@@ -174,7 +173,9 @@ def _check_counts(values: Any) -> None:
 
 
 def _capacity(values: Any) -> int | None:
-  if values.sampler != "truncated_poisson":
+  # A sampler that never overflows though it has a capacity cuts what is above it.
+  kind = sampling.SAMPLERS.get(values.sampler)
+  if kind is None or kind.can_overflow or "capacity" not in kind.options:
     if values.capacity is not None:
       raise UserError(
         "goes with sampler='truncated_poisson'", field="capacity", value=values.capacity
@@ -200,13 +201,14 @@ def _sampling_prob(values: Any) -> float | None:
   n = values.num_examples
   batch = values.batch_size
   prob = values.sampling_prob
-  if values.sampler == "none":
+  kind = sampling.SAMPLERS.get(values.sampler)
+  if kind is None:
     if (batch, prob) != (None, None):
       raise UserError(
         "takes no sampling_prob and no batch_size", field="sampler", value="none"
       )
     return 1.0
-  if n is None and (batch is not None or values.sampler in _OF_SIZE):
+  if n is None and (batch is not None or issubclass(kind, sampling.SizedSampler)):
     raise UserError(
       "must be given with batch_size, fixed_size or truncated_poisson",
       field="num_examples",
@@ -220,7 +222,7 @@ def _sampling_prob(values: Any) -> float | None:
     return _without_batch(values, prob)
   validate.integer_at_least(1, batch_size=batch)
   validate.probability(**{"batch_size / num_examples": batch / n})
-  if values.sampler == "random_allocation":
+  if kind.takes_whole_passes:
     return _of_passes(batch, n or 0)
   return batch / n
 
@@ -229,7 +231,7 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
   """Probability by --sampling_prob; without it that of one pass of random allocation."""
   if prob is not None:
     return _given_prob(values.sampler, prob, values.num_examples)
-  if values.sampler != "random_allocation":
+  if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
     return None
   if values.num_steps is None:
     raise UserError(
@@ -261,11 +263,11 @@ def _given_prob(sampler: str, prob: float, num_examples: Any) -> float:
   For fixed-size batches it is that of the whole batch which training would draw.
   """
   validate.probability(sampling_prob=prob)
-  if sampler == "random_allocation":
-    sampling.check_passes(prob, "random allocation")
-  if sampler != "fixed_size":
+  kind = sampling.SAMPLERS[sampler]
+  if kind.takes_whole_passes:
+    sampling.check_passes(prob, sampler.replace("_", " "))
     return prob
-  return sampling.whole_batch_size(prob, num_examples) / num_examples
+  return kind.nearest_prob(prob, num_examples or 0)
 
 
 def _num_steps(values: Any, prob: float | None) -> int | None:
@@ -314,11 +316,12 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
   )
   rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
   by = answer.accountants[0]
-  if answer.sampler in price.OVERFLOWING:
+  if answer.can_overflow:
     found = price.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
-  if answer.sampler == "random_allocation" and by in allowed:  # the same expected batches
+  # Beside a sampler in passes Poisson sampling of the same expected batches.
+  if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
     rows.append((f"poisson ({by})", *known, _up(price.epsilon_of(poisson, by))))
   return rows + ([_approximated(answer, known)] if gdp else [])

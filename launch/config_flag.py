@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import shlex
 import sys
+import textwrap
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
 from dpjax import names, run_code, validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.run import switched, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
@@ -26,6 +28,7 @@ from launch import app
 # So that --help lists the flag with its launcher.
 flags.disclaim_key_flags()
 
+_WIDTH = 96  # of --help
 _KINDS: dict[str, Kind] = {}  # flag name -> the kind of config that its file must return
 
 
@@ -46,6 +49,10 @@ def define(
     flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
   if default is None:
     flags.mark_flag_as_required(name)
+  if "print_config" not in flags.FLAGS:
+    flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
+  if _asks_for_help():
+    _add_to_help(_fields_in_words(kind.config(), name))
 
 
 def get(name: str = "config", **more: Any) -> Any:
@@ -77,7 +84,43 @@ def get(name: str = "config", **more: Any) -> Any:
   config, line = switched.settled(file, steps, _KINDS[name])
   if line:
     writers.note(line)
+  if flags.FLAGS.print_config:
+    for leaf in fields.leaves(config):
+      print(f"--{name}.{leaf.path}={shlex.quote(_as_text(leaf.value))}")
+    sys.exit(0)
   return config
+
+
+def _as_text(value: Any) -> str:
+  """Returns a value as an override of its field would be written."""
+  if value is None or isinstance(value, bool):
+    return str(value).lower()
+  return value if isinstance(value, str) else repr(value)
+
+
+def _asks_for_help() -> bool:
+  return any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:])
+
+
+def _add_to_help(text: str) -> None:
+  """Adds to what absl prints for --help: the docstring of the program that runs."""
+  main = sys.modules["__main__"]
+  # absl puts the program's name where the docstring has %s.
+  main.__doc__ = f"{main.__doc__ or ''}\n{text.replace('%', '%%')}"
+
+
+def _fields_in_words(config: Any, name: str) -> str:
+  """Returns a line or more for each field: its default, the values it takes, its help."""
+  lines = [f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional", ""]
+  for row in rules.described(config):
+    values = f"  [{row.values}]" if row.values else ""
+    head = f"  {row.path}={row.default!r}{values}"
+    lines += textwrap.wrap(head, _WIDTH, subsequent_indent=" " * 6)
+    indent = " " * 6
+    lines += textwrap.wrap(
+      row.help, _WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+  return "\n".join(lines)
 
 
 def asked(prefix: str = "") -> tuple[Any, str]:

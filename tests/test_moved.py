@@ -42,6 +42,16 @@ def test_an_old_name_is_the_same_module_and_warns_once_imported():
   )
 
 
+@pytest.mark.parametrize(("package", "modules"), _moved.NAMES.items())
+def test_names_of_a_module_that_became_a_package_are_there_and_warn(package, modules):
+  for module in modules:
+    new = importlib.import_module(module)
+    name = next(n for n, o in vars(new).items() if getattr(o, "__module__", "") == module)
+    with pytest.warns(DeprecationWarning, match=f"{package}.{name} is {module}.{name} now"):
+      old = _moved.attribute(package, name)
+    assert old is getattr(new, name)
+
+
 def test_what_never_was_is_no_module():
   with pytest.raises(ModuleNotFoundError):
     importlib.import_module("dpjax.runs.nothing_of_the_kind")

@@ -23,24 +23,41 @@ if TYPE_CHECKING:
   from dpjax.accounting.calibration import (
     calibrate_sampling_prob as calibrate_sampling_prob,
   )
-  from dpjax.accounting.discrete import SkellamDpEvent as SkellamDpEvent
-  from dpjax.accounting.epsilon import check_accountant as check_accountant
   from dpjax.accounting.epsilon import delta as delta
   from dpjax.accounting.epsilon import delta_curve as delta_curve
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
-  from dpjax.accounting.events import DpEvent as DpEvent
-  from dpjax.accounting.events import composed as composed
-  from dpjax.accounting.events import event_from_json as event_from_json
-  from dpjax.accounting.events import event_to_json as event_to_json
-  from dpjax.accounting.events import fixed_size_event as fixed_size_event
-  from dpjax.accounting.events import gaussian_event as gaussian_event
-  from dpjax.accounting.events import laplace_event as laplace_event
-  from dpjax.accounting.events import poisson_sampled_event as poisson_sampled_event
-  from dpjax.accounting.events import pure_dp_event as pure_dp_event
-  from dpjax.accounting.events import random_allocation_event as random_allocation_event
-  from dpjax.accounting.events import repeat_and_select_event as repeat_and_select_event
-  from dpjax.accounting.events import truncated_poisson_event as truncated_poisson_event
+  from dpjax.accounting.event_kinds.composition import composed as composed
+  from dpjax.accounting.event_kinds.composition import unamplified as unamplified
+  from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
+  from dpjax.accounting.event_kinds.gaussian import gaussian_event as gaussian_event
+  from dpjax.accounting.event_kinds.kind import DpEvent as DpEvent
+  from dpjax.accounting.event_kinds.kind import EventKind as EventKind
+  from dpjax.accounting.event_kinds.kind import event_from_json as event_from_json
+  from dpjax.accounting.event_kinds.kind import event_to_json as event_to_json
+  from dpjax.accounting.event_kinds.kind import merged_parts as merged_parts
+  from dpjax.accounting.event_kinds.kind import parts as parts
+  from dpjax.accounting.event_kinds.kind import register as register
+  from dpjax.accounting.event_kinds.laplace import laplace_event as laplace_event
+  from dpjax.accounting.event_kinds.poisson import (
+    poisson_sampled_event as poisson_sampled_event,
+  )
+  from dpjax.accounting.event_kinds.random_allocation import (
+    RandomAllocationDpEvent as RandomAllocationDpEvent,
+  )
+  from dpjax.accounting.event_kinds.random_allocation import (
+    random_allocation_event as random_allocation_event,
+  )
+  from dpjax.accounting.event_kinds.randomized_response import (
+    pure_dp_event as pure_dp_event,
+  )
+  from dpjax.accounting.event_kinds.repeat_and_select import (
+    repeat_and_select_event as repeat_and_select_event,
+  )
+  from dpjax.accounting.event_kinds.skellam import SkellamDpEvent as SkellamDpEvent
+  from dpjax.accounting.event_kinds.truncated_poisson import (
+    truncated_poisson_event as truncated_poisson_event,
+  )
   from dpjax.accounting.ledger import Budget as Budget
   from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
   from dpjax.accounting.ledger import Charge as Charge
@@ -59,18 +76,17 @@ if TYPE_CHECKING:
   from dpjax.accounting.proved import RELATIONS as RELATIONS
   from dpjax.accounting.proved import Proved as Proved
   from dpjax.accounting.proved import accountants_for as accountants_for
-  from dpjax.accounting.proved import check_event as check_event
-  from dpjax.accounting.proved import checked_relation as checked_relation
   from dpjax.accounting.proved import proved_for as proved_for
   from dpjax.accounting.statement import NOTHING as NOTHING
   from dpjax.accounting.statement import delta_warning as delta_warning
   from dpjax.accounting.statement import privacy_statement as privacy_statement
+  from dpjax.accounting.supported import check_accountant as check_accountant
+  from dpjax.accounting.supported import check_event as check_event
   from dpjax.accounting.text import by_name as by_name
   from dpjax.accounting.text import lower as lower
   from dpjax.accounting.text import upper as upper
   from dpjax.accounting.trade_off import TradeOff as TradeOff
   from dpjax.accounting.trade_off import all_pairs as all_pairs
   from dpjax.accounting.trade_off import trade_off as trade_off
-  from dpjax.passes import RandomAllocationDpEvent as RandomAllocationDpEvent
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -40,7 +40,9 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, epsilon
-from dpjax.accounting.events import DpEvent, gaussian_event, random_allocation_event
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
 _LEAST = 1e-6  # share of the common part, if it is not zero: keeps grids of losses coarse

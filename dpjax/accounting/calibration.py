@@ -14,7 +14,8 @@ from typing import Any, Unpack
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.events import DpEvent, composed
+from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -61,7 +62,7 @@ def calibrate_sampling_prob(
   Guarantee: on the private side, as for `calibrate_noise_multiplier`.
   UserError: even MIN_SAMPLING_PROB costs more.
 
-  >>> from dpjax.accounting.events import gaussian_event, poisson_sampled_event
+  >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048

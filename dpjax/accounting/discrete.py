@@ -4,7 +4,7 @@ For integer vectors, so for sums under secure aggregation. A sensitivity here is
 vector AFTER scaling and rounding, which rounding makes larger (pitfalls P21, P38; see
 `dpjax.noise.discrete.rounded_norm_bound`): the norm of one record under add_or_remove_one
 and replace_special, twice that under replace_one. Nothing is sampled: no amplification.
-Where every client adds a share of the noise, one client less is one share less: such a sum has
+Where every client adds a share of the noise, one client less is one share less. Such a sum has
 an event, `SkellamDpEvent`, that is proved under replace_special and replace_one alone.
 
 | noise                            | Renyi divergence at order a                        | from |
@@ -26,7 +26,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from dp_accounting import DpEvent
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
@@ -87,21 +86,6 @@ def summed_discrete_gaussian_rdp(
     order / 2 * (l2 + math.sqrt(dim) * tau) ** 2,
   )
   return np.min(each, axis=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class SkellamDpEvent(DpEvent):
-  """The event of one sum of integer vectors with Skellam noise.
-
-  Args:
-    variance: of the whole noise on one coordinate, on the grid.
-    l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
-      rounding; under replace_one the accountant doubles both.
-  """
-
-  variance: float
-  l2_sensitivity: float
-  l1_sensitivity: float
 
 
 def skellam_rdp(

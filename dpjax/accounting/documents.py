@@ -30,13 +30,11 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.epsilon import epsilon_curve
-from dpjax.accounting.events import (
-  DpEvent,
-  composed,
-  fixed_size_event,
-  gaussian_event,
-  poisson_sampled_event,
-)
+from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.fixed_size import fixed_size_event
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.text import upper
 
 VERDICTS = ("unsound", "unproved", "loose", "right")

@@ -14,14 +14,13 @@ it. Unsampled Gaussian noise is exactly mu-GDP, mu = 1 / z, and is labelled prov
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.epsilon import _accountable
-from dpjax.accounting.events import DpEvent
-from dpjax.validate import UserError
+from dpjax.accounting.event_kinds.kind import DpEvent, kind_of
+from dpjax.accounting.supported import accountable
 
 
 class Approximation(NamedTuple):
@@ -48,13 +47,14 @@ def approximate(
   (2.99, 0.717, 'approximation')
   """
   validate.open_unit(delta=delta)
-  steps = _accountable(event, neighboring_relation, "pld")
+  steps = accountable(event, neighboring_relation, "pld")
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
-  squares = [times * _mu_squared(part) for part, times in steps.items()]
-  mu = math.sqrt(math.fsum(squares))
-  exact = all(isinstance(part, dpa.GaussianDpEvent) for part in steps)
-  return Approximation(epsilon(mu, delta=delta), mu, "proved" if exact else "approximation")
+  squares = {part: kind_of(part).mu_squared(part) for part in steps}
+  mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
+  is_exact = all(exact for _, exact in squares.values())
+  epsilon_kind = "proved" if is_exact else "approximation"
+  return Approximation(epsilon(mu, delta=delta), mu, epsilon_kind)
 
 
 def epsilon(mu: float, *, delta: float) -> float:
@@ -66,17 +66,3 @@ def epsilon(mu: float, *, delta: float) -> float:
   """
   validate.non_negative(mu=mu)
   return float(dpa.get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
-
-
-def _mu_squared(part: Any) -> float:
-  if isinstance(part, dpa.GaussianDpEvent):
-    return part.noise_multiplier**-2
-  sampled = isinstance(part, dpa.PoissonSampledDpEvent)
-  if sampled and isinstance(part.event, dpa.GaussianDpEvent):
-    return part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
-  raise UserError(
-    "the central limit is known here for Gaussian noise, unsampled or Poisson "
-    "sampled; use accountant='pld' or 'rdp'",
-    field="event",
-    value=part,
-  )

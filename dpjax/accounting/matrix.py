@@ -37,7 +37,10 @@ import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.events import DpEvent, composed, gaussian_event, poisson_sampled_event
+from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
 _DENSE = 4096  # steps up to which a dense matrix is made where none of the above helps

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.discrete import SkellamDpEvent
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.events import DpEvent, parts
+from dpjax.accounting.event_kinds.kind import DpEvent, describe, kind_of, parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
-from dpjax.passes import RandomAllocationDpEvent
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -100,13 +94,13 @@ def privacy_statement(
     }
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
-  selected = any(isinstance(p, dpa.dp_event.RepeatAndSelectDpEvent) for p in parts(event))
+  selected = any(kind_of(part).selects for part in parts(event))
   fitted = "other statistics" if statistics else "statistics"
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
-    f"Charged{as_if}: {_runs(event, unit) or 'nothing'}.",
+    f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",
     *noise.splitlines(),
     *statistics.splitlines(),
     "Released: every iterate, hence also the last one. Not covered: "
@@ -170,59 +164,3 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
     f"{told} {declared}, a constant that does not follow from the data, was used wherever a "
     "mechanism needs their size. All hyper-parameters are treated as public."
   )
-
-
-def _runs(event: DpEvent, unit: str) -> str:
-  each = [f"{times} x {_describe(part, unit)}" for part, times in parts(event).items()]
-  return "; ".join(each)
-
-
-def _describe(part: Any, unit: str) -> str:
-  if isinstance(part, dpa.PoissonSampledDpEvent):
-    return (
-      f"{_describe(part.event, unit)} on a Poisson sample (assumed: every {unit} joins "
-      f"each batch on its own, with probability {upper(part.sampling_probability, digits=6)})"
-    )
-  if isinstance(part, dpa.SampledWithoutReplacementDpEvent):
-    return (
-      f"{_describe(part.event, unit)} on a fixed-size sample (assumed: {part.sample_size} "
-      f"distinct {unit}s of {part.source_dataset_size}, drawn afresh and uniformly)"
-    )
-  if isinstance(part, dpa.TruncatedSubsampledGaussianDpEvent):
-    return (
-      f"{_describe(dpa.GaussianDpEvent(part.noise_multiplier), unit)} on a truncated Poisson "
-      f"sample (assumed: every {unit} of {part.dataset_size} joins each batch on its own, "
-      f"with probability {upper(part.sampling_probability, digits=6)}, and of more than "
-      f"{part.truncated_batch_size} a uniformly random subset of that size is kept)"
-    )
-  if isinstance(part, RandomAllocationDpEvent):
-    return (
-      f"a pass of {part.num_steps} steps with "
-      f"{_describe(dpa.GaussianDpEvent(part.noise_multiplier), unit)} (assumed: every {unit} "
-      "is in one step of the pass, drawn uniformly on its own, anew in each pass, and kept "
-      "secret)"
-    )
-  if isinstance(part, dpa.dp_event.RepeatAndSelectDpEvent):
-    return (
-      "the best of a random and secret number of runs, on average "
-      f"{upper(part.mean, digits=6)} (assumed: the score that selects "
-      "sees public data and the run's output only, and no other run "
-      f"is released; law of shape {part.shape:g}), each run: {_runs(part.event, unit)}"
-    )
-  if isinstance(part, dpa.NonPrivateDpEvent):
-    return "a release without noise"
-  return _unsampled(part, unit)
-
-
-def _unsampled(part: Any, unit: str) -> str:
-  if isinstance(part, dpa.RandomizedResponseDpEvent):
-    loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
-    return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"
-  if isinstance(part, SkellamDpEvent):
-    level = lower(math.sqrt(part.variance) / part.l2_sensitivity, digits=6)
-    return (
-      f"Skellam noise on integers, of {level} times the largest norm of the integers of one "
-      f"{unit}, rounding included"
-    )
-  kind = "Laplace" if isinstance(part, dpa.LaplaceDpEvent) else "Gaussian"
-  return f"{kind} noise of {lower(part.noise_multiplier, digits=6)} times the clip norm"

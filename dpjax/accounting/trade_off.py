@@ -16,7 +16,7 @@ from scipy import special
 
 from dpjax import validate
 from dpjax.accounting.epsilon import Counting, delta_curve, epsilon
-from dpjax.accounting.events import DpEvent
+from dpjax.accounting.event_kinds.kind import DpEvent
 
 # Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
@@ -129,7 +129,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
   UserError: as `epsilon`.
 
-  >>> from dpjax.accounting.events import gaussian_event
+  >>> from dpjax.accounting import gaussian_event
   >>> curve = trade_off(gaussian_event(2.0), slack=1e-5)  # which is .5-Gaussian DP
   >>> round(curve.mu(1e-5), 3), curve.true_positive_rate(np.array(0.01)).round(4)
   (0.5, np.float64(0.0339))
@@ -151,7 +151,7 @@ def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
 
   UserError: as `epsilon`.
 
-  >>> from dpjax.accounting.events import gaussian_event
+  >>> from dpjax.accounting import gaussian_event
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)
   np.float64(0.841)
   """

@@ -16,9 +16,9 @@ on what they send, `scaled_messages` of a `ClientAlgorithm`. Client, cohorts, ex
 aggregator are those of the run, which gets no other change than `wrap` and `memory`.
 
 An attacker knows the model, the training and its own records, and sends what it likes. How far
-any message can carry an aggregator is bounded in `federated.robust`; what is measured here are
-three attacks, so that a defence is shown to fail, or not shown to. Attackers who agree, and adapt
-to honest messages, are those of `attacks.collusion`.
+any message can carry an aggregator is bounded in `federated.aggregators.robust`; what is measured
+here are three attacks, so that a defence is shown to fail, or not shown to. Attackers who agree,
+and adapt to honest messages, are those of `attacks.collusion`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.data import Dataset, Federation
-from dpjax.federated.algorithms import FederatedAlgorithm, FederatedState
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import LocalWork
+from dpjax.federated.round import FederatedAlgorithm, FederatedState
 from dpjax.types import Array, HostArray, Params
 from dpjax.validate import UserError
 

@@ -8,8 +8,9 @@ for nothing else was promised, and the cell says so.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from dpjax.attacks.collusion import colluding
 from dpjax.attacks.poisoning import Poisoning, choose_attackers
 from dpjax.attacks.roc import Counted, counted
 from dpjax.data import Dataset
-from dpjax.federated import aggregation, robust
+from dpjax.federated import aggregators, described
 from dpjax.federated.aggregation import Aggregator
 from dpjax.metrics import Apply
 from dpjax.plan import Plan
@@ -41,15 +42,16 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
   >>> {name: most(9) for name, most in found.items()}
   {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'geometric_median': 4}
   """
-  minority = lambda n: (n - 1) // 2
+  numbers = {"num_byzantine": num_byzantine, "trim": trim}
   return {
-    "mean": lambda n: 0,
-    "median": minority,
-    # 1e-6 forgives the rounding of trim n where it is a whole number.
-    "trimmed_mean": lambda n: int(trim * n + 1e-6),
-    "krum": lambda n: num_byzantine,
-    "geometric_median": minority,
+    name: functools.partial(row.tolerates, **_options(row, numbers))
+    for name, row in described.aggregators().items()
   }
+
+
+def _options(row: described.Aggregation, numbers: dict[str, Any]) -> dict[str, Any]:
+  """Returns an aggregator's options, by these numbers where it has one of that name."""
+  return {name: numbers.get(name, usual) for name, usual in row.options.items()}
 
 
 def defences(
@@ -70,16 +72,13 @@ def defences(
   {'mean': 0, 'median': 4, 'trimmed_mean': 2, 'krum': 2, 'multi_krum': 2, 'geometric_median': 4}
   """
   most = breakdown_points(num_byzantine=num_byzantine, trim=trim)
-  rows = {
-    "mean": Defence(aggregation.weighted_mean(), most["mean"]),
-    "median": Defence(robust.median(), most["median"]),
-    "trimmed_mean": Defence(robust.trimmed_mean(trim), most["trimmed_mean"]),
-    "krum": Defence(robust.krum(num_byzantine), most["krum"]),
-  }
-  if num_selected is not None:
-    several = robust.krum(num_byzantine, num_selected=num_selected)
-    rows["multi_krum"] = Defence(several, most["krum"])
-  rows["geometric_median"] = Defence(robust.geometric_median(), most["geometric_median"])
+  numbers = {"num_byzantine": num_byzantine, "trim": trim}
+  rows: dict[str, Defence] = {}
+  for name, row in described.aggregators().items():
+    rows[name] = Defence(row.make(**_options(row, numbers)), most[name])
+    if name == "krum" and num_selected is not None:
+      several = aggregators.krum(num_byzantine, num_selected=num_selected)
+      rows["multi_krum"] = Defence(several, most[name])
   drawn = lambda row: row._replace(aggregator=row.aggregator.drawn_by(plan))
   return {name: drawn(row) for name, row in rows.items()}
 

@@ -53,11 +53,11 @@ from dpjax import trees, validate
 from dpjax.auditing import canaries as records
 from dpjax.auditing.scores import Scores
 from dpjax.data import Dataset, Federation
-from dpjax.federated.algorithms import FederatedAlgorithm
 from dpjax.federated.client import ClientAlgorithm
 from dpjax.federated.cohort import Cohort
 from dpjax.federated.compression import hadamard
 from dpjax.federated.execution import MapClients
+from dpjax.federated.round import FederatedAlgorithm
 from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import validate
-from dpjax.accounting import TradeOff, events, lower, upper
+from dpjax import accounting, validate
+from dpjax.accounting import TradeOff, lower, upper
 from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
@@ -43,12 +43,12 @@ def check_method(method: str, plan: Plan) -> None:
 def check_event(method: str, event: Any) -> None:
   """Refuses what `check_method` does, by the event of a whole run.
 
-  >>> check_event("one_run_fdp", events.composed(events.gaussian_event(1.0), 5))
+  >>> check_event("one_run_fdp", accounting.composed(accounting.gaussian_event(1.0), 5))
   """
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:
     return
-  parts = events.merged_parts(event)
+  parts = accounting.merged_parts(event)
   other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
   if other:
     raise validate.UserError(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from dpjax import accounting, auditing, models, training
+from dpjax import accounting, auditing, models, sampling, training
 from dpjax.attacks import registry as threats
 from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
 from dpjax.experiments.config.choices import choice_at
@@ -22,9 +22,11 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import ftrl
 from dpjax.experiments.kinds.central import privacy as central
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.federated import config as federated_config
 from dpjax.experiments.kinds.federated import privacy as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.federated import described
 from dpjax.relevance import claimed_methods, pipeline, rigorous_method
 
 Rows = Mapping[str, str]  # name -> what it is, one line
@@ -101,15 +103,41 @@ def _documented(where: str, table: Mapping[str, Any]) -> Section:
   return Section(where, lambda: {name: _told(found) for name, found in table.items()})
 
 
+def _algorithms() -> Rows:
+  """Returns every algorithm with what its client and its server do."""
+  table = federated_config.ALGORITHMS
+  rows = described.algorithms()
+
+  def told(name: str, found: Any) -> str:
+    row = rows.get(name)
+    if row is None:
+      return _told(found)
+    private = f"; private if {row.private_if}" if row.private_if else ""
+    return f"{_told(found)} [client: {row.client}; server: {row.server}{private}]"
+
+  return {name: told(name, found) for name, found in table.items()}
+
+
+def _aggregators() -> Rows:
+  """Returns every aggregator with how many arbitrary clients it stands up to."""
+  rows = described.aggregators()
+
+  def told(name: str, found: Any) -> str:
+    row = rows.get(name)
+    facts = f" [stands up to {row.stands_up_to}; {row.source}]" if row else ""
+    return f"{_told(found)}{facts}"
+
+  return {name: told(name, found) for name, found in federated_config.AGGREGATORS.items()}
+
+
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
   """With what is proved of each, by name of its row."""
 
-  def told(name: str, kind: Any) -> str:
-    row = accounting.proved_for(name if name in accounting.PROVED else kind.law)
-    by = f"{', '.join(row.relations)} by {' or '.join(row.accountants)}"
+  def line(kind: type[sampling.Sampler]) -> str:
+    by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
     return f"{sentence(kind.__doc__)} [proved: {by}]"
 
-  return Section(where, lambda: {name: told(name, kind) for name, kind in table.items()})
+  return Section(where, lambda: {name: line(kind) for name, kind in table.items()})
 
 
 def _accountants() -> Rows:
@@ -193,9 +221,9 @@ TOPICS: dict[str, tuple[Section, ...]] = {
     _choice(FedConfig, "client_optimizer.rule"),
   ),
   "partitions": (_choice(FedConfig, "partition"),),
-  "algorithms": (_choice(FedConfig, "algorithm"),),
+  "algorithms": (Section("--config.algorithm of launch.federate", _algorithms),),
   "weightings": (_choice(FedConfig, "weighting"),),
-  "aggregators": (_choice(FedConfig, "aggregator"),),
+  "aggregators": (Section("--config.aggregator of launch.federate", _aggregators),),
   "compressions": (_choice(FedConfig, "compression"),),
   "secure_sums": (
     _choice(FedConfig, "secure_sum"),

@@ -9,18 +9,10 @@ if TYPE_CHECKING:
   from dpjax.federated.aggregation import central as central
   from dpjax.federated.aggregation import client_noise as client_noise
   from dpjax.federated.aggregation import dp_mean as dp_mean
-  from dpjax.federated.aggregation import weighted_mean as weighted_mean
-  from dpjax.federated.algorithms import FederatedAlgorithm as FederatedAlgorithm
-  from dpjax.federated.algorithms import FederatedState as FederatedState
-  from dpjax.federated.algorithms import RoundInfo as RoundInfo
-  from dpjax.federated.algorithms import fed_adagrad as fed_adagrad
-  from dpjax.federated.algorithms import fed_adam as fed_adam
-  from dpjax.federated.algorithms import fed_avg as fed_avg
-  from dpjax.federated.algorithms import fed_prox as fed_prox
-  from dpjax.federated.algorithms import fed_sgd as fed_sgd
-  from dpjax.federated.algorithms import fed_yogi as fed_yogi
-  from dpjax.federated.algorithms import federated as federated
-  from dpjax.federated.algorithms import params_of as params_of
+
+  # All that the two packages list, so that a new algorithm needs no line here.
+  from dpjax.federated.aggregators import *  # noqa: F403
+  from dpjax.federated.algorithms import *  # noqa: F403
   from dpjax.federated.client import ClientAlgorithm as ClientAlgorithm
   from dpjax.federated.client import ClientInfo as ClientInfo
   from dpjax.federated.client import by_examples as by_examples
@@ -41,25 +33,19 @@ if TYPE_CHECKING:
   from dpjax.federated.compression import quantize as quantize
   from dpjax.federated.compression import rotated as rotated
   from dpjax.federated.compression import top_k as top_k
-  from dpjax.federated.corrections import fed_nova as fed_nova
-  from dpjax.federated.corrections import mime_lite as mime_lite
-  from dpjax.federated.corrections import momentum_steps as momentum_steps
-  from dpjax.federated.corrections import scaffold as scaffold
   from dpjax.federated.execution import auto_clients as auto_clients
   from dpjax.federated.execution import loop_clients as loop_clients
   from dpjax.federated.execution import pmap_clients as pmap_clients
   from dpjax.federated.execution import process_clients as process_clients
   from dpjax.federated.execution import shard_map_clients as shard_map_clients
   from dpjax.federated.execution import vmap_clients as vmap_clients
-  from dpjax.federated.personalization import apfl as apfl
-  from dpjax.federated.personalization import fine_tune as fine_tune
-  from dpjax.federated.personalization import hyp_cluster as hyp_cluster
   from dpjax.federated.placement import compare_placements as compare_placements
   from dpjax.federated.placement import local_epsilon as local_epsilon
-  from dpjax.federated.robust import geometric_median as geometric_median
-  from dpjax.federated.robust import krum as krum
-  from dpjax.federated.robust import median as median
-  from dpjax.federated.robust import trimmed_mean as trimmed_mean
+  from dpjax.federated.round import FederatedAlgorithm as FederatedAlgorithm
+  from dpjax.federated.round import FederatedState as FederatedState
+  from dpjax.federated.round import RoundInfo as RoundInfo
+  from dpjax.federated.round import federated as federated
+  from dpjax.federated.round import params_of as params_of
   from dpjax.federated.server_optimizers import fed_opt as fed_opt
   from dpjax.parallel.client_states import ClientStates as ClientStates
   from dpjax.parallel.client_states import OnDisk as OnDisk

@@ -27,6 +27,7 @@ import optax
 
 from dpjax import gradients, noise, transforms, trees, validate
 from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
+from dpjax.federated.described import aggregator
 from dpjax.plan import Plan
 from dpjax.transforms.adaptive_clipping import centred_count
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
@@ -99,6 +100,15 @@ def finite(messages: ArrayTree, mask: Array) -> Array:
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
 
+@aggregator(
+  name="mean",
+  source="McMahan et al. 2017",
+  stands_up_to="nobody",
+  tolerates=lambda n: 0,
+  weighted=True,
+  is_mean=True,
+  no_claim="the mean without privacy",
+)
 def weighted_mean() -> Aggregator:
   """sum_i w_i m_i / sum_i w_i over the clients with a finite message and w_i > 0.
 

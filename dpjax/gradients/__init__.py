@@ -36,3 +36,6 @@ if TYPE_CHECKING:
   from dpjax.gradients.per_example import stacked_arrays as stacked_arrays
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
+
+# Every rule is in the table as soon as a `Clip` may name it.
+from dpjax.gradients import clip_rules as _clip_rules  # noqa: F401

@@ -108,7 +108,8 @@ class Automatic(ClipRule):
     return top / (lengths + self.gamma)  # [B]
 
 
-RULES: dict[str, type[ClipRule]] = {"flat": Flat, "automatic": Automatic}
+# Name -> rule; `dpjax.gradients.clip_rules` fills it, for a rule's own file imports this one.
+RULES: dict[str, type[ClipRule]] = {}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,18 +1,12 @@
-"""Samplers: who takes part in a step, and what event that is to the accountant.
+"""What every sampler is: who takes part in a step, and what event that is to the accountant.
 
 A sampler's fields are public: they may be printed. The size of the data and the seed are
 arguments of its methods, because they belong to the data holder. Every draw is a pure
 function of (seed, step), so a resumed run draws what the interrupted one would have.
 
-| sampler           | who takes part                   | event                              |
-| ----------------- | -------------------------------- | ---------------------------------- |
-| PoissonSampler    | each example, independently      | PoissonSampled                     |
-| FixedSizeSampler  | uniform subset of fixed size     | SampledWithoutReplacement          |
-| ShuffledSampler   | permutation cut into batches     | a whole epoch; none where the size |
-|                   |                                  | is not public                      |
-
-Under which relations an event is true is said in `dpjax.accounting.proved`, in the row that
-the sampler names. Elsewhere in this room: `truncated`, `users` and `participation`.
+Each sampler has a file of its own; `dpjax.sampling.registry` lists them. A sampler for
+correlated noise keeps what it declares in `participation`: `dpjax.Plan` reads the cost off
+that, and refuses one that declares nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +21,12 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from dpjax import validate
+from dpjax.accounting.event_kinds.composition import composed
+from dpjax.accounting.proved import Proved, proved_for
+from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dp_accounting.DpEvent
-_LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
 
 
 class Participation(NamedTuple):
@@ -42,18 +37,100 @@ class Participation(NamedTuple):
   sampling_prob: float = 1.0  # with which it takes part in a step of its turn
 
 
+class Sizing(NamedTuple):
+  """What a run says to the sampler that its config names."""
+
+  sampling_prob: float  # of one example to be in a batch, on average
+  num_examples: int  # public
+  num_steps: int = 1
+  slots: int = 1  # capacity that no draw exceeds; a plan fits a smaller one
+  capacity: int | None = None  # that the config asks for
+  separation: int | None = None  # steps between two of an example, that the config asks for
+  neighboring_relation: str = ""  # of the guarantee; "": none is asked for
+  unit: str = "example"  # what one row is, for messages
+
+
+class _ProofOfScheme:
+  """The proof of a sampler that states none of its own: the row that its `law` names."""
+
+  def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
+    return proved_for(kind.law if sampler is None else sampler.law)
+
+
 class Sampler(abc.ABC):
   """A sampler, as a plan needs it. Methods that are not abstract claim nothing by default.
 
-  Subclasses are frozen dataclasses whose fields are public.
+  Subclasses are frozen dataclasses whose fields are public. One that states an event either
+  has a `proof` of its own or names, in `law`, the row of `accounting.PROVED` that is its proof.
+
+  Attributes:
+    name: by which configs name it; "" for one of a user's own.
+    used_for: where a config may name it; see `registry.used_for`.
+    options: fields of a config that it reads, out of "capacity" and "separation".
+    answers: how `launch.account` knows it; see `registry.answered`.
+    takes_whole_passes: whether 1 / sampling_prob must be a whole number of steps, a pass.
+    relation_must_be_named: whether it proves nothing for a run that leaves the relation open.
+    unit: whose presence the epsilon hides.
+    steps_alike: whether every step is the same event.
+    can_overflow: whether a draw can exceed `slots`. Then it raises.
+    small: settings over 4 examples and 2 steps, by which games play it.
   """
 
-  law: ClassVar[str] = "unproved"  # the sampler's row in `dpjax.accounting.proved`
-  unit: ClassVar[str] = "example"  # whose presence the epsilon hides
-  steps_alike: ClassVar[bool] = True  # whether every step is the same event
-  can_overflow: ClassVar[bool] = False  # whether a draw can exceed `slots`: then it raises
-  # settings over 4 examples and 2 steps, by which games play it
+  name: ClassVar[str] = ""
+  used_for: ClassVar[tuple[str, ...]] = ()
+  options: ClassVar[tuple[str, ...]] = ()
+  answers: ClassVar[str] = ""
+  takes_whole_passes: ClassVar[bool] = False
+  relation_must_be_named: ClassVar[bool] = False
+  unit: ClassVar[str] = "example"
+  steps_alike: ClassVar[bool] = True
+  can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
+  law: ClassVar[str] = "unproved"
+  # Under which relations the event is true, and which accountants prove it.
+  proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
+
+  def __init_subclass__(cls, **options: Any) -> None:
+    """Keeps scheme and proof of a class together: who states one does not inherit the other."""
+    super().__init_subclass__(**options)
+    stated = cls.__dict__
+    if "law" not in stated and ("name" in stated or "proof" in stated):
+      cls.law = cls.name or cls.__name__
+    if "law" in stated and "proof" not in stated:
+      cls.proof = Sampler.__dict__["proof"]
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Sampler:
+    """Returns the sampler of a run from the run's numbers.
+
+    Raises:
+      UserError: numbers that it cannot have, or a class that no config can name.
+    """
+    del size
+    raise UserError(
+      "has no rule for its size; name a function that returns one",
+      field="sampler",
+      value=Verbatim(cls.__name__),
+    )
+
+  @classmethod
+  def steps_apart(cls, size: Sizing) -> int:
+    """Returns the least number of steps between two of one example: a pass, or as asked."""
+    if cls.takes_whole_passes:
+      return steps_per_pass(size.sampling_prob)
+    return size.separation or max(1, int(1 / size.sampling_prob + 1e-9))
+
+  @classmethod
+  def prob_in_turn(cls, size: Sizing) -> float:
+    """Returns the probability with which an example takes part in a step of its turn."""
+    del size
+    return 1.0
+
+  @classmethod
+  def nearest_prob(cls, prob: float, num_examples: int) -> float:
+    """Returns the sampling probability near `prob` that its batches can have: any, by default."""
+    del num_examples
+    return prob
 
   @property
   @abc.abstractmethod
@@ -79,6 +156,19 @@ class Sampler(abc.ABC):
     cost."""
     del step
     return self.event(inner)
+
+  @property
+  def steps_per_event(self) -> int:
+    """Number of steps that one `event` pays for; more where a pass is accounted as a whole."""
+    return 1
+
+  def run_event(self, inner: DpEvent, num_steps: int) -> DpEvent | None:
+    """Returns the event of the first `num_steps` steps of independent noise.
+
+    A pass that has begun is paid in full.
+    """
+    event = self.event(inner)
+    return event and composed(event, -(-num_steps // self.steps_per_event))
 
   @property
   def participation(self) -> Participation | None:
@@ -140,6 +230,14 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
       value=Verbatim(type(sampler).__name__),
     )
   return found.astype(np.int64)
+
+
+class UnamplifiedSampler(Sampler):
+  """A sampler that claims nothing for the chance of which steps an example is in."""
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    """Returns the event of a step that the example is in."""
+    return inner
 
 
 class SizedSampler(Sampler):
@@ -248,225 +346,9 @@ def generator(seed: int, *place: int) -> np.random.Generator:
   return np.random.Generator(np.random.Philox(sequence))
 
 
-@dataclasses.dataclass(frozen=True)
-class PoissonSampler(PaddedSampler):
-  """Each example takes part independently with probability `prob`.
-
-  Args:
-    prob: sampling probability in (0, 1].
-    capacity: slots of a batch. `Plan.fitted_sampler` chooses it.
-
-  >>> sampler = PoissonSampler(prob=0.5, capacity=8)
-  >>> sampler.draw(6, seed=0, step=0).size <= 8
-  True
-  """
-
-  law: ClassVar[str] = "poisson"
-  small: ClassVar[Any] = ({"prob": 0.5, "capacity": 5},)
-
-  prob: float
-  capacity: int
-
-  def __post_init__(self):
-    validate.probability(sampling_prob=self.prob)
-    validate.integer_at_least(1, capacity=self.capacity)
-
-  @property
-  def rate(self) -> float:
-    return self.prob
-
-  def event(self, inner: DpEvent) -> DpEvent:
-    return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
-
-  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
-    return self.checked(taken, step)
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSizeSampler(SizedSampler):
-  """`batch_size` distinct examples, uniformly among all subsets of that size.
-
-  Args:
-    batch_size: examples per step.
-    num_examples: size of the data, which replace-one adjacency makes public.
-
-  >>> FixedSizeSampler(batch_size=2, num_examples=4).draw(4, seed=0, step=0).size
-  2
-  """
-
-  law: ClassVar[str] = "fixed_size"
-  small: ClassVar[Any] = (
-    {"batch_size": 4, "num_examples": 4},
-    {"batch_size": 1, "num_examples": 4},
-  )
-
-  batch_size: int
-  num_examples: int
-
-  def __post_init__(self):
-    validate.integer_at_least(1, batch_size=self.batch_size, num_examples=self.num_examples)
-    if self.batch_size > self.num_examples:
-      raise UserError(
-        f"must be <= num_examples={self.num_examples}",
-        field="batch_size",
-        value=self.batch_size,
-      )
-
-  @property
-  def slots(self) -> int:
-    return self.batch_size
-
-  def event(self, inner: DpEvent) -> DpEvent:
-    return dp_accounting.SampledWithoutReplacementDpEvent(
-      self.num_examples, self.batch_size, inner
-    )
-
-  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    self.check_size(num_examples)
-    rng = generator(seed, step)
-    return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))
-
-
-@dataclasses.dataclass(frozen=True)
-class ShuffledSampler(Sampler):
-  """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
-
-  What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
-  What is proved, when `num_examples` is given: an epoch costs at most ONE step on all data,
-  without any amplification. Proof: the permutation does not depend on the data, so let it
-  be known. The batches of an epoch are then fixed and disjoint, and the one record in which
-  two neighbours differ is in at most one of them. Every other step of the epoch, though it
-  may depend on all earlier outputs, is the same mechanism for both neighbours and loses
-  nothing; that one step is a Gaussian of sensitivity at most 2 C (replace_one) or C
-  (replace_special), whatever came before. Under add_or_remove_one the permutation itself
-  would change, and nothing is proved.
-
-  Args:
-    batch_size: examples per step.
-    num_examples: size of the data, which makes it public; None: no epsilon is proved.
-
-  >>> sampler = ShuffledSampler(batch_size=2)
-  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
-  >>> sorted(np.concatenate(taken).tolist())
-  [0, 1, 2, 3]
-  >>> inner = dp_accounting.GaussianDpEvent(1.0)
-  >>> sampler = ShuffledSampler(batch_size=2, num_examples=4)
-  >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
-  ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
-  """
-
-  steps_alike: ClassVar[bool] = False
-  small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
-
-  batch_size: int
-  num_examples: int | None = None
-
-  def __post_init__(self):
-    validate.integer_at_least(1, batch_size=self.batch_size)
-    if self.num_examples is not None:
-      validate.integer_at_least(1, num_examples=self.num_examples)
-      self._check_size(self.num_examples)
-
-  def _check_size(self, num_examples: int) -> None:
-    if num_examples < self.batch_size:
-      raise UserError(
-        f"the data have only {num_examples} examples",
-        field="batch_size",
-        value=self.batch_size,
-      )
-    if self.num_examples not in (None, num_examples):
-      raise UserError(
-        f"the data have {num_examples}", field="num_examples", value=self.num_examples
-      )
-
-  @property
-  def slots(self) -> int:
-    return self.batch_size
-
-  @property
-  def law(self) -> str:
-    return "unproved" if self.num_examples is None else "shuffled"
-
-  @property
-  def only_size(self) -> int | None:
-    return self.num_examples
-
-  @property
-  def steps_per_epoch(self) -> int:
-    """Whole batches in the data, at least one."""
-    if self.num_examples is None:
-      raise UserError(
-        "must be given to know how long an epoch is", field="num_examples", value=None
-      )
-    return self.num_examples // self.batch_size
-
-  def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of one step by itself, as if every step saw the record: a bound that
-    `event_at` improves on; None where no size is public."""
-    return None if self.num_examples is None else inner
-
-  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds: an epoch is paid in full at its first step, so that an
-    unfinished one costs as much as a whole one."""
-    validate.integer_at_least(0, step=step)
-    if self.num_examples is None:
-      return None
-    first = step % self.steps_per_epoch == 0
-    return inner if first else dp_accounting.NoOpDpEvent()
-
-  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    self._check_size(num_examples)
-    epoch, position = divmod(step, num_examples // self.batch_size)
-    order = generator(seed, epoch).permutation(num_examples)
-    return order[position * self.batch_size : (position + 1) * self.batch_size]
-
-
-def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
-  """The batch of fixed size that a sampling probability stands for: sampling_prob * n,
-  rounded, at least 1. The ONE place that decides it, for what runs and for what is charged.
-
-  >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
-  (2, 1)
-  """
-  validate.probability(sampling_prob=sampling_prob)
-  validate.integer_at_least(1, num_examples=num_examples)
-  return max(1, round(sampling_prob * num_examples))
-
-
-def steps_per_pass(sampling_prob: float) -> int:
-  """Steps of a pass that takes every record once: 1 / sampling_prob, rounded.
-
-  >>> steps_per_pass(0.25)
-  4
-  """
-  return max(1, round(1 / sampling_prob))
-
-
-def whole_passes(sampling_prob: float) -> bool:
-  """Whether a pass is a whole number of steps.
-
-  >>> whole_passes(0.25), whole_passes(0.3)
-  (True, False)
-  """
-  return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
-
-
-def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
-  """Raises UserError, for a sampler that is `told`, unless a pass is a whole number of steps. The
-  ONE place that decides it, for what runs and for what is charged."""
-  validate.probability(**{name: sampling_prob})
-  if sampling_prob < _LEAST_PROB:
-    raise UserError(
-      f"must be at least {_LEAST_PROB}, for {told}", field=name, value=sampling_prob
-    )
-  if not whole_passes(sampling_prob):
-    raise UserError(
-      f"must be 1 / a whole number, the steps of a pass, for {told}; "
-      f"{1 / steps_per_pass(sampling_prob)!r} is near",
-      field=name,
-      value=sampling_prob,
-    )
+def once(seed: int) -> np.random.Generator:
+  """Returns the generator of what is drawn once per run, apart from those of the steps."""
+  return generator(seed, 0, 0)
 
 
 def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:

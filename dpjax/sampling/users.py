@@ -20,33 +20,18 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import PoissonSampler
 from dpjax.types import Array, Batch, Indexed, LossFn
 from dpjax.validate import UserError
 
 REDUCTIONS = ("mean", "sum")
 CHOICES = ("first", "random")
-
-
-@dataclasses.dataclass(frozen=True)
-class UserSampler(PoissonSampler):
-  """Each USER joins a step independently with probability `prob`, with a whole block.
-
-  Args and event: as `PoissonSampler`; `capacity` counts users.
-
-  >>> UserSampler(prob=0.5, capacity=8).unit
-  'user'
-  """
-
-  unit: ClassVar[str] = "user"
-  small: ClassVar[Any] = ({"prob": 0.2, "capacity": 5},)
 
 
 @dataclasses.dataclass(frozen=True)

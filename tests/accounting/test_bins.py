@@ -52,7 +52,7 @@ def test_noise_that_is_not_correlated_is_random_allocation():
   event = accounting.balls_in_bins_event(
     correlated.Independent(), noise_multiplier=2.0, num_steps=12, num_bins=4
   )
-  (once,) = accounting.events.parts(event)
+  (once,) = accounting.parts(event)
   assert (once.num_steps, once.noise_multiplier) == (4, pytest.approx(2 / math.sqrt(3)))
 
 

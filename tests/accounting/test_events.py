@@ -7,7 +7,7 @@ import dp_accounting as dpa
 import pytest
 
 from dpjax import accounting
-from dpjax.accounting.events import merged_parts, parts
+from dpjax.accounting import merged_parts, parts
 from dpjax.validate import UserError
 
 _GAUSSIAN = dpa.GaussianDpEvent(1.3)

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting.events import parts
+from dpjax.accounting import parts
 from dpjax.validate import UserError
 
 _EPSILONS = (1e-3, 0.1, 1.0, 3.0, 10.0)

@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import composed, epsilon, truncated_poisson_event
-from dpjax.accounting.events import parts
+from dpjax.accounting import composed, epsilon, parts, truncated_poisson_event
 from dpjax.validate import UserError
 
 _ZEROED = {"neighboring_relation": "replace_special"}

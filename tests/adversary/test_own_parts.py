@@ -218,7 +218,9 @@ class _Drawn(dpjax.PoissonSampler):
 
 def test_rows_that_are_examples_are_no_users():
   with pytest.raises(UserError, match=r"its unit is one user, but a row .* one example"):
-    user_code.sampler(f"{__name__}:_users", "privacy.sampler", num_examples=9, prob=0.5)
+    user_code.sampler(
+      f"{__name__}:_users", "privacy.sampler", sampling.Sizing(0.5, num_examples=9)
+    )
 
 
 def _users(num_examples, sampling_prob):

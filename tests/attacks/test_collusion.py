@@ -9,7 +9,6 @@ from scipy import stats
 
 from dpjax import attacks, federated
 from dpjax.attacks import collusion
-from dpjax.federated import robust
 from dpjax.validate import UserError
 from tests.attacks import test_poisoning as rounds
 
@@ -124,7 +123,7 @@ def test_a_round_takes_the_lie():
 @pytest.mark.long
 def test_a_lie_that_keeps_to_honest_distances_moves_multi_krum_further():
   """What is far off is dropped; the lie is not."""
-  krum = robust.krum(2, num_selected=5).drawn_by(rounds._plan())
+  krum = federated.krum(2, num_selected=5).drawn_by(rounds._plan())
   off = []
   for attack in (attacks.scaled_update(-5.0), attacks.min_max()):
     moved = _after(_ROWS, attacks.colluding(krum, attack), attack, [2, 5])

@@ -11,6 +11,7 @@ from dpjax.federated import (
   central,
   client_noise,
   compressed,
+  described,
   dp_mean,
   error_memory,
   loop_clients,
@@ -66,6 +67,21 @@ ALGORITHMS = {
     {"client_tx": _SGD, "num_clients": NUM_CLIENTS, "cluster_share": 0.5},
   ),
 }  # fmt: skip
+
+
+def _by_its_facts(row):
+  """An algorithm without an entry above, with the arguments that it states for games."""
+  offered = {"client_tx": _SGD, "server_tx": optax.sgd(1.0)}
+  optimizers = [offered[name] for name in row.optimizers]
+  make = lambda loss_fn, **options: row.make(loss_fn, *optimizers, **options)
+  return make, dict(row.played)
+
+
+ALGORITHMS |= {
+  name: _by_its_facts(row)
+  for name, row in described.algorithms().items()
+  if name not in ALGORITHMS
+}
 
 
 def made_here():

@@ -25,7 +25,7 @@ from dpjax.federated import (
   params_of,
   scaffold,
 )
-from dpjax.federated.personalization import mixed
+from dpjax.federated.algorithms.apfl import mixed
 from dpjax.validate import UserError
 from tests.federated import problems, registry
 

@@ -128,7 +128,7 @@ def test_the_watch_sees_what_goes_around_the_noise():
 
   def leaking(aggregator):
     client = local_training(problems.quadratic, optax.sgd(0.1))
-    server = federated.algorithms.Server(lambda p: jnp.float32(0), lambda s: None, apply)
+    server = federated.round.Server(lambda p: jnp.float32(0), lambda s: None, apply)
     options = {"key": registry.KEY, "map_clients": loop_clients()}
     return federated.federated(client, server, aggregator=aggregator, **options)
 

@@ -11,7 +11,6 @@ import pytest
 
 from dpjax import noise, sampling
 from dpjax.federated import (
-  algorithms,
   client_noise,
   execution,
   fed_avg,
@@ -20,6 +19,9 @@ from dpjax.federated import (
   loop_clients,
   pmap_clients,
   vmap_clients,
+)
+from dpjax.federated import (
+  round as round_lib,
 )
 from dpjax.federated.client import Received
 from dpjax.federated.cohort import Cohort
@@ -57,7 +59,7 @@ def _noisy():
 
 def _key_of_round(state):
   """Of the clients in the round that comes next; each folds in its own number."""
-  return algorithms._of_round(state.key, state.round)[0]
+  return round_lib._of_round(state.key, state.round)[0]
 
 
 class World:
@@ -113,8 +115,8 @@ class World:
     as_bytes = [np.array(pair, np.uint32).tobytes() * 4 for pair in pairs]
     keys += [noise.source.key_from_bytes(data) for data in as_bytes]
     fold = jax.random.fold_in
-    once = [fold(key, n) for key in keys for n in (*range(3), algorithms._CLIENTS)]
-    twice = [fold(fold(key, algorithms._CLIENTS), r) for key in keys for r in range(3)]
+    once = [fold(key, n) for key in keys for n in (*range(3), round_lib._CLIENTS)]
+    twice = [fold(fold(key, round_lib._CLIENTS), r) for key in keys for r in range(3)]
     return keys + once + twice
 
   def reproduced(self):

@@ -1,5 +1,7 @@
-"""A sampler is added by one file and one row of the table of what is proved: here as a
-module of its own, which plan, ledger and games take as it is."""
+"""A sampler is added by one file that holds all there is to know of it.
+
+Here it is a module of its own. Plan, ledger, games, configs and `launch.list` take it as it is.
+"""
 
 import sys
 import types
@@ -18,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dpjax.accounting import Proved
 from dpjax.sampling import samplers
 
 
@@ -25,10 +28,16 @@ from dpjax.sampling import samplers
 class HalvesSampler(samplers.Sampler):
   """A coin decides which half of the examples takes part."""
 
-  law: ClassVar[str] = "halves"
+  name: ClassVar[str] = "halves"
+  proof: ClassVar[Proved] = Proved(("replace_special", "replace_one"))
+  used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   small: ClassVar[Any] = ({"num_examples": 4},)
 
   num_examples: int
+
+  @classmethod
+  def sized(cls, size):
+    return cls(size.num_examples // 2 * 2)
 
   @property
   def slots(self):
@@ -53,8 +62,6 @@ def halves(monkeypatch):
   module = types.ModuleType("dpjax.sampling.halves")
   monkeypatch.setitem(sys.modules, module.__name__, module)
   exec(_FILE, vars(module))
-  row = Proved(("replace_special", "replace_one"))
-  monkeypatch.setitem(accounting.PROVED, "halves", row)
   return module.HalvesSampler
 
 
@@ -92,8 +99,31 @@ def test_its_games_are_found_and_played(halves):
   assert results and not any(one.refuted for one in results)
 
 
+def test_a_sampler_may_name_the_row_that_is_its_proof(halves, monkeypatch):
+  monkeypatch.delattr(halves, "proof")
+  row = Proved(("replace_special",), ("rdp",))
+  monkeypatch.setitem(accounting.PROVED, "halves", row)
+  assert _plan(halves(8)).accountant == "rdp"
+
+
+def test_a_scheme_of_its_own_inherits_no_proof():
+  class Cut(dpjax.PoissonSampler):
+    law = "truncated_poisson"
+
+  class Renamed(dpjax.PoissonSampler):
+    name = "renamed"
+    proof = Proved(("replace_one",))
+
+  assert Cut(0.5, 8).proof.relations == ("replace_special",)
+  assert Renamed(0.5, 8).law == "renamed"
+  assert (
+    dpjax.PoissonSampler(0.5, 8).proof.relations == dpjax.PoissonSampler.proof.relations
+  )
+
+
 def test_without_a_row_nothing_is_proved(halves, monkeypatch):
-  monkeypatch.delitem(accounting.PROVED, "halves")
+  monkeypatch.delattr(halves, "proof")
+  monkeypatch.setattr(halves, "law", "halves")
   with pytest.raises(UserError, match="sampler='halves'"):
     _plan(halves(8))
   monkeypatch.setattr(halves, "law", dpjax.sampling.Sampler.law)

@@ -44,9 +44,9 @@ def _plan(**changes):
 def test_a_plan_is_charged_a_pass_at_its_first_step():
   plan = _plan()
   once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
-  assert accounting.events.parts(plan.event()) == {once: 2}
-  assert accounting.events.parts(plan.event(5)) == {once: 2}
-  assert accounting.events.parts(plan.event(4)) == {once: 1}
+  assert accounting.parts(plan.event()) == {once: 2}
+  assert accounting.parts(plan.event(5)) == {once: 2}
+  assert accounting.parts(plan.event(4)) == {once: 1}
   assert plan.accountant == "pld"
   assert plan.epsilon(steps=1) == plan.epsilon(steps=4) < plan.epsilon(steps=5)
   left = plan.delta * (1 - accounting.overflow.OVERFLOW_SHARE)

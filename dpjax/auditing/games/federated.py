@@ -23,7 +23,7 @@ from jax.core import Tracer
 
 from dpjax import federated, sampling
 from dpjax.auditing.games.game import Game, claims, linear
-from dpjax.federated.algorithms import optimizing_server
+from dpjax.federated import described
 from dpjax.federated.client import ClientAlgorithm, Received
 from dpjax.federated.execution import client_blocks
 from dpjax.federated.execution.context import (
@@ -35,6 +35,7 @@ from dpjax.federated.execution.context import (
   nobody,
   row,
 )
+from dpjax.federated.round import optimizing_server
 from dpjax.noise.state import NoiseState, with_key
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -53,8 +54,8 @@ _DEAR = 0.2
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
-# NumPy: an import starts no backend.
-_START = np.zeros(2, np.float32)
+_ROWS = described.algorithms()
+_START = np.zeros(2, np.float32)  # NumPy: an import starts no backend
 
 Aggregate = Callable[[Plan, Any], Any]  # `federated.central`, or a broken one
 Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
@@ -250,7 +251,8 @@ def _algorithm(
 
   `map_clients`: None for all draws at once; else one by one, as users run it.
   """
-  kept: dict[str, Any] = {"num_clients": 4} if subject in ("scaffold", "apfl") else {}
+  keeps_state = subject in _ROWS and _ROWS[subject].keeps_state
+  kept: dict[str, Any] = {"num_clients": 4} if keeps_state else {}
   kept |= {"one_by_one": map_clients is not None, "choices": choices}
   at_once = functools.partial(_draws_at_once, choices) if choices else _draws_at_once
 
@@ -345,12 +347,7 @@ def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
 
 _SGD = optax.sgd(0.5)
 _FAST = optax.sgd(1.0)
-_SERVER: dict[str, Any] = {"server_learning_rate": 0.1}
-# So near that a choice of cluster survives the clip.
-_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}
-_scaffold = functools.partial(
-  _algorithm, "scaffold", client_learning_rate=0.5, num_clients=4
-)
+_NEAR = {_JOINS: ([-1.5], [-1.5, 1.5])}  # so that a choice of cluster survives the clip
 _loop = lambda worlds, **options: _algorithm(
   "federated",
   worlds,
@@ -358,44 +355,59 @@ _loop = lambda worlds, **options: _algorithm(
   optimizing_server(optax.adam(0.1)),
   **options,
 )
-# The server's side asks clients for losses, then chooses.
-_hyp_cluster = functools.partial(
-  _algorithm,
-  "hyp_cluster",
-  params=np.array([[1, 0], [-1, 0]], np.float32),
-  num_clients=4,
-  choices=True,
-)
 
-GAMES: dict[str, Games] = {
-  "fed_avg": _algorithm("fed_avg", _WORLDS | _ALONE, _LOSS, _SGD),
-  "fed_sgd": _algorithm("fed_sgd", _WORLDS, _LOSS, _FAST),
-  "fed_prox": _algorithm("fed_prox", _WORLDS, _LOSS, _SGD, mu=0.1),
-  "fed_adam": _algorithm("fed_adam", _WORLDS, _LOSS, _SGD, **_SERVER),
-  "fed_yogi": _algorithm("fed_yogi", _WORLDS, _LOSS, _SGD, **_SERVER),
-  "fed_adagrad": _algorithm("fed_adagrad", _WORLDS, _LOSS, _SGD, **_SERVER),
+
+def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
+  """Returns the games of an algorithm, by the arguments that it states for them.
+
+  Args:
+    changes: arguments in place of these; None leaves one out.
+  """
+  row = _ROWS[name]
+  offered = {"client_tx": _SGD, "server_tx": _FAST}
+  optimizers = [offered[each] for each in row.optimizers]
+  arguments = {**row.played, **changes}
+  given = {key: value for key, value in arguments.items() if value is not None}
+  return _algorithm(name, worlds, _LOSS, *optimizers, **given)
+
+
+_CLUSTERS: dict[str, Any] = {
+  "params": np.array([[1, 0], [-1, 0]], np.float32),
+  # The server's side asks clients for losses, then chooses.
+  "choices": True,
+}
+# Of an algorithm that one client joining does not say all about: more worlds, or others.
+_CLOSER: dict[str, Games] = {
+  "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(
-    _algorithm("fed_nova", _WORLDS, _LOSS, _SGD, tau_eff=1.0),
-    _algorithm("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, _LOSS, _SGD),
+    _described("fed_nova"),
+    _described("fed_nova", {"clients send their steps": _WORLDS[_JOINS]}, tau_eff=None),
   ),
   "scaffold": _all(
-    _scaffold(_WORLDS, _LOSS, _SGD, _FAST, expected_cohort=_SIZE),
-    _scaffold(
+    _described("scaffold"),
+    _described(
+      "scaffold",
       {"the size of the cohort is not given": _WORLDS[_JOINS]},
-      _LOSS,
-      _SGD,
-      _FAST,
+      expected_cohort=None,
       params=np.zeros(_MANY, np.float32),
     ),
   ),
+  # Its server has statistics of its own, which are seen.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
-  "apfl": _algorithm("apfl", _WORLDS, _LOSS, _SGD, alpha=0.5),
   "hyp_cluster": _all(
-    _hyp_cluster(_ALONE | _WORLDS | _NEAR, _LOSS, _SGD, cluster_share=0.5),
-    _hyp_cluster({"models are divided by their members": _NEAR[_JOINS]}, _LOSS, _SGD),
+    _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),
+    _described(
+      "hyp_cluster",
+      {"models are divided by their members": _NEAR[_JOINS]},
+      cluster_share=None,
+      **_CLUSTERS,
+    ),
   ),
-  # The loop itself, with the parts of FedAvg.
-  "federated": _all(
+}
+
+GAMES: dict[str, Games] = {
+  **{name: _CLOSER.get(name) or _described(name) for name in _ROWS},
+  "federated": _all(  # the loop itself, with the parts of FedAvg
     _loop(_ALONE),
     _loop(
       {"one by one: loop_clients": _WORLDS[_JOINS]}, map_clients=federated.loop_clients
@@ -411,13 +423,8 @@ GAMES: dict[str, Games] = {
   "central": _aggregator("central", lambda kind, key: kind(the_plan(), key)),
   "client_noise": _client_noise,
 }
-_ROBUST = "robust, and private by nobody's claim"
 NO_CLAIM = {
-  "weighted_mean": "the mean without privacy",
-  "median": _ROBUST,
-  "trimmed_mean": _ROBUST,
-  "krum": _ROBUST,
-  "geometric_median": _ROBUST,
+  **{row.make.__name__: row.no_claim for row in described.aggregators().values()},
   "fine_tune": "what it makes is sent to nobody",
   "local_training": "the client inside every algorithm, played with it",
   "compressed": "changes what a client sends, before the clip that is played",

@@ -92,6 +92,11 @@ def is_sampler(found: object) -> bool:
   return _concrete(found, "draw", "event")
 
 
+def _samplers() -> dict[str, Any]:
+  """Returns every sampler that a config may name, by the name of its class."""
+  return {kind.__name__: kind for kind in dpjax.sampling.SAMPLERS.values()}
+
+
 def _returns(found: Any, *words: str) -> bool:
   if not inspect.isfunction(found):
     return False
@@ -156,11 +161,9 @@ ROOMS: dict[str, Room] = {
     {},
   ),
   "samplers": Room(
-    lambda: _only(is_sampler, public(dpjax.sampling)),
+    _samplers,
     lambda name, kind: samplers.games(kind),
-    _only(
-      lambda found: is_sampler(found) and "small" in vars(found), public(dpjax.sampling)
-    ),
+    {name: kind for name, kind in _samplers().items() if "small" in vars(kind)},
     {},
   ),
   "transforms": Room(

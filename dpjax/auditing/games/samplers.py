@@ -8,7 +8,7 @@
 
 The others have no gradient (nothing hides the record) or pull the other way, all alike (then
 whoever is pushed out of a batch shows). A sampler says by which settings it is played
-(`Sampler.small`); the relations are those of its row in `dpjax.accounting.proved`.
+(`Sampler.small`); the relations are those of its `proof`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from dpjax import accounting
 from dpjax.auditing.games import plans
 from dpjax.auditing.games.game import Game
 from dpjax.noise import NoiseShape
@@ -65,7 +64,7 @@ def _games(
     delta=_DELTA,
     **options,
   )
-  relations = accounting.proved_for(sampler.law).relations
+  relations = sampler.proof.relations
   cases = [(relation, 0.0, MUCH) for relation in relations]
   cases.append((relations[0], -1.0, LITTLE))
   return [_game(subject, made, *case, tag) for case in cases]

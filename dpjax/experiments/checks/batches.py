@@ -15,8 +15,8 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import sampling, trees
+from dpjax.accounting import RandomAllocationDpEvent
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
-from dpjax.passes import RandomAllocationDpEvent
 
 _Z = 6.0
 _DRAWS = (50, 400)  # batches whose law is looked at: fewest and most

@@ -135,7 +135,7 @@ def agreement(subject: Subject) -> Row:
   if sampling.assumption(plan.sampler):
     why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
     return not_applicable(name, why)
-  relations = accounting.proved_for(plan.sampler.law).relations
+  relations = plan.sampler.proof.relations
   if plan.neighboring_relation not in relations:
     allowed = ", ".join(relations) or "no relation"
     why = f"{type(plan.sampler).__name__} is proved under {allowed} only"

@@ -17,10 +17,10 @@ import numpy as np
 from scipy import special, stats
 
 from dpjax import noise
+from dpjax.accounting import RandomAllocationDpEvent
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.noise_record import Record
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
-from dpjax.passes import RandomAllocationDpEvent
 from dpjax.plan import Plan
 
 _Z = 6.0

@@ -85,19 +85,28 @@ def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
 
 
 def settings(
-  function: Callable[..., Any], documented: Any = None, /, **defaults: Any
+  function: Callable[..., Any],
+  documented: Any = None,
+  carried: Mapping[str, tuple[Any, ...]] | None = None,
+  /,
+  **defaults: Any,
 ) -> type[Setting]:
-  """A frozen dataclass of those arguments of a function that a person sets, for a `Choice`.
+  """Returns a frozen dataclass of the arguments of a function that a user sets, for a `Choice`.
 
   Args:
     documented: whose docstring says what it is, where it is not the function's own.
+    carried: argument -> rules and help that its annotation carries.
 
   >>> made = settings(round, ndigits=2)
   >>> made(), made(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
-  kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
+  kinds = []
+  for name, default in defaults.items():
+    hint = hints[name] if default is None else type(default)
+    extras = (carried or {}).get(name, ())
+    kinds.append((name, typing.Annotated[(hint, *extras)] if extras else hint, default))
   module = sys._getframe(1).f_globals["__name__"]
   made = _MADE.setdefault(module, [])
   kind = dataclasses.make_dataclass(
@@ -117,9 +126,32 @@ def settings(
 
 
 @functools.cache
-def hints_of(kind: type) -> dict[str, Any]:
-  """Field -> annotation, with what it carries."""
+def annotations_of(kind: type) -> dict[str, Any]:
+  """Returns field -> annotation, with all that it carries: a choice, rules, help."""
   return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+  """Returns field -> type, with its choice, if it has one, and nothing else."""
+  plain = typing.get_type_hints(kind)
+  carried = annotations_of(kind)
+  return {
+    name: carried[name] if choice_of(carried[name]) else hint
+    for name, hint in plain.items()
+  }
+
+
+def annotation_of(config: Any, path: str) -> Any:
+  """Returns the annotation of a dotted field of a config, with all that it carries.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> choice_of(annotation_of(TrainConfig(), "optimizer.rule")).own
+  True
+  """
+  *sections, name = path.split(".")
+  section = functools.reduce(getattr, sections, config)
+  return annotations_of(type(section))[name]
 
 
 def choice_of(hint: Any) -> Choice | None:

@@ -7,7 +7,8 @@ must return, and what is promised then.
 | `loss`                   | apply                                 | loss(params, ONE example)  |
 | `data.name`              | nothing                               | (train, test), `Dataset`s  |
 | `optimizer.rule` [1]     | a learning rate or a schedule         | an Optax transformation    |
-| `privacy.sampler` [2]    | num_examples=, sampling_prob=         | a sampler                  |
+| `privacy.sampler` [2]    | num_examples=, sampling_prob=; or the | a sampler                  |
+|                          | class of one that has `sized`         |                            |
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
@@ -120,35 +121,45 @@ def shapes(tree: ArrayTree) -> Any:
   return jax.tree.map(lambda leaf: tuple(jnp.shape(leaf)), tree)
 
 
-def sampler(
-  path: str, field: str, *, num_examples: int, prob: float, unit: str = "example"
-) -> sampling.Sampler:
-  """`make(num_examples=, sampling_prob=)`: a sampler with an event, or without an epsilon.
+def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
+  """Returns the sampler at a path: of a class with a rule for its size, or of a function.
+
+  A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
 
   Args:
-    unit: whose data one row is; a sampler of another unit is refused. "user": rows are
-      clients, also to a sampler that only knows rows ("example").
+    size: numbers of the run. Where its unit is "user", rows are clients, also to a sampler that
+      only knows rows ("example"); a sampler of another unit is refused.
 
-  >>> sampler("builtins:dict", "privacy.sampler", num_examples=1, prob=0.5)
+  >>> sampler("builtins:dict", "privacy.sampler", sampling.Sizing(0.5, num_examples=1))
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: privacy.sampler='builtins:dict': must return a ...
   """
-  made = names.call(path, field, num_examples=num_examples, sampling_prob=prob)
+  found = names.find(path, field)
+  is_sized = isinstance(found, type) and issubclass(found, sampling.Sampler)
+  if is_sized and found.sized.__func__ is not sampling.Sampler.sized.__func__:
+    made = names.guarded(path, field, found.sized)(size)
+  else:
+    made = names.call(
+      path, field, num_examples=size.num_examples, sampling_prob=size.sampling_prob
+    )
   if not isinstance(made, sampling.Sampler):
     raise wrong(field, path, "a dpjax.sampling.Sampler", made)
 
   def check() -> None:
-    if made.unit not in (unit, "example"):
-      raise UserError(f"its unit is one {made.unit}, but a row of these data is one {unit}")
+    if made.unit not in (size.unit, "example"):
+      raise UserError(
+        f"its unit is one {made.unit}, but a row of these data is one {size.unit}"
+      )
     event = made.event(accounting.gaussian_event(1.0))
-    relations = accounting.proved_for(made.law).relations
+    relations = made.proof.relations
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(
-        "event() must return a DpEvent, with `law` the row of accounting.PROVED that says "
-        f"under which relations it is true, or None, not {event!r:.60} with law {made.law!r}"
+        "event() must return a DpEvent, with a `proof`, or with `law` the row of "
+        "accounting.PROVED, that says under which relations it is true, or None, not "
+        f"{event!r:.60} with law {made.law!r}"
       )
-    sampling.taken(made, num_examples, seed=0, step=0)
+    sampling.taken(made, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()
   return made

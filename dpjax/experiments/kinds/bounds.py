@@ -1,4 +1,4 @@
-"""The bounds of the fields that several kinds of config share: type first, then range."""
+"""What must hold for fields that several kinds of config share, beyond the rules beside them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import numpy as np
-
-from dpjax import accounting, gradients, models, names, validate
-from dpjax.experiments.config import fields
+from dpjax import gradients, models, names, validate
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
@@ -19,28 +17,13 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.validate import UserError, Verbatim
 
-LOSSES = ("auto",)  # of both kinds of runs
-SCHEDULES = ("constant", "cosine", "linear")
-ACCOUNTANTS = ("", *accounting.ACCOUNTANTS)  # "": the tightest that is proved
-_FLOAT32 = np.finfo(np.float32)
-# Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
-MOST_STEPS = 10**8  # of a run; rounds, epochs
-MOST_SHAPED = (
-  10**6
-)  # steps whose noise has a plan of its own for each: correlated, or levels
-MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
-MOST_CLIENTS = 10**7
-MOST_THREADS = 1024
-MOST_VIEWS = 1024  # of one example
-MOST_RUNS = 10**5  # of one sweep, or one experiment
-MOST_DRAWS = 10**7  # attacks of an audit
-_MOST_TOKENS = 10**6  # of an example
-_MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
-  """Raises unless every field has the type of its annotation; NaN is never a number.
+  """Raises unless every field has the type of its annotation, and keeps the rules beside it.
+
+  NaN is never a number. All types are looked at before the first range.
 
   >>> typed(OptimizerConfig(learning_rate="a lot"))
   Traceback (most recent call last):
@@ -48,6 +31,7 @@ def typed(config: Any) -> None:
   dpjax.validate.UserError: config.learning_rate='a lot': must be a number
   """
   fields.check(config, type(config), "config")
+  rules.check(config)
 
 
 def names_fields(call: _F) -> _F:
@@ -132,10 +116,7 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 
 def data(config: DataConfig) -> None:
-  """Raises UserError for a number of examples, bytes or classes below one."""
-  counts = ("limit", "num_classes", "num_examples", "num_users")
-  validate.integer_at_least(1, **named("data", config, *counts))
-  validate.integer_in(1, _MOST_TOKENS, **named("data", config, "max_length"))
+  """Raises UserError for a user's own function of data that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
 
@@ -157,7 +138,6 @@ def model(config: ModelConfig, room: str = "model") -> None:
   names.one_of(models.names(), **{f"{room}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{room}.options.{option}")
-  validate.one_of(models.COLOURS, **{f"{room}.colours": config.colours})
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
     # of activations: those for which the bound of clipped sums is shown (tests/gradients)
@@ -212,78 +192,34 @@ def _written(value: Any, name: str) -> None:
     )
 
 
-def in_float32(name: str, value: Any) -> None:
-  """Raises UserError for a positive number that float32 turns into 0 or infinity."""
-  low = float(_FLOAT32.tiny)
-  high = float(_FLOAT32.max)
-  if isinstance(value, (int, float)) and value > 0 and not low <= value <= high:
-    raise UserError(
-      f"must be in [{low:.3g}, {high:.3g}], the range of float32", field=name, value=value
-    )
-
-
 def optimizer(config: OptimizerConfig, room: str = "optimizer") -> None:
-  """Raises UserError for a rate, a momentum or a penalty outside its range."""
-  validate.positive(**named(room, config, "learning_rate"))
-  own = lambda *names: named(f"{room}.rule", config.rule, *names)
-  validate.share(**own("momentum"))
-  others = own("weight_decay", "noise_floor", "prior_precision")
-  validate.non_negative(**others)
-  for name, value in (others | named(room, config, "learning_rate")).items():
-    in_float32(name, value)
-  validate.one_of(SCHEDULES, **named(room, config, "schedule"))
+  """Raises UserError for a momentum or a penalty outside its range."""
+  options = functools.partial(named, f"{room}.rule", config.rule)
+  validate.share(**options("momentum"))
+  penalties = options("weight_decay", "noise_floor", "prior_precision")
+  validate.non_negative(**penalties)
+  rules.IN_FLOAT32.check(**penalties)
 
 
 def privacy(config: Any) -> None:
-  """Raises UserError for what both kinds of runs promise, and how they clip."""
-  positive = ("epsilon", "epsilon_budget", "l2_clip_norm")
-  validate.positive(**named("privacy", config, *positive))
-  in_float32("privacy.l2_clip_norm", config.l2_clip_norm)
-  validate.non_negative(**named("privacy", config, "noise_multiplier"))
+  """Raises UserError for a clip norm that the clipping rule cannot have."""
   if isinstance(config.clipping, gradients.ClipRule):
     config.clipping.check(config.l2_clip_norm)
-  validate.open_unit(**named("privacy", config, "delta"))
-  validate.one_of(ACCOUNTANTS, **named("privacy", config, "accountant"))
-  validate.integer_in(1, MOST_SHAPED, **named("privacy.ftrl", config.ftrl, "separation"))
-  if getattr(config, "sampling_prob", 1) < 1 / _MOST_PASSES:
-    raise UserError(
-      f"must be in [{1 / _MOST_PASSES:g}, 1]",
-      field="privacy.sampling_prob",
-      value=config.sampling_prob,
-    )
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:
-  """Raises UserError for a number of steps or rounds without end."""
+  """Raises UserError for too many steps or rounds whose noise has a plan of its own for each."""
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
-  validate.integer_in(1, MOST_SHAPED if shaped else MOST_STEPS, **{name: num_steps})
+  if shaped:
+    validate.integer_in(1, rules.MOST_SHAPED, **{name: num_steps})
 
 
 def training(config: TrainConfig) -> None:
-  """Raises UserError for a number of a central run outside its range."""
+  """Raises UserError for what the rules beside the fields of a central run cannot say."""
   data(config.data)
   model(config.model)
-  names.one_of((*LOSSES, "contrastive"), loss=config.loss)
   privacy(config.privacy)
   optimizer(config.optimizer)
-  validate.one_of(gradients.METHODS, grad_method=config.grad_method)
-  validate.probability(**named("privacy", config.privacy, "sampling_prob"))
-  validate.positive(**named("privacy", config.privacy, "clip_schedule_final"))
-  low = validate.MIN_FACTOR
-  high = validate.MAX_FACTOR
-  if not low <= config.privacy.clip_schedule_final <= high:
-    raise UserError(
-      f"must be in [{low:g}, {high:g}]",
-      field="privacy.clip_schedule_final",
-      value=config.privacy.clip_schedule_final,
-    )
-  validate.integer_at_least(1, **named("privacy", config.privacy, "capacity"))
-  counts = ("slices", "eval_every", "checkpoint_every", "microbatch_size")
-  validate.integer_at_least(1, **named("", config, *counts))
   steps("num_steps", config.num_steps, config.privacy)
-  validate.integer_in(1, MOST_VIEWS, augmult=config.augmult)
-  validate.integer_at_least(0, seed=config.seed)
-  validate.positive(**named("", config, "memory_budget_gb"))
   if config.mesh is not None:
     gradients.mesh_of(config.mesh)
-  validate.open_unit(**named("", config, "ema_decay"))

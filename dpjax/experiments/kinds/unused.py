@@ -14,7 +14,7 @@ import pathlib
 from typing import Any
 
 from dpjax import data as data_lib
-from dpjax import models
+from dpjax import models, sampling
 from dpjax.data import EMBEDDED
 from dpjax.data.published import PUBLISHED
 from dpjax.experiments.config.unread import Unused, needs, within
@@ -27,8 +27,6 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.experiments.kinds.central.ftrl import SAMPLERS as FTRL_SAMPLERS
-from dpjax.experiments.kinds.central.privacy import SAMPLERS
 from dpjax.names import is_path
 
 # what a loss of a whole batch does not read
@@ -126,8 +124,8 @@ def of_dataset(dataset: Any) -> Unused:
 def _sampling(privacy: PrivacyConfig) -> Unused:
   correlated = privacy.method == "dp_ftrl"
   sampler = privacy.ftrl.sampler if correlated else privacy.sampler
-  kind = {**SAMPLERS, **FTRL_SAMPLERS}.get(sampler)  # None: one's own
-  fixed = kind is not None and "capacity" not in kind.__dataclass_fields__
+  kind = sampling.SAMPLERS.get(sampler)  # None: one's own
+  fixed = kind is not None and "capacity" not in kind.options
   return needs(
     not correlated, "another privacy.method than 'dp_ftrl'", "privacy.sampler"
   ) | needs(
@@ -140,7 +138,8 @@ def _sampling(privacy: PrivacyConfig) -> Unused:
 def of_ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   if method != "dp_ftrl":
     return {"privacy.ftrl": "privacy.method='dp_ftrl'"}
-  free = ftrl.sampler in ("cyclic_poisson", "min_sep") or is_path(ftrl.sampler)
+  kind = sampling.SAMPLERS.get(ftrl.sampler)
+  free = is_path(ftrl.sampler) or (kind is not None and "separation" in kind.options)
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
 
 

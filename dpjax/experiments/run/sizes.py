@@ -8,9 +8,21 @@ this). Such numbers are computed from a declared constant. The other relations f
 
 from __future__ import annotations
 
+from dpjax.sampling import Sampler
 from dpjax.validate import UserError
 
 ADD_OR_REMOVE_ONE = "add_or_remove_one"
+
+
+def usual_relation(kind: type[Sampler] | None) -> str:
+  """Returns the neighboring relation of a run that names none.
+
+  Args:
+    kind: of the sampler; None: a user's own, which may be any.
+  """
+  if kind is None or kind.relation_must_be_named:
+    return ADD_OR_REMOVE_ONE
+  return kind.proof.relations[0]
 
 
 def public(

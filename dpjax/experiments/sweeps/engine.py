@@ -20,9 +20,8 @@ import jax
 
 from dpjax import validate
 from dpjax.accounting import by_name
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason
-from dpjax.experiments.kinds import bounds
 from dpjax.experiments.run import checkpoint, promise, provenance, switches, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost, curve, side_by_side
@@ -90,8 +89,8 @@ def spread(
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
   count = sum(math.prod(map(len, own.values())) for own in axes.values())
-  if count > bounds.MOST_RUNS:
-    raise UserError(f"has {count} runs; must be at most {bounds.MOST_RUNS}", field=name)
+  if count > rules.MOST_RUNS:
+    raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
   found = []
   for variant, config in bases.items():
     for values in itertools.product(*axes[variant].values()):
@@ -145,7 +144,7 @@ def expand(
       base is then dropped (`resettled`). None: all of the base stays.
 
   Raises:
-    UserError: an unknown field, an ill-typed value, more than `bounds.MOST_RUNS` runs; what
+    UserError: an unknown field, an ill-typed value, more than `rules.MOST_RUNS` runs; what
       `check` refuses, after the name of the run.
   """
   runs = spread(base, variants, axes_of, name=name, where=where)

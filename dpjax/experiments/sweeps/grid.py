@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -278,9 +278,9 @@ def _check(config: SweepConfig) -> None:
 def _check_selection(config: SweepConfig) -> None:
   law = config.selection
   validate.positive(**{"selection.mean_trials": law.mean_trials})
-  if not 1 <= law.mean_trials <= bounds.MOST_RUNS:
+  if not 1 <= law.mean_trials <= rules.MOST_RUNS:
     raise UserError(
-      f"must be in [1, {bounds.MOST_RUNS}]",
+      f"must be in [1, {rules.MOST_RUNS}]",
       field="selection.mean_trials",
       value=law.mean_trials,
     )

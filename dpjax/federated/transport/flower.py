@@ -65,10 +65,11 @@ import numpy as np
 
 from dpjax import noise, sampling, trees, validate
 from dpjax.accounting import Ledger
-from dpjax.federated import algorithms, execution
+from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, central, weighted_mean
 from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, LocalBatches, bucket, padded
+from dpjax.federated.round import FederatedAlgorithm, RoundInfo
 from dpjax.federated.transport import remote
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -222,7 +223,7 @@ class _Server:
 
   def __init__(
     self,
-    make: Callable[[Aggregator, execution.MapClients], algorithms.FederatedAlgorithm],
+    make: Callable[[Aggregator, execution.MapClients], FederatedAlgorithm],
     params: Params,
     *,
     plan: Plan,
@@ -256,7 +257,7 @@ class _Server:
       )
     self._like = self._answers.like(Received(self.state.params), self.state.key)
     self.ledger = Ledger()
-    self.infos: list[algorithms.RoundInfo] = []
+    self.infos: list[RoundInfo] = []
 
   def draw(self) -> list[int]:
     """Draws the clients of the next round; UserError after the plan's last."""

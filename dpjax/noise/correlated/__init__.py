@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
-  from dpjax.noise.correlated.by_name import STRATEGIES as STRATEGIES
-  from dpjax.noise.correlated.by_name import Banded as Banded
-  from dpjax.noise.correlated.by_name import Buffered as Buffered
-  from dpjax.noise.correlated.by_name import Strategy as Strategy
-  from dpjax.noise.correlated.by_name import Trees as Trees
-  from dpjax.noise.correlated.by_name import White as White
   from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
   from dpjax.noise.correlated.draw import add_correlated as add_correlated
   from dpjax.noise.correlated.draw import init as init
+  from dpjax.noise.correlated.registry import STRATEGIES as STRATEGIES
+  from dpjax.noise.correlated.registry import Strategy as Strategy
   from dpjax.noise.correlated.strategies import Correlation as Correlation
   from dpjax.noise.correlated.strategies import Independent as Independent
   from dpjax.noise.correlated.strategies import Tree as Tree
+  from dpjax.noise.correlated.strategies import Trees as Trees
+  from dpjax.noise.correlated.strategies import White as White
   from dpjax.noise.correlated.strategies import matrix as matrix
+  from dpjax.noise.correlated.toeplitz import Banded as Banded
   from dpjax.noise.correlated.toeplitz import BandedToeplitz as BandedToeplitz
+  from dpjax.noise.correlated.toeplitz import Buffered as Buffered
   from dpjax.noise.correlated.toeplitz import BufferedToeplitz as BufferedToeplitz
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -175,3 +175,27 @@ class Tree:
 
     nodes = jax.tree.map(updated, state.nodes, jax.tree.map(trees.at_least_float32, white))
     return row, TreeState(state.draws + 1, nodes)
+
+
+@dataclasses.dataclass(frozen=True)
+class White:
+  """`Independent`: no correlation."""
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    return Independent()
+
+
+@dataclasses.dataclass(frozen=True)
+class Trees:
+  """`Tree`; without `restart_every`, a new one every `min_sep` steps."""
+
+  restart_every: int | None = None
+
+  def __post_init__(self):
+    if self.restart_every is not None:
+      validate.integer_at_least(1, restart_every=self.restart_every)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    return Tree(restart_every=self.restart_every or min_sep)

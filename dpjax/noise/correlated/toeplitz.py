@@ -13,9 +13,13 @@ from scipy import signal
 
 from dpjax import trees, validate
 from dpjax.noise.correlated import series
-from dpjax.noise.correlated.strategies import subtract, weighted, zeros
+from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, zeros
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
+
+# Each band is a copy of the parameters.
+_MOST_BANDS = 10**6
+_MOST_BUFFERS = 64
 
 
 def _rounded(name: str, values: Any) -> tuple[float, ...]:
@@ -212,3 +216,43 @@ class BufferedToeplitz:
       return rates * held + trees.at_least_float32(new).astype(held.dtype)[None]
 
     return row, jax.tree.map(decayed, state, row)
+
+
+@dataclasses.dataclass(frozen=True)
+class Banded:
+  """`BandedToeplitz.optimized`; without a number of bands, with `min_sep` of them.
+
+  >>> Banded().make(num_steps=10, min_sep=2).bands
+  2
+  """
+
+  bands: int | None = None
+  objective: str = "mean"  # mean | max squared error of the prefix sums
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    return BandedToeplitz.optimized(
+      num_steps=num_steps, bands=self.bands or min_sep, objective=self.objective
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffered:
+  """`BufferedToeplitz.optimized`."""
+
+  buffers: int = 4
+  objective: str = "mean"  # mean | max squared error of the prefix sums
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BUFFERS, buffers=self.buffers)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    return BufferedToeplitz.optimized(
+      num_steps=num_steps, buffers=self.buffers, min_sep=min_sep, objective=self.objective
+    )

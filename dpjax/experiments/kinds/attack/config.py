@@ -13,7 +13,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar
 
 from dpjax import attacks, validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -22,7 +22,11 @@ from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import unused as fed_unused
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.validate import UserError
 
 # The first two are told more, or less, than log odds: all confidences, the mean training loss.
@@ -66,8 +70,8 @@ class Membership:
       )
     for name in self.methods:
       validate.one_of(MEMBERSHIP, methods=name)
-    validate.integer_in(LEAST_SHADOWS, bounds.MOST_RUNS, num_shadows=self.num_shadows)
-    validate.integer_in(1, bounds.MOST_RUNS, side_by_side=self.side_by_side)
+    validate.integer_in(LEAST_SHADOWS, rules.MOST_RUNS, num_shadows=self.num_shadows)
+    validate.integer_in(1, rules.MOST_RUNS, side_by_side=self.side_by_side)
     validate.integer_in(1, attacks.MOST_QUERIES, queries=self.queries)
 
 
@@ -98,7 +102,7 @@ class CopyByAnswers:
       )
     for size in sizes:
       validate.integer_at_least(1, num_queries=size)
-    validate.integer_in(1, bounds.MOST_STEPS, steps=self.steps)
+    validate.integer_in(1, rules.MOST_STEPS, steps=self.steps)
     validate.positive(learning_rate=self.learning_rate)
     if self.decimals is not None:
       validate.integer_at_least(0, decimals=self.decimals)
@@ -131,9 +135,9 @@ class ClassSearch:
   task: ClassVar[str] = "class_inversion"
 
   def __post_init__(self):
-    validate.integer_in(1, bounds.MOST_RUNS, starts=self.starts)
+    validate.integer_in(1, rules.MOST_RUNS, starts=self.starts)
     counts = {"steps": self.steps, "judge_steps": self.judge_steps}
-    validate.integer_in(1, bounds.MOST_STEPS, **counts)
+    validate.integer_in(1, rules.MOST_STEPS, **counts)
     self.method()
 
   def method(self, **prior: Any) -> attacks.ClassInversion:
@@ -193,7 +197,7 @@ class _SearchInversion(_Inversion):
   def __post_init__(self):
     super().__post_init__()
     counts = {name: getattr(self, name) for name in ("steps", "restarts", "finalists")}
-    validate.integer_in(1, bounds.MOST_STEPS, trial=self.trial, **counts)
+    validate.integer_in(1, rules.MOST_STEPS, trial=self.trial, **counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -450,13 +454,13 @@ def _check_train(train: TrainConfig) -> None:
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:
-  name = fields.name_of(federate, "algorithm")
+  algorithm = algorithm_of(federate)
   poisoned = attack.task == "poisoning"
-  if poisoned and name not in federated.WRAPPING:
+  if poisoned and not algorithm.wraps_clients:
     raise UserError(
-      "must be 'fed_avg' or 'fed_prox', whose clients can lie",
+      f"must be {algorithms_that(lambda row: row.wraps_clients)}, whose clients can lie",
       field="federate.algorithm",
-      value=name,
+      value=algorithm.name,
     )
   summed = fields.name_of(federate, "secure_sum")
   if getattr(attack, "colludes", False) and summed != "none":
@@ -465,11 +469,11 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       field="federate.secure_sum",
       value=summed,
     )
-  if not poisoned and name != "fed_avg":
+  if not poisoned and not algorithm.plain_client:
     raise UserError(
-      "must be 'fed_avg', whose clients are inverted",
+      f"must be {algorithms_that(lambda row: row.plain_client)}, whose clients are inverted",
       field="federate.algorithm",
-      value=name,
+      value=algorithm.name,
     )
   if federate.model.name == "transformer":
     raise UserError(

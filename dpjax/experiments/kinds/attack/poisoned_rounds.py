@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
+from dpjax.experiments.kinds.federated.config import aggregation_of
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
@@ -80,11 +82,11 @@ def _tolerates(config: AttackConfig) -> int | None:
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
     return None
-  known = attacks.breakdown_points(
-    num_byzantine=getattr(federate.aggregator, "num_byzantine", 0),
-    trim=getattr(federate.aggregator, "trim", 0.0),
-  ).get(name_of(federate, "aggregator"))
-  return None if known is None else known(int(federate.clients_per_round))
+  aggregation = aggregation_of(federate)
+  if aggregation is None:
+    return None
+  options = dataclasses.asdict(federate.aggregator)
+  return aggregation.tolerates(int(federate.clients_per_round), **options)
 
 
 def _note(config: AttackConfig, promise: Promise) -> str:

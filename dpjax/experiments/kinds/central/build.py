@@ -24,7 +24,6 @@ from dpjax import (
   names,
   training,
   trees,
-  validate,
 )
 from dpjax import (
   parallel as processes,
@@ -61,8 +60,6 @@ from dpjax.experiments.run.streams import Streams
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
-
-AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 
 
 class OnData(Config, Protocol):
@@ -138,7 +135,6 @@ def check(config: TrainConfig) -> None:
   bounds.typed(config)
   bounds.training(config)
   privacy.check_names(config.privacy)
-  validate.one_of(AUGMENTATIONS, augmentation=config.augmentation)
   if config.augmult > 1 and config.augmentation == "none":
     raise UserError(
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult

@@ -13,10 +13,22 @@ import dataclasses
 from collections import ChainMap
 from typing import Annotated, Any, ClassVar
 
-from dpjax import gradients, transforms
-from dpjax.experiments.config import optimizers
+from dpjax import (
+  accounting,
+  gradients,
+  models,
+  sampling,
+  training,
+  transforms,
+  validate,
+)
+from dpjax.experiments.config import optimizers, rules
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
+
+_ACCOUNTANTS = ("", *accounting.ACCOUNTANTS)
+_AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
+_COUNT = rules.at_least(1)
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 
@@ -71,16 +83,16 @@ class Head:
 class HeadFirst:
   """The last layer alone in the first steps, then every weight: one run, one promise."""
 
-  steps: int = 20  # of the last layer alone; the others train every weight
+  steps: Annotated[int, "of the last layer alone; the others train every weight"] = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
   """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
 
-  rank: int = 4
-  alpha: float = 8.0  # A B is multiplied by alpha / rank
-  pattern: str = "*/kernel"  # of paths such as params/block_0/mlp_in/kernel
+  rank: Annotated[int, "of the adapters A B"] = 4
+  alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0
+  pattern: Annotated[str, "of paths such as params/block_0/mlp_in/kernel"] = "*/kernel"
 
 
 TRAINABLE: dict[str, type] = {
@@ -95,103 +107,180 @@ TRAINABLE: dict[str, type] = {
 class DataConfig:
   """Which data; see `dpjax.data.load`."""
 
-  # digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | path.npz
-  name: str = "digits"
-  data_dir: str | None = None  # where TFDS data lie; None: TFDS_DATA_DIR or its default
-  center: bool = False  # (x - 0.5) / 0.5: public constants, nothing estimated from data
-  limit: int | None = None  # use only the first n training examples
-  max_length: int = 256  # text: bytes kept of each example
-  num_classes: int | None = None  # public; for data that do not declare it themselves
-  # public, a constant near the number of training examples, which takes its place where one
-  # example more or less is to be hidden; for data that do not declare it themselves
-  num_examples: int | None = None
-  num_users: int | None = None  # likewise, of users whom the data name (launch.federate)
+  name: Annotated[
+    str,
+    "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
+    "package.module:name",
+  ] = "digits"
+  data_dir: Annotated[
+    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  center: Annotated[
+    bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
+  ] = False
+  limit: Annotated[int | None, _COUNT, "use only the first n training examples"] = None
+  max_length: Annotated[
+    int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
+  ] = 256
+  num_classes: Annotated[
+    int | None, _COUNT, "public; for data that do not declare it themselves"
+  ] = None
+  num_examples: Annotated[
+    int | None,
+    _COUNT,
+    "public: a constant near the number of training examples, used in its place where one "
+    "example more or less is hidden; for data that do not declare it themselves",
+  ] = None
+  num_users: Annotated[
+    int | None, _COUNT, "likewise, of users whom the data name (launch.federate)"
+  ] = None
 
 
 @dataclasses.dataclass
 class ModelConfig:
   """Which model; see `dpjax.models.build`."""
 
-  name: str = "mlp"
-  options: dict[str, Any] = dataclasses.field(default_factory=dict)
-  mirrored: bool = False  # scattering features: averaged with those of the mirror image
-  colours: str = "rgb"  # of scattering features: rgb | opponent (light and two differences)
+  name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
+  options: Annotated[dict[str, Any], "of the model, each one more name"] = (
+    dataclasses.field(default_factory=dict)
+  )
+  mirrored: Annotated[
+    bool, "scattering features: averaged with those of the mirror image"
+  ] = False
+  colours: Annotated[
+    str,
+    rules.among(models.COLOURS),
+    "of scattering features; opponent: light and two differences",
+  ] = "rgb"
 
 
 @dataclasses.dataclass
 class FtrlConfig(WithChoices):
   """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
 
-  sampler: str = "cyclic"  # cyclic | cyclic_poisson | balls_in_bins | min_sep
-  # cyclic_poisson, min_sep: least steps between participations; None: steps of a pass
-  separation: int | None = None
-  # banded | blt | tree | identity
-  strategy: Annotated[correlated.Strategy, Choice(correlated.STRATEGIES)] = (
-    dataclasses.field(default_factory=correlated.Banded)
-  )
+  sampler: Annotated[
+    str,
+    rules.among(sampling.used_for("correlated noise"), user_defined=True),
+    "who is in a batch, and how far apart; launch.list samplers; or package.module:name",
+  ] = "cyclic"
+  separation: Annotated[
+    int | None,
+    rules.between(1, rules.MOST_SHAPED),
+    "cyclic_poisson, min_sep: least steps between participations; none: steps of a pass",
+  ] = None
+  strategy: Annotated[
+    correlated.Strategy, Choice(correlated.STRATEGIES), "how noise is correlated"
+  ] = dataclasses.field(default_factory=correlated.Banded)
 
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
   """The guarantee of a run. Give `epsilon` or `noise_multiplier`, not both."""
 
-  method: str = "dp_sgd"  # dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)
-  epsilon: float | None = 2.0  # target; the noise multiplier is calibrated to it
-  delta: float = 1e-5
-  noise_multiplier: float | None = None  # std of the noise on the sum / l2_clip_norm
-  l2_clip_norm: float = 1.0
-  # flat | automatic | adaptive | per_layer
-  clipping: Annotated[gradients.ClipRule | transforms.PerLayer, Choice(CLIPPINGS)] = (
-    dataclasses.field(default_factory=gradients.Flat)
+  method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
+    "dp_sgd"
   )
-  clip_schedule: str = "constant"  # constant | linear | cosine | exponential, by step
-  clip_schedule_final: float = 0.1  # factor of l2_clip_norm at the last step
-  # poisson | fixed_size (replace_one) | truncated_poisson (replace_special) | shuffled
-  # (an epoch as one step on all data under replace_one or replace_special, else no epsilon)
-  # | users (poisson, over data of which an example is all of one person)
-  # | random_allocation (every example once in each pass of 1 / sampling_prob steps)
-  sampler: str = "poisson"
-  sampling_prob: float = 0.05  # expected batch size / number of examples
-  # slots of a Poisson batch; None: overflow is negligible, or truncation is rare
-  capacity: int | None = None
-  neighboring_relation: str = "add_or_remove_one"
-  accountant: str = "pld"  # pld | rdp
-  epsilon_budget: float | None = None  # refuse to start a run that would spend more
-  # factors of the noise multiplier, each for an equal share of the steps; none: constant
-  noise_levels: list[float] = dataclasses.field(default_factory=list)
+  epsilon: Annotated[
+    float | None, rules.POSITIVE, "target; the noise multiplier is calibrated to it"
+  ] = 2.0
+  delta: Annotated[
+    float, rules.OPEN_UNIT, "chance that the bound may fail; well below 1 / examples"
+  ] = 1e-5
+  noise_multiplier: Annotated[
+    float | None, rules.NON_NEGATIVE, "std of the noise on the sum / l2_clip_norm"
+  ] = None
+  l2_clip_norm: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "bound on the gradient of one example"
+  ] = 1.0
+  clipping: Annotated[
+    gradients.ClipRule | transforms.PerLayer,
+    Choice(CLIPPINGS),
+    "rule by which one example's gradient is shortened",
+  ] = dataclasses.field(default_factory=gradients.Flat)
+  clip_schedule: Annotated[
+    str, rules.among(transforms.CLIP_SCHEDULES), "l2_clip_norm by step"
+  ] = "constant"
+  clip_schedule_final: Annotated[
+    float,
+    rules.POSITIVE,
+    rules.within_range(validate.MIN_FACTOR, validate.MAX_FACTOR),
+    "factor of l2_clip_norm at the last step",
+  ] = 0.1
+  sampler: Annotated[
+    str,
+    rules.among(sampling.used_for("examples"), user_defined=True),
+    "who is in a batch; launch.list samplers says what is proved of each; or "
+    "package.module:name",
+  ] = "poisson"
+  sampling_prob: Annotated[
+    float,
+    rules.PROBABILITY,
+    rules.within_range(1 / rules.MOST_PASSES, 1),
+    "expected batch size / number of examples",
+  ] = 0.05
+  capacity: Annotated[
+    int | None,
+    _COUNT,
+    "padded size of a Poisson batch; none: overflow is negligible, or truncation is rare",
+  ] = None
+  neighboring_relation: Annotated[
+    str, "add_or_remove_one | replace_one | replace_special"
+  ] = "add_or_remove_one"
+  accountant: Annotated[str, rules.among(_ACCOUNTANTS), "'': the tightest"] = "pld"
+  epsilon_budget: Annotated[
+    float | None, rules.POSITIVE, "refuse to start a run that would spend more"
+  ] = None
+  noise_levels: Annotated[
+    list[float],
+    "factors of the noise multiplier, each for an equal share of the steps; []: constant",
+  ] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
-  # of the model's inputs: per_example | private_statistics (of channels, from the same budget)
-  # | private_whitening (of all directions, likewise)
-  normalization: Annotated[PerExample | ByStatistics | Whitened, Choice(NORMALIZATIONS)] = (
-    dataclasses.field(default_factory=PerExample)
-  )
+  normalization: Annotated[
+    PerExample | ByStatistics | Whitened,
+    Choice(NORMALIZATIONS),
+    "of the model's inputs: private_statistics of channels, private_whitening of all "
+    "directions, both from the same budget",
+  ] = dataclasses.field(default_factory=PerExample)
 
 
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
   """The Optax optimizer behind the private gradient."""
 
-  # sgd | adam | adamw | rmsprop | adagrad | dp_adam | dp_sgld
-  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True)] = "sgd"
-  learning_rate: float = 0.5
-  schedule: str = "constant"  # constant | cosine | linear (to 0 over num_steps)
+  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True), "or package.module:name"] = (
+    "sgd"
+  )
+  learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"] = (
+    0.5
+  )
+  schedule: Annotated[
+    str, rules.among(("constant", "cosine", "linear")), "of the rate, to 0 over the run"
+  ] = "constant"
 
 
 @dataclasses.dataclass
 class AuditConfig:
   """Canaries in the training data, and the lower bound on epsilon that they prove."""
 
-  enabled: bool = False
-  num_canaries: int = 200  # rows of the training data; each comes back by a fair coin
-  kind: str = "gradient"  # gradient (a parameter of its own) | mislabelled | random
-  # loss (black box) | gradient (first and last parameters are known) | sums (white box: all
-  # noisy sums along the canaries; of audit.kind = gradient, and of no other); auto: sums where
-  # the kind has them, else loss
-  score: str = "auto"
-  # one_run | one_run_two_sided | clopper_pearson; without sampling also one_run_fdp |
-  # one_run_fdp_two_sided | gdp, and of score = sums one_run_gaussian
-  method: str = "one_run_two_sided"
-  confidence: float = 0.95
+  enabled: Annotated[bool, "train with canaries; short: --audit"] = False
+  num_canaries: Annotated[
+    int, "rows of the training data; each comes back by a fair coin"
+  ] = 200
+  kind: Annotated[str, "gradient (a parameter of its own) | mislabelled | random"] = (
+    "gradient"
+  )
+  score: Annotated[
+    str,
+    "loss (black box) | gradient (first and last parameters are known) | sums (white box: all "
+    "noisy sums along the canaries; of kind gradient alone) | auto (sums where the kind has "
+    "them, else loss)",
+  ] = "auto"
+  method: Annotated[
+    str,
+    "one_run | one_run_two_sided | clopper_pearson; without sampling also one_run_fdp | "
+    "one_run_fdp_two_sided | gdp, and of score sums one_run_gaussian",
+  ] = "one_run_two_sided"
+  confidence: Annotated[float, "of the lower bound"] = 0.95
 
 
 @dataclasses.dataclass
@@ -204,35 +293,66 @@ class TrainConfig(WithChoices):
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-  # all | head | head_first | lora: what is trained, released and paid for; the rest is public
-  # and stays
-  trainable: Annotated[AllWeights | Head | HeadFirst | LowRank, Choice(TRAINABLE)] = (
-    dataclasses.field(default_factory=AllWeights)
-  )
-  # weights to start from, of other data: params.npz of an earlier run, or a .safetensors file in
-  # GPT-2's layout; None: random ones
-  pretrained: str | None = None
-  safetensors: bool = False  # write model.safetensors, too: all weights, adapters merged
-  # auto: of one example, that of the task | contrastive: of a whole batch, of two views of each
-  # image; for privacy.method='sgd' alone
-  loss: str = "auto"
+  trainable: Annotated[
+    AllWeights | Head | HeadFirst | LowRank,
+    Choice(TRAINABLE),
+    "what is trained, released and paid for; the rest is public and stays",
+  ] = dataclasses.field(default_factory=AllWeights)
+  pretrained: Annotated[
+    str | None,
+    "weights to start from, of other data: params.npz of an earlier run, or a .safetensors "
+    "file in GPT-2's layout; none: random ones",
+  ] = None
+  safetensors: Annotated[
+    bool, "write model.safetensors, too: all weights, adapters merged"
+  ] = False
+  loss: Annotated[
+    str,
+    rules.among(("auto", "contrastive"), user_defined=True),
+    "auto: of one example, that of the task; contrastive: of a whole batch, of two views of "
+    "each image, for privacy.method='sgd' alone; or package.module:name",
+  ] = "auto"
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-  num_steps: int = 200
-  seed: int = 0
-  grad_method: str = "auto"  # auto | vmap
-  microbatch_size: int | None = None  # examples in memory at a time; None: the whole batch
-  memory_budget_gb: float | None = None  # in its place: what one microbatch may take, 1e9 B
-  # devices that share a batch, data:8, and parameters, data:4,model:2; None: one device
-  mesh: str | None = None
-  # examples in memory; False: read from files as they are drawn; None: by their size
-  resident: bool | None = None
-  slices: int = 1  # physical batches that make up one step (gradient accumulation)
-  augmentation: str = "none"  # none | shift | flip_shift | crop_color
-  augmult: int = 1  # augmented copies per example, averaged before clipping
-  ema_decay: float | None = None  # evaluate an exponential average of the parameters
-  eval_every: int = 100  # steps
-  checkpoint_every: int = 100  # steps
-  diagnostics: bool = True  # log per-batch loss, norms, clip fraction: NOT private
-  release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "updates of the parameters"
+  ] = 200
+  seed: Annotated[int, rules.at_least(0), "of every key that no release draws"] = 0
+  grad_method: Annotated[
+    str, rules.among(gradients.METHODS), "how clipped gradients are computed"
+  ] = "auto"
+  microbatch_size: Annotated[
+    int | None, _COUNT, "examples in memory at a time; none: the whole batch"
+  ] = None
+  memory_budget_gb: Annotated[
+    float | None, rules.POSITIVE, "in its place: what one microbatch may take, in 1e9 bytes"
+  ] = None
+  mesh: Annotated[
+    str | None,
+    "devices that share a batch, data:8, and parameters, data:4,model:2; none: one device",
+  ] = None
+  resident: Annotated[
+    bool | None,
+    "examples in memory; false: read from files as they are drawn; none: by their size",
+  ] = None
+  slices: Annotated[
+    int, _COUNT, "physical batches that make up one step (gradient accumulation)"
+  ] = 1
+  augmentation: Annotated[str, rules.among(_AUGMENTATIONS), "of training images"] = "none"
+  augmult: Annotated[
+    int,
+    rules.between(1, rules.MOST_VIEWS),
+    "augmented copies per example, averaged before clipping",
+  ] = 1
+  ema_decay: Annotated[
+    float | None, rules.OPEN_UNIT, "evaluate an exponential average of the parameters"
+  ] = None
+  eval_every: Annotated[int, _COUNT, "steps"] = 100
+  checkpoint_every: Annotated[int, _COUNT, "steps"] = 100
+  diagnostics: Annotated[bool, "log per-batch loss, norms, clip fraction: NOT private"] = (
+    True
+  )
+  release: Annotated[
+    bool, "keys from the operating system, noise on a grid, no diagnostics"
+  ] = False
   audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)

@@ -12,12 +12,7 @@ from dpjax.noise import NoiseShape, correlated
 from dpjax.noise import shape as shapes
 from dpjax.validate import UserError
 
-SAMPLERS = {
-  "cyclic": sampling.CyclicSampler,
-  "cyclic_poisson": sampling.CyclicPoissonSampler,
-  "balls_in_bins": sampling.BallsInBinsSampler,
-  "min_sep": sampling.MinSepSampler,
-}
+SAMPLERS = sampling.used_for("correlated noise")
 
 
 def check_levels(privacy: PrivacyConfig) -> None:
@@ -37,10 +32,9 @@ def check_levels(privacy: PrivacyConfig) -> None:
 def check(privacy: PrivacyConfig) -> None:
   """Raises UserError for what can be told without data."""
   ftrl = privacy.ftrl
-  names.one_of(SAMPLERS, **{"privacy.ftrl.sampler": ftrl.sampler})
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
-  if separation(privacy) * privacy.sampling_prob > 1 + 1e-9 and not cyclic(privacy):
+  elif separation(privacy) * privacy.sampling_prob > 1 + 1e-9:
     raise UserError(
       f"must be <= {1 / privacy.sampling_prob:.6g}, the steps of a pass, for "
       f"privacy.ftrl.sampler={ftrl.sampler!r}, whose rows take part every that "
@@ -52,25 +46,39 @@ def check(privacy: PrivacyConfig) -> None:
 
 def cyclic(privacy: PrivacyConfig) -> bool:
   """Whether every pass takes each example once."""
-  return privacy.ftrl.sampler in ("cyclic", "balls_in_bins")
+  return _kind(privacy).takes_whole_passes
 
 
-def check_passes(privacy: PrivacyConfig, told: str) -> None:
-  """Raises, for a sampler that is `told`, unless a pass is a whole number of steps."""
-  sampling.check_passes(privacy.sampling_prob, told, name="privacy.sampling_prob")
+def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
+  """Returns the class of the sampler; for one of a user's own the base, which claims nothing."""
+  return SAMPLERS.get(privacy.ftrl.sampler, sampling.Sampler)
+
+
+def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
+  """Raises, for a sampler that is named so, unless a pass is a whole number of steps."""
+  sampling.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
+
+
+def _size(privacy: PrivacyConfig) -> sampling.Sizing:
+  """Returns what the config alone says to its sampler."""
+  return sampling.Sizing(
+    sampling_prob=privacy.sampling_prob,
+    num_examples=0,
+    separation=privacy.ftrl.separation,
+    neighboring_relation=privacy.neighboring_relation,
+  )
 
 
 def separation(privacy: PrivacyConfig) -> int:
-  """Least number of steps between two participations of one example: a pass, unless the
-  sampler lets it come back as soon as `separation` allows.
+  """Returns the least number of steps between two participations of one example.
+
+  It is a pass, unless the sampler lets it come back as soon as `separation` allows.
 
   >>> from dpjax.experiments.kinds.central.config import FtrlConfig
   >>> separation(PrivacyConfig(ftrl=FtrlConfig(sampler="cyclic_poisson", separation=4)))
   4
   """
-  if cyclic(privacy):
-    return sampling.steps_per_pass(privacy.sampling_prob)
-  return privacy.ftrl.separation or max(1, int(1 / privacy.sampling_prob + 1e-9))
+  return _kind(privacy).steps_apart(_size(privacy))
 
 
 def sampler(
@@ -80,39 +88,22 @@ def sampler(
   capacity: int,
   unit: str = "example",
 ) -> sampling.Sampler:
-  """The sampler of a DP-FTRL run, with the expected batch of `sampling_prob`, over rows
-  that are one `unit` each."""
-  apart = separation(privacy)
-  rate = privacy.sampling_prob
-  if names.is_path(privacy.ftrl.sampler):
-    field = "privacy.ftrl.sampler"
-    return user_code.sampler(
-      privacy.ftrl.sampler, field, num_examples=num_examples, prob=rate, unit=unit
-    )
-  if privacy.ftrl.sampler == "cyclic" and apart > num_examples:
-    raise UserError(
-      f"its pass of {apart} steps must be of at most {num_examples}, one for "
-      f"each {unit}; a larger batch makes it shorter",
-      field="privacy.ftrl.sampler",
-      value="cyclic",
-    )
-  if privacy.ftrl.sampler == "cyclic":
-    return sampling.CyclicSampler(steps_per_pass=apart, num_examples=num_examples)
-  if privacy.ftrl.sampler == "balls_in_bins":
-    return sampling.BallsInBinsSampler(num_bins=apart, capacity=capacity)
-  if privacy.ftrl.sampler == "cyclic_poisson":
-    prob = _prob_in_turn(privacy)
-    return sampling.CyclicPoissonSampler(prob=prob, num_groups=apart, capacity=capacity)
-  prob = sampling.MinSepSampler.prob_of(rate, apart)
-  return sampling.MinSepSampler(
-    prob=prob, min_sep=apart, num_steps=num_steps, capacity=capacity
+  """Returns the sampler of a DP-FTRL run, over rows that are one `unit` each.
+
+  Its expected batch is `sampling_prob` of them.
+  """
+  name = privacy.ftrl.sampler
+  size = _size(privacy)._replace(
+    num_examples=num_examples, num_steps=num_steps, slots=capacity, unit=unit
   )
-
-
-def _prob_in_turn(privacy: PrivacyConfig) -> float:
-  """Returns an example's probability in a step of its group; 1 where only rounding is below."""
-  prob = privacy.sampling_prob * separation(privacy)
-  return 1.0 if prob > 1 - 1e-9 else prob
+  if names.is_path(name):
+    return user_code.sampler(name, "privacy.ftrl.sampler", size)
+  try:
+    return SAMPLERS[name].sized(size)
+  except UserError as error:
+    if error.field != "sampler":
+      raise
+    raise error.within("privacy.ftrl") from None
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
@@ -124,11 +115,11 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
   apart = separation(privacy)
   made = privacy.ftrl.strategy.make(num_steps, apart)
   # with everybody of a group nothing is amplified, and any noise has its price
-  amplified = privacy.ftrl.sampler == "cyclic_poisson" and _prob_in_turn(privacy) < 1
+  amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
       f"must have at most {apart} bands, the steps between two of an example, "
-      "for privacy.ftrl.sampler='cyclic_poisson', which amplifies no other "
+      f"for privacy.ftrl.sampler={privacy.ftrl.sampler!r}, which amplifies no other "
       f"noise; it has {made.bands or 'no end of them'}",
       field="privacy.ftrl.strategy",
       value=fields.name_of(privacy.ftrl, "strategy"),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import accounting, auditing, data, mechanisms, sampling
+from dpjax import auditing, data, mechanisms, sampling
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds.central.config import (
@@ -85,7 +85,7 @@ def mechanism(
   if sampler is not None:
     asked = config.privacy.neighboring_relation
     name = type(sampler).__name__
-    relation = accounting.checked_relation(sampler.law, asked, name)
+    relation = sampler.proof.checked_relation(asked, name)
   given = {"normalize_by": float(num_examples), "neighboring_relation": relation}
   try:
     made_by = getattr(mechanisms, _MECHANISMS[type(chosen)])

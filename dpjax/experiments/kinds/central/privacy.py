@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import accounting, data, gradients, names, sampling, transforms, validate
+from dpjax import data, gradients, names, sampling, transforms, validate
 from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
@@ -23,24 +23,16 @@ PRIVATE_METHODS = {
   "dp_ftrl": "clipped gradients, noise that is correlated over the steps",
 }
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
-SAMPLERS = {
-  "poisson": sampling.PoissonSampler,
-  "users": sampling.UserSampler,
-  "random_allocation": sampling.RandomAllocationSampler,
-  "truncated_poisson": sampling.TruncatedPoissonSampler,
-  "fixed_size": sampling.FixedSizeSampler,
-  "shuffled": sampling.ShuffledSampler,
-}
+SAMPLERS = sampling.used_for("examples")
 NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of the plan
 
 
 def check_names(privacy: PrivacyConfig) -> None:
-  """Raises UserError for a method, a sampler or noise levels that do not exist."""
+  """Raises UserError for a method or noise levels that do not exist."""
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
     ftrl.check(privacy)
-  names.one_of(SAMPLERS, **{"privacy.sampler": privacy.sampler})
 
 
 def check(config: TrainConfig) -> None:
@@ -57,8 +49,9 @@ def check(config: TrainConfig) -> None:
     raise UserError(
       "without noise nothing may be released", field="privacy.noise_multiplier", value=0
     )
-  if privacy.sampler == "random_allocation":
-    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
+  kind = SAMPLERS.get(privacy.sampler)
+  if kind is not None and kind.takes_whole_passes:
+    ftrl.check_passes(privacy, f"privacy.sampler={privacy.sampler!r}")
   _check_clipping(config)
   _check_noise_aware(config)
   if privacy.method in PRIVATE_METHODS:
@@ -157,14 +150,11 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
   kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  # a sampler of one's own may be any, and the scheme of shuffled batches follows their size
-  law: Any = getattr(kind, "law", None)
-  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
   asked = privacy.neighboring_relation if privacy.method in PRIVATE_METHODS else ""
   return sizes.public(
     len(train),
     config.data.num_examples if known is None else known,
-    relation=asked or (*usual, sizes.ADD_OR_REMOVE_ONE)[0],
+    relation=asked or sizes.usual_relation(kind),
     promised=privacy.method in PRIVATE_METHODS and privacy.noise_multiplier != 0,
     field="data.num_examples",
     other="privacy.neighboring_relation=replace_special",
@@ -183,7 +173,9 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  made = _sampler(privacy, num_examples, capacity)
+  made = _sampler(
+    privacy, num_examples=num_examples, num_steps=config.num_steps, capacity=capacity
+  )
   if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
     raise UserError(
       f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
@@ -194,44 +186,21 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   return made
 
 
-def _sampler(privacy: PrivacyConfig, num_examples: int, capacity: int) -> sampling.Sampler:
-  if names.is_path(privacy.sampler):
-    return user_code.sampler(
-      privacy.sampler,
-      "privacy.sampler",
-      num_examples=num_examples,
-      prob=privacy.sampling_prob,
-    )
-  batch_size = sampling.whole_batch_size(privacy.sampling_prob, num_examples)
-  if privacy.sampler == "poisson":
-    return sampling.PoissonSampler(prob=privacy.sampling_prob, capacity=capacity)
-  if privacy.sampler == "users":
-    return sampling.UserSampler(prob=privacy.sampling_prob, capacity=capacity)
-  if privacy.sampler == "random_allocation":
-    ftrl.check_passes(privacy, "privacy.sampler='random_allocation'")
-    steps = sampling.steps_per_pass(privacy.sampling_prob)
-    return sampling.RandomAllocationSampler(steps_per_pass=steps, capacity=capacity)
-  if privacy.sampler == "fixed_size":
-    return sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_examples)
-  if privacy.sampler == "truncated_poisson":
-    return _truncated(privacy, num_examples)
-  relations = accounting.proved_for("shuffled").relations
-  proved = privacy.method != "sgd" and privacy.neighboring_relation in relations
-  return sampling.ShuffledSampler(
-    batch_size=batch_size, num_examples=num_examples if proved else None
-  )
-
-
-def _truncated(privacy: PrivacyConfig, num_examples: int) -> sampling.Sampler:
-  """Returns a sampler that cuts, by default, one step in a thousand (mean + 3 std)."""
-  prob = privacy.sampling_prob
-  mean = prob * num_examples
-  deviation = math.sqrt(prob * (1 - prob) * num_examples)
-  return sampling.TruncatedPoissonSampler(
-    prob=prob,
-    capacity=privacy.capacity or 8 * math.ceil((mean + 3 * deviation) / 8),
+def _sampler(
+  privacy: PrivacyConfig, *, num_examples: int, num_steps: int, capacity: int
+) -> sampling.Sampler:
+  relation = "" if privacy.method == "sgd" else privacy.neighboring_relation
+  size = sampling.Sizing(
+    sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
+    num_steps=num_steps,
+    slots=capacity,
+    capacity=privacy.capacity,
+    neighboring_relation=relation,
   )
+  if names.is_path(privacy.sampler):
+    return user_code.sampler(privacy.sampler, "privacy.sampler", size)
+  return SAMPLERS[privacy.sampler].sized(size)
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:

@@ -10,10 +10,9 @@ import optax
 
 from dpjax import auditing, federated, secure, trees
 from dpjax.auditing import canary_clients
-from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import audits
 from dpjax.experiments.kinds.federated import distributed, privacy
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.plan import Plan
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
@@ -101,9 +100,11 @@ def _check_kind(config: FedConfig) -> None:
       field="audit.score",
       value=score,
     )
-  if score == "rounds" and name_of(config, "algorithm") == "mime_lite":
+  algorithm = algorithm_of(config)
+  if score == "rounds" and "server_tx" not in algorithm.optimizers:
     raise UserError(
-      "needs an algorithm whose server has an optimizer, not 'mime_lite'; use 'final'",
+      f"needs an algorithm whose server has an optimizer, not {algorithm.name!r}; "
+      "use 'final'",
       field="audit.score",
       value=score,
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import auditing, federated, names, secure, trees, validate
+from dpjax import auditing, federated, secure, trees, validate
 from dpjax import data as data_lib
 from dpjax.data import Federation
 from dpjax.experiments.config import unread as unread_lib
@@ -31,7 +31,14 @@ from dpjax.experiments.kinds.federated import (
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
 from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated import user_code as own_parts
-from dpjax.experiments.kinds.federated.config import ALGORITHMS, NATURAL, FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  ALGORITHMS,
+  NATURAL,
+  FedConfig,
+  aggregators_that,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
 from dpjax.experiments.run import streams as streams_lib
@@ -40,12 +47,11 @@ from dpjax.experiments.run.loop import Job, Work, every
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.federated import execution
+from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-WRAPPING = ("fed_avg", "fed_prox")  # algorithms that wrap what a client sends
-_OF_SGD = ("fed_nova", "scaffold")  # derived for clients that take steps of plain SGD
 _EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")  # of `execution.by_name`
 Wrapping = dict[str, Any]
 
@@ -65,7 +71,7 @@ class FedRun(NamedTuple):
   test: Any
   task: tasks.Task
   # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
-  # of this run, but for that; of FedAvg and FedProx, the others wrap nothing. By name `before`: a
+  # of this run, but for that, where the algorithm wraps clients. By name `before`: a
   # change of its aggregator
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
@@ -80,7 +86,6 @@ def check(config: FedConfig) -> None:
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
   validate.one_of(("memory", "disk"), client_state=config.client_state)
-  names.one_of(privacy.SAMPLERS, **{"privacy.sampler": config.privacy.sampler})
   if name_of(config, "partition") in NATURAL:
     _check_natural(config)
   else:
@@ -127,11 +132,13 @@ def _check_stop(config: FedConfig) -> None:
 
 
 def _check_combination(config: FedConfig) -> None:
-  algorithm = name_of(config, "algorithm")
+  algorithm = algorithm_of(config)
   aggregator = name_of(config, "aggregator")
-  if config.privacy.method in privacy.CENTRAL and aggregator != "mean":
+  means = aggregators_that(lambda row: row.is_mean)
+  if config.privacy.method in privacy.CENTRAL and aggregator not in means:
     raise UserError(
-      f"must be 'mean' with privacy.method={config.privacy.method!r}: no epsilon "
+      f"must be {' or '.join(map(repr, means))} with "
+      f"privacy.method={config.privacy.method!r}: no epsilon "
       "is proved for it",
       field="aggregator",
       value=aggregator,
@@ -146,11 +153,12 @@ def _check_combination(config: FedConfig) -> None:
   _check_secure_sum(config)
   compressed = name_of(config, "compression") != "none"
   wraps = compressed or config.privacy.method in ("local", "both")
-  if wraps and algorithm not in WRAPPING:
+  if wraps and not algorithm.wraps_clients:
+    known = algorithms_that(lambda row: row.wraps_clients)
     raise UserError(
-      "must be 'fed_avg' or 'fed_prox' with compression or noise on the client",
+      f"must be {known} with compression or noise on the client",
       field="algorithm",
-      value=algorithm,
+      value=algorithm.name,
     )
 
 
@@ -158,7 +166,10 @@ def _check_secure_sum(config: FedConfig) -> None:
   real = not getattr(config.secure_sum, "simulated", True)
   own = isinstance(config.algorithm, str)
   given: dict[str, tuple[str, tuple[str, ...]]] = {
-    "aggregator": (name_of(config, "aggregator"), ("mean",)),
+    "aggregator": (
+      name_of(config, "aggregator"),
+      aggregators_that(lambda row: row.is_mean),
+    ),
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
     "privacy.method": (config.privacy.method, privacy.SUMMED),
@@ -170,19 +181,20 @@ def _check_secure_sum(config: FedConfig) -> None:
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
-  """The control variates of SCAFFOLD and the step counts of FedNova are those of SGD."""
-  name = name_of(config, "algorithm")
+  """Raises UserError for another rule than the algorithm is derived for."""
+  algorithm = algorithm_of(config)
   rule = config.client_optimizer.rule
   chosen = name_of(config.client_optimizer, "rule")
-  if name in _OF_SGD and chosen != "sgd":
+  if algorithm.client_rule and chosen != algorithm.client_rule:
     raise UserError(
-      f"must be 'sgd' for algorithm={name!r}, whose derivation counts plain gradient steps",
+      f"must be {algorithm.client_rule!r} for algorithm={algorithm.name!r}, whose derivation "
+      "counts plain gradient steps",
       field="client_optimizer.rule",
       value=chosen,
     )
-  if name == "scaffold" and rule.momentum != 0:
+  if not algorithm.client_momentum and rule.momentum != 0:
     raise UserError(
-      "must be 0 for algorithm='scaffold', whose control variates are means of "
+      f"must be 0 for algorithm={algorithm.name!r}, whose control variates are means of "
       "plain gradients",
       field="client_optimizer.rule.momentum",
       value=rule.momentum,
@@ -345,21 +357,20 @@ def _algorithm(
     around: of what is done to a client, and what it keeps.
     before: of the aggregator: what changes messages before it.
   """
-  name = name_of(config, "algorithm")
-  options = {}
+  described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
   server_tx = server_optimizer(config.server_optimizer, config.num_rounds)
   server_tx = audit.watched(config, audited, server_tx)
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = execution.by_name(config.execution, **how)
   aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
-  # What every algorithm takes; SCAFFOLD's clients are not weighted.
+  # What every algorithm takes, but for the weights of clients.
   common: dict[str, Any] = {
     "aggregator": aggregator,
     "map_clients": execution.process_clients(audit.sending(audited, inner)),
     "key": random.local,
   }
-  if name != "scaffold":
+  if described.weighted:
     common["weighting"] = config.weighting.make()
   if isinstance(config.algorithm, str):
     return own_parts.algorithm(
@@ -370,20 +381,20 @@ def _algorithm(
       private=config.privacy.method != "none",
       **common,
     )
-  if name in WRAPPING:
-    options = around(_wrapping(config, audited=audited))
-  elif name == "fed_nova":
-    options = {"steps": federated.momentum_steps(config.client_optimizer.rule.momentum)}
-  elif name == "scaffold":
-    options = {
-      "client_learning_rate": config.client_optimizer.learning_rate,
-      "num_clients": num_clients,
-      "expected_cohort": None
-      if config.privacy.method == "none"
-      else config.clients_per_round,
-    }
-  optimizers = {"fed_sgd": (server_tx,), "mime_lite": (client_tx,)}
-  txs = optimizers.get(name, (client_tx, server_tx))
+  private = config.privacy.method != "none"
+  options = described.from_run(
+    RunNumbers(
+      num_clients=num_clients,
+      expected_cohort=config.clients_per_round if private else None,
+      client_learning_rate=config.client_optimizer.learning_rate,
+      # A rule without momentum has none of its own.
+      client_momentum=getattr(config.client_optimizer.rule, "momentum", 0.0),
+    )
+  )
+  if described.wraps_clients:
+    options |= around(_wrapping(config, audited=audited))
+  offered = {"client_tx": client_tx, "server_tx": server_tx}
+  txs = [offered[name] for name in described.optimizers]
   made = config.algorithm.make(loss_fn, *txs, **common, **options)
   made = secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
   return audit.seeing(config, audited, made)

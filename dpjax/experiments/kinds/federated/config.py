@@ -8,12 +8,13 @@ may be a user's own, `package.module:name`; see `dpjax.experiments.config.user_c
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from dpjax import federated, gradients, transforms
+from dpjax import accounting, federated, gradients, sampling, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
-from dpjax.experiments.config import optimizers
-from dpjax.experiments.config.fields import Choice, WithChoices, settings
+from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
   DataConfig,
@@ -22,6 +23,9 @@ from dpjax.experiments.kinds.central.config import (
   OptimizerConfig,
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
+from dpjax.federated import described
+
+_COUNT = rules.at_least(1)
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
@@ -72,13 +76,12 @@ NATURAL = {
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
+# What an algorithm states of itself; a new one needs no line here.
+_DESCRIBED = described.algorithms()
 ALGORITHMS = {
-  "fed_avg": settings(federated.fed_avg),
-  "fed_sgd": settings(federated.fed_sgd),
-  "fed_prox": settings(federated.fed_prox, mu=0.01),
-  "fed_nova": settings(federated.fed_nova, tau_eff=None),  # public; None: the clients' mean
-  "scaffold": settings(federated.scaffold),
-  "mime_lite": settings(federated.mime_lite),
+  name: settings(row.make, **row.options)
+  for name, row in _DESCRIBED.items()
+  if row.options is not None
 }
 
 
@@ -91,12 +94,9 @@ WEIGHTINGS = {
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
   "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
 }
+_AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
-  "mean": settings(federated.weighted_mean),
-  "median": settings(federated.median),
-  "trimmed_mean": settings(federated.trimmed_mean, trim=0.1),
-  "krum": settings(federated.krum, num_byzantine=1),
-  "geometric_median": settings(federated.geometric_median),
+  name: settings(row.make, **row.options) for name, row in _AGGREGATIONS.items()
 }
 COMPRESSIONS = {
   "none": settings(_uncompressed),
@@ -111,17 +111,23 @@ COMPRESSIONS = {
 class LocalConfig:
   """The work of a client in one round."""
 
-  batch_size: int | None = 10  # None: all of the client's examples at once
-  epochs: int = 1
-  max_examples: int | None = None  # of a client in a round, chosen afresh; None: all
+  batch_size: Annotated[
+    int | None, _COUNT, "none: all of the client's examples at once"
+  ] = 10
+  epochs: Annotated[
+    int, rules.between(1, rules.MOST_EPOCHS), "of the client's examples, in one round"
+  ] = 1
+  max_examples: Annotated[
+    int | None, _COUNT, "of a client in a round, chosen afresh; none: all"
+  ] = None
 
 
 @dataclasses.dataclass
 class FedOptimizerConfig(OptimizerConfig):
   """The optimizer of a client, or of the server."""
 
-  rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True)] = (
-    "sgd"  # sgd | adam | yogi | adagrad
+  rule: Annotated[Any, Choice(optimizers.FEDERATED, own=True), "or package.module:name"] = (
+    "sgd"
   )
 
 
@@ -129,35 +135,65 @@ class FedOptimizerConfig(OptimizerConfig):
 class FedPrivacyConfig(WithChoices):
   """The guarantee to one user. Give `epsilon` or `noise_multiplier`, not both."""
 
-  # central | local | both | none | dp_ftrl (central, noise correlated over the rounds) |
-  # distributed (every client adds a share of the noise, inside a secure_sum)
-  method: str = "central"
-  epsilon: float | None = 8.0  # target for num_rounds rounds
-  delta: float = 1e-5
-  noise_multiplier: float | None = None  # std of the noise / l2_clip_norm
-  l2_clip_norm: float = 1.0  # of one client's message
-  local_noise_multiplier: float = 1.0  # both: what clients add themselves
-  # flat | automatic | adaptive, of clients' messages; all but flat: central only
-  clipping: Annotated[gradients.ClipRule, Choice(transforms.CLIP_RULES)] = (
-    dataclasses.field(default_factory=gradients.Flat)
-  )
-  sampler: str = "poisson"  # poisson | fixed_size, over clients; dp_ftrl has its own
-  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)  # dp_ftrl, over clients
-  # "": the sampler's own; replace_special, which makes the number of users public, for poisson
-  neighboring_relation: str = ""
-  accountant: str = ""  # pld | rdp; "": the tightest for the sampler
-  epsilon_budget: float | None = None  # refuse to start a run that would spend more
-  simulated_cohort: int | None = None  # central: noise as if so many clients took part
-  simulated_clients: int | None = None  # of so many; the epsilon is then "simulated"
+  method: Annotated[
+    str,
+    "central | local | both | none | dp_ftrl (central, noise correlated over the rounds) | "
+    "distributed (every client adds a share of the noise, inside a secure_sum)",
+  ] = "central"
+  epsilon: Annotated[float | None, rules.POSITIVE, "target for num_rounds rounds"] = 8.0
+  delta: Annotated[
+    float, rules.OPEN_UNIT, "chance that the bound may fail; well below 1 / users"
+  ] = 1e-5
+  noise_multiplier: Annotated[
+    float | None, rules.NON_NEGATIVE, "std of the noise / l2_clip_norm"
+  ] = None
+  l2_clip_norm: Annotated[
+    float, rules.POSITIVE, rules.IN_FLOAT32, "bound on one client's message"
+  ] = 1.0
+  local_noise_multiplier: Annotated[
+    float, rules.NON_NEGATIVE, "both: what clients add themselves"
+  ] = 1.0
+  clipping: Annotated[
+    gradients.ClipRule,
+    Choice(transforms.CLIP_RULES),
+    "of clients' messages; all but flat: central only",
+  ] = dataclasses.field(default_factory=gradients.Flat)
+  sampler: Annotated[
+    str,
+    rules.among(sampling.used_for("clients"), user_defined=True),
+    "which clients are in a round; dp_ftrl has its own; or package.module:name",
+  ] = "poisson"
+  ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
+  neighboring_relation: Annotated[
+    str,
+    "'': the sampler's own; replace_special, which makes the number of users public, for "
+    "poisson",
+  ] = ""
+  accountant: Annotated[
+    str, rules.among(("", *accounting.ACCOUNTANTS)), "'': the tightest for the sampler"
+  ] = ""
+  epsilon_budget: Annotated[
+    float | None, rules.POSITIVE, "refuse to start a run that would spend more"
+  ] = None
+  simulated_cohort: Annotated[
+    int | None, _COUNT, "central: noise as if so many clients took part"
+  ] = None
+  simulated_clients: Annotated[
+    int | None, _COUNT, "of so many; the epsilon is then simulated"
+  ] = None
 
 
 @dataclasses.dataclass
 class FedAuditConfig(AuditConfig):
   """Canary clients, and the lower bound on epsilon that they prove."""
 
-  num_canaries: int = 50  # clients; each comes back by a fair coin
-  kind: str = "direction"  # direction (of each canary's message) | mislabelled | random
-  score: str = "rounds"  # rounds (every aggregate is seen) | final (the model alone)
+  num_canaries: Annotated[int, "clients; each comes back by a fair coin"] = 50
+  kind: Annotated[str, "direction (of each canary's message) | mislabelled | random"] = (
+    "direction"
+  )
+  score: Annotated[str, "rounds (every aggregate is seen) | final (the model alone)"] = (
+    "rounds"
+  )
 
 
 @dataclasses.dataclass
@@ -168,22 +204,35 @@ class FedConfig(WithChoices):
   where: ClassVar[tuple[str, ...]] = ("client_state",)
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
-  # iid | dirichlet | dirichlet_hsu | shards | quantity_skew | power_law; or clients of the
-  # data: natural (by a field) | leaf | tff | shakespeare
-  partition: Annotated[Any, Choice({**PARTITIONS, **NATURAL})] = "iid"
+  partition: Annotated[
+    Any,
+    Choice({**PARTITIONS, **NATURAL}),
+    "how examples are dealt to clients; natural (by a field), leaf, tff and shakespeare: the "
+    "clients of the data",
+  ] = "iid"
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
-  loss: str = "auto"  # of one example; auto: that of the task
-  # fed_avg | fed_sgd | fed_prox | fed_nova | scaffold | mime_lite
-  algorithm: Annotated[Any, Choice(ALGORITHMS, own=True)] = "fed_avg"
-  # uniform | examples (not with privacy) | capped: of clients, in the mean
-  weighting: Annotated[Any, Choice(WEIGHTINGS)] = "uniform"
-  # mean | median | trimmed_mean | krum | geometric_median
-  aggregator: Annotated[Any, Choice(AGGREGATORS, own=True)] = "mean"
-  # none | quantize | top_k | rotated | drive: of messages to the server
-  compression: Annotated[Any, Choice(COMPRESSIONS)] = "none"
-  # none | additive_sharing | additive_servers | secagg | secagg_plus | bfv: the server sees
-  # the sum of the messages alone
-  secure_sum: Annotated[Any, Choice(SECURE_SUMS)] = "none"
+  loss: Annotated[
+    str,
+    rules.among(("auto",), user_defined=True),
+    "of one example; auto: that of the task; or package.module:name",
+  ] = "auto"
+  algorithm: Annotated[
+    Any,
+    Choice(ALGORITHMS, own=True),
+    "what a client does, and what the server; or package.module:name",
+  ] = "fed_avg"
+  weighting: Annotated[
+    Any, Choice(WEIGHTINGS), "of clients in the mean; examples: not with privacy"
+  ] = "uniform"
+  aggregator: Annotated[
+    Any,
+    Choice(AGGREGATORS, own=True),
+    "of clients' messages, without privacy; or package.module:name",
+  ] = "mean"
+  compression: Annotated[Any, Choice(COMPRESSIONS), "of messages to the server"] = "none"
+  secure_sum: Annotated[
+    Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
+  ] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
   # a client's starts afresh in every round, at a constant rate
   client_optimizer: FedOptimizerConfig = dataclasses.field(
@@ -194,19 +243,83 @@ class FedConfig(WithChoices):
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
   privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
-  num_rounds: int = 100
-  clients_per_round: float = 10  # expected, under poisson; exact, under fixed_size
-  seed: int = 0
-  execution: str = "auto"  # auto | loop | vmap | pmap | shard_map
-  num_devices: int | None = None  # pmap, shard_map; None: all
-  num_threads: int | None = None  # loop: clients at once; None: as many as there are cores
-  memory_budget_gb: float | None = None  # vmap, pmap, shard_map: of a block, 1e9 B; None: 1
-  # memory | disk: where what clients keep between rounds lies; disk: in the run's folder
-  client_state: str = "memory"
-  eval_every: int = 10  # rounds
-  checkpoint_every: int = 10  # rounds
-  targets: tuple[float, ...] = (0.97, 0.99)  # rounds to these accuracies are reported
-  stop_at_accuracy: float | None = None  # end at the first evaluation that reaches it
-  diagnostics: bool = True  # log losses, norms and cohort sizes: NOT private
-  release: bool = False  # keys from the operating system, noise on a grid, no diagnostics
+  num_rounds: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "updates of the server"
+  ] = 100
+  clients_per_round: Annotated[
+    float,
+    rules.POSITIVE,
+    rules.not_below(1e-3),
+    "expected, under poisson; exact, under fixed_size",
+  ] = 10
+  seed: Annotated[int, rules.at_least(0), "of every key that no release draws"] = 0
+  execution: Annotated[
+    str, "auto | loop | vmap | pmap | shard_map: how clients of a round are computed"
+  ] = "auto"
+  num_devices: Annotated[int | None, _COUNT, "pmap, shard_map; none: all"] = None
+  num_threads: Annotated[
+    int | None,
+    rules.between(1, rules.MOST_THREADS),
+    "loop: clients at once; none: as many as there are cores",
+  ] = None
+  memory_budget_gb: Annotated[
+    float | None,
+    rules.POSITIVE,
+    "vmap, pmap, shard_map: of a block, in 1e9 bytes; none: 1",
+  ] = None
+  client_state: Annotated[
+    str,
+    "memory | disk: where what clients keep between rounds lies; disk: in the run's folder",
+  ] = "memory"
+  eval_every: Annotated[int, _COUNT, "rounds"] = 10
+  checkpoint_every: Annotated[int, _COUNT, "rounds"] = 10
+  targets: Annotated[
+    tuple[float, ...],
+    rules.each(rules.PROBABILITY),
+    "rounds to these accuracies are reported",
+  ] = (0.97, 0.99)
+  stop_at_accuracy: Annotated[
+    float | None, rules.PROBABILITY, "end at the first evaluation that reaches it"
+  ] = None
+  diagnostics: Annotated[bool, "log losses, norms and cohort sizes: NOT private"] = True
+  release: Annotated[
+    bool, "keys from the operating system, noise on a grid, no diagnostics"
+  ] = False
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
+
+
+def algorithm_of(config: FedConfig) -> described.Algorithm:
+  """Returns the facts of a config's algorithm; of a user's own, those of any function.
+
+  >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
+  False
+  """
+  name = name_of(config, "algorithm")
+  return _DESCRIBED[name] if name in ALGORITHMS else described.user_defined(str(name))
+
+
+def algorithms_that(holds: Callable[[described.Algorithm], bool]) -> str:
+  """Returns the names for which a fact holds, as an error lists them.
+
+  >>> algorithms_that(lambda row: row.keeps_state)
+  "'scaffold'"
+  """
+  return " or ".join(repr(name) for name in ALGORITHMS if holds(_DESCRIBED[name]))
+
+
+def aggregation_of(config: FedConfig) -> described.Aggregation | None:
+  """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
+
+  >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
+  2
+  """
+  return _AGGREGATIONS.get(name_of(config, "aggregator"))
+
+
+def aggregators_that(holds: Callable[[described.Aggregation], bool]) -> tuple[str, ...]:
+  """Returns the names for which a fact holds.
+
+  >>> aggregators_that(lambda row: row.is_mean)
+  ('mean',)
+  """
+  return tuple(name for name, row in _AGGREGATIONS.items() if holds(row))

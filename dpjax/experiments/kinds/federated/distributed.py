@@ -10,18 +10,17 @@ import numpy as np
 
 from dpjax import accounting, secure
 from dpjax.experiments.config.fields import name_of
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
 from dpjax.experiments.run.promise import Promise
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
 METHOD = "distributed"
-_ALGORITHMS = (
-  "fed_avg",
-  "fed_prox",
-  "fed_sgd",
-)  # a message is one difference of parameters
 _RELATION = str(NeighboringRelation.REPLACE_SPECIAL)
 
 _WHOM = (
@@ -80,11 +79,13 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
-  if name_of(config, "algorithm") not in _ALGORITHMS:
+  algorithm = algorithm_of(config)
+  if not algorithm.one_difference:
+    known = algorithms_that(lambda row: row.one_difference)
     raise UserError(
-      f"must be {' or '.join(map(repr, _ALGORITHMS))} for privacy.method='distributed'",
+      f"must be {known} for privacy.method='distributed'",
       field="algorithm",
-      value=name_of(config, "algorithm"),
+      value=algorithm.name,
     )
 
 

@@ -30,10 +30,7 @@ METHODS = {
   "dp_ftrl": "as central, with noise that is correlated over the rounds",
   distributed.METHOD: "every client adds a share of the noise, inside a secure sum",
 }
-SAMPLERS = {
-  "poisson": sampling.PoissonSampler,
-  "fixed_size": sampling.FixedSizeSampler,
-}
+SAMPLERS = sampling.used_for("clients")
 CENTRAL = ("central", "both", "dp_ftrl")
 # go with a secure sum: no server adds noise to what it sees
 SUMMED = ("none", "local", distributed.METHOD)
@@ -45,9 +42,7 @@ def relation(config: FedConfig) -> str:
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
   kind = kinds.get(privacy.ftrl.sampler if correlated else privacy.sampler)
-  law: Any = getattr(kind, "law", None)  # a sampler of one's own may be any
-  usual = accounting.proved_for(law).relations if isinstance(law, str) else ()
-  return privacy.neighboring_relation or (*usual, sizes.ADD_OR_REMOVE_ONE)[0]
+  return privacy.neighboring_relation or sizes.usual_relation(kind)
 
 
 def public_size(config: FedConfig, federation: Federation) -> int:
@@ -167,24 +162,27 @@ def _check_simulated(config: FedConfig) -> None:
     )
 
 
-def _sampler(config: FedConfig, num_clients: int) -> Any:
-  if config.privacy.sampler == "fixed_size":
-    size = config.clients_per_round
-    if size != int(size):
-      raise UserError(
-        "must be an integer for fixed_size", field="clients_per_round", value=size
-      )
-    return sampling.FixedSizeSampler(batch_size=int(size), num_examples=num_clients)
+def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
+  name = config.privacy.sampler
   prob = config.clients_per_round / num_clients
-  if names.is_path(config.privacy.sampler):
-    return user_code.sampler(
-      config.privacy.sampler,
-      "privacy.sampler",
-      num_examples=num_clients,
-      prob=prob,
-      unit="user",
+  size = sampling.Sizing(
+    sampling_prob=prob,
+    num_examples=num_clients,
+    num_steps=config.num_rounds,
+    slots=num_clients + 1,
+    neighboring_relation=config.privacy.neighboring_relation,
+    unit="user",
+  )
+  if names.is_path(name):
+    return user_code.sampler(name, "privacy.sampler", size)
+  kind = SAMPLERS[name]
+  if kind.nearest_prob(prob, num_clients) != prob:
+    raise UserError(
+      f"must be an integer for {name}",
+      field="clients_per_round",
+      value=config.clients_per_round,
     )
-  return sampling.PoissonSampler(prob=prob, capacity=num_clients + 1)
+  return kind.sized(size)
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:

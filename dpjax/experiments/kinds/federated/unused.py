@@ -5,7 +5,13 @@ from __future__ import annotations
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds.federated import privacy as federated_privacy
-from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  aggregation_of,
+  aggregators_that,
+  algorithm_of,
+  algorithms_that,
+)
 from dpjax.experiments.kinds.unused import of_audit, of_data, of_ftrl, of_model
 from dpjax.names import is_path
 
@@ -36,37 +42,37 @@ def of_federation(config: FedConfig) -> Unused:
 
 
 def _algorithm(config: FedConfig) -> Unused:
-  name = fields.name_of(config, "algorithm")
-  aggregator = config.aggregator
-  weighs = isinstance(aggregator, str) or fields.name_of(config, "aggregator") == "mean"
+  algorithm = algorithm_of(config)
+  aggregation = aggregation_of(config)
+  # A user's own aggregator may read the weights.
+  weighs = aggregation is None or aggregation.weighted
+  weighing = " or ".join(map(repr, aggregators_that(lambda row: row.weighted)))
   return (
     needs(
-      name != "scaffold" and weighs,
-      "aggregator='mean' and another algorithm than 'scaffold'",
+      algorithm.weighted and weighs,
+      f"aggregator={weighing} and another algorithm than "
+      f"{algorithms_that(lambda row: not row.weighted)}",
       "weighting",
     )
-    | needs(name != "fed_sgd", "an algorithm with local steps", "local.epochs")
+    | needs(algorithm.local_steps, "an algorithm with local steps", "local.epochs")
     | needs(
-      _keeps(config, name),
-      "clients that keep something (algorithm='scaffold', compression='top_k')",
+      algorithm.keeps_state or fields.name_of(config, "compression") == "top_k",
+      "clients that keep something "
+      f"(algorithm={algorithms_that(lambda row: row.keeps_state)}, compression='top_k')",
       "client_state",
     )
   )
 
 
-def _keeps(config: FedConfig, algorithm: str) -> bool:
-  """Whether clients keep something between rounds; one's own algorithm may."""
-  own = isinstance(config.algorithm, str)
-  return own or algorithm == "scaffold" or fields.name_of(config, "compression") == "top_k"
-
-
 def _federated_optimizers(config: FedConfig) -> Unused:
-  name = fields.name_of(config, "algorithm")
+  algorithm = algorithm_of(config)
   unused = {"client_optimizer.schedule": "'constant': a client starts afresh every round"}
-  if name == "fed_sgd":
-    unused["client_optimizer"] = "an algorithm with local steps, not 'fed_sgd'"
-  if name == "mime_lite":
-    unused["server_optimizer"] = "an algorithm whose server has one, not 'mime_lite'"
+  if "client_tx" not in algorithm.optimizers:
+    unused["client_optimizer"] = f"an algorithm with local steps, not {algorithm.name!r}"
+  if "server_tx" not in algorithm.optimizers:
+    unused["server_optimizer"] = (
+      f"an algorithm whose server has one, not {algorithm.name!r}"
+    )
   return unused
 
 

@@ -11,7 +11,7 @@ import optax
 from dpjax import federated, names
 from dpjax.experiments.config.user_code import shapes, wrong
 from dpjax.federated import client
-from dpjax.federated.algorithms import optimizing_server
+from dpjax.federated.round import optimizing_server
 from dpjax.types import ArrayTree, ClientTx, LossFn, Params
 from dpjax.validate import UserError
 

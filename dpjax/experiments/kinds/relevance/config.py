@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from dpjax import models, relevance, validate
+from dpjax.experiments.config import rules
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
@@ -70,8 +71,8 @@ def check(config: RelevanceConfig) -> None:
   validate.one_of(models.ACTIVATIONS, activation=config.activation)
   validate.one_of(models.ACTIVATIONS, activation_1=config.activation_1)
   validate.integer_at_least(1, batch_size=config.batch_size)
-  validate.integer_in(1, bounds.MOST_EPOCHS, num_epochs=config.num_epochs)
-  validate.integer_in(1, bounds.MOST_RUNS, num_seeds=config.num_seeds)
+  validate.integer_in(1, rules.MOST_EPOCHS, num_epochs=config.num_epochs)
+  validate.integer_in(1, rules.MOST_RUNS, num_seeds=config.num_seeds)
   validate.integer_at_least(0, seed=config.seed)
   validate.positive(learning_rate=config.learning_rate)
   validate.non_negative(weight_decay=config.weight_decay)
@@ -118,4 +119,4 @@ def _check_models(config: RelevanceConfig) -> None:
 
 def _check_audit(audit: RelevanceAuditConfig) -> None:
   counts = bounds.named("audit", audit, "num_trials", "num_canaries")
-  validate.integer_in(20, bounds.MOST_DRAWS, **counts)
+  validate.integer_in(20, rules.MOST_DRAWS, **counts)

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -46,7 +46,7 @@ class SumTask:
   reads: ClassVar[str] = "protocol"
 
   def __post_init__(self):
-    validate.integer_in(2, bounds.MOST_CLIENTS, num_clients=self.num_clients)
+    validate.integer_in(2, rules.MOST_CLIENTS, num_clients=self.num_clients)
     validate.integer_in(1, 2**28, length=self.length)
     validate.integer_in(1, 63, entry_bits=self.entry_bits)
     validate.integer_in(0, self.num_clients - 1, silent=self.silent)
@@ -79,7 +79,7 @@ class RegressTask:
     validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
     validate.positive(ridge=self.ridge)
     validate.open_unit(tolerance=self.tolerance)
-    validate.integer_in(0, bounds.MOST_RUNS, most_refreshes=self.most_refreshes)
+    validate.integer_in(0, rules.MOST_RUNS, most_refreshes=self.most_refreshes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class InferTask:
   reads: ClassVar[str] = "train"
 
   def __post_init__(self):
-    validate.integer_in(1, bounds.MOST_STEPS, num_images=self.num_images)
+    validate.integer_in(1, rules.MOST_STEPS, num_images=self.num_images)
     validate.one_of(LAYOUTS, layout=self.layout)
 
 
@@ -131,7 +131,7 @@ class TrainTask:
     for width in validate.several(hidden=self.hidden):
       validate.integer_in(1, 2**16, hidden=width)
     secureml.Recipe(self.activation, self.output, self.learning_rate)
-    validate.integer_in(1, bounds.MOST_EPOCHS, epochs=self.epochs)
+    validate.integer_in(1, rules.MOST_EPOCHS, epochs=self.epochs)
     validate.integer_in(1, 2**16, batch_size=self.batch_size)
     validate.one_of(("masked", "local"), truncation=self.truncation)
     validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)

@@ -1,20 +1,12 @@
 """Federated algorithms as `(init, round, cohorts)`: pure values in, pure values out.
 
-Each, here and in `corrections` and `personalization`, is one call of
+Each, of `dpjax.federated.algorithms`, is one call of
 `federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
 mean does), an aggregator (how the mean is taken, and how private it is) and an execution.
 
-| algorithm   | client                            | server                                     |
-| ----------- | --------------------------------- | ------------------------------------------ |
-| `fed_avg`   | local training                    | any Optax optimizer on -mean difference    |
-| `fed_sgd`   | one gradient of all its data      | any Optax optimizer                        |
-| `fed_prox`  | + mu (w - w_server)               | as `fed_avg`                               |
-| `fed_nova`  | difference / its local steps      | x mean number of steps                     |
-| `scaffold`  | + c - c_i                         | also moves c                               |
-| `mime_lite` | the server's optimizer, frozen    | moves its statistics by full gradients     |
-
-FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`:
-`fed_adam`, `fed_yogi` and `fed_adagrad`.
+What each one's client and server do, where it is from and what it needs to be private stands
+beside its code (`@algorithm(...)`); `python -m launch.list algorithms` shows it. FedOpt (Reddi et
+al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
 
 What a round releases is a function of the aggregator's output alone, so that a private one
 covers it: second quantities (SCAFFOLD's control, Mime's gradient) are part of the message
@@ -25,22 +17,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Required, TypedDict, Unpack
+from typing import Any, NamedTuple, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dpjax import sampling, trees, validate
-from dpjax.federated import client as clients
+from dpjax import sampling, trees
 from dpjax.federated import execution
 from dpjax.federated.aggregation import Aggregator, weighted_mean
-from dpjax.federated.client import ClientAlgorithm, ClientInfo, Local, Received, Weighting
+from dpjax.federated.client import ClientAlgorithm, ClientInfo, Received
 from dpjax.federated.cohort import Cohort, bucket, check_drawn, cohorts, padded
-from dpjax.federated.server_optimizers import fed_opt
 from dpjax.parallel.client_states import ClientStates
-from dpjax.types import Array, ArrayTree, ClientTx, LossFn, Params
+from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 # Keeps clients' streams apart from the server's noise of the same key: no round is so late.
@@ -313,122 +303,6 @@ def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> 
     return optax.apply_updates(params, updates), opt_state
 
   return Server(tx.init, lambda opt_state: None, apply)
-
-
-def fed_avg(
-  loss_fn: LossFn,
-  client_tx: ClientTx,
-  server_tx: optax.GradientTransformation | None = None,
-  aggregator: Aggregator | None = None,
-  map_clients: execution.MapClients | None = None,
-  *,
-  key: Array,
-  weighting: Weighting = clients.uniform,
-  wrap: Callable[[ClientAlgorithm], ClientAlgorithm] | None = None,
-  memory: Callable[[Params], Any] | None = None,
-  **local: Any,
-) -> FederatedAlgorithm:
-  """Federated averaging (McMahan et al. 2017), on differences.
-
-  Args:
-    loss_fn: `(params, example) -> scalar`, for ONE example.
-    client_tx: Optax optimizer of a client, fresh in every round, or a function of the
-      client's key that returns one.
-    server_tx: Optax optimizer of the server; None for plain averaging.
-    aggregator: None for the weighted mean; `central(plan, noise_key)` for user-level privacy.
-    map_clients: how clients are run; None chooses by platform.
-    key: typed key of the clients' randomness, not of the server's noise.
-    weighting: `uniform`, `capped(n)`, or, without privacy, `by_examples` as in the paper.
-    wrap: changes the client, such as `lambda c: compressed(c, quantize(4))`.
-    memory: what one client keeps between rounds; needed where `wrap` keeps something.
-    **local: hooks of `local_training`.
-
-  Guarantee: with `central(plan, noise_key)`, and the algorithm's own `cohorts`, the sequence
-  of all parameters is (plan.epsilon(), plan.delta)-DP for one client, whatever the client
-  optimizer and the local work. RoundInfo is not private.
-
-  >>> from dpjax.federated.cohort import from_batches
-  >>> loss_fn = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
-  >>> algorithm = fed_avg(loss_fn, optax.sgd(1.0), key=jax.random.key(0))
-  >>> cohort = from_batches([np.array([[1.0]]), np.array([[4.0], [6.0]])])
-  >>> state, info = algorithm.round(algorithm.init(jnp.zeros(1)), cohort)
-  >>> state.params, int(info.num_clients)
-  (Array([3.], dtype=float32), 2)
-  """
-  client = clients.local_training(loss_fn, client_tx, weighting=weighting, **local)
-  return federated(
-    client if wrap is None else wrap(client),
-    optimizing_server(server_tx),
-    key=key,
-    aggregator=aggregator,
-    map_clients=map_clients,
-    memory=memory,
-  )
-
-
-def _fed_opt(
-  name: str, loss_fn: LossFn, client_tx: ClientTx, rate: float, given: dict[str, Any]
-) -> FederatedAlgorithm:
-  of_server = {"beta_1", "beta_2", "tau"} & set(given)
-  server_tx = fed_opt(name, rate, **{number: given.pop(number) for number in of_server})
-  return fed_avg(loss_fn, client_tx, server_tx, **given)
-
-
-def fed_adam(
-  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
-) -> FederatedAlgorithm:
-  """`fed_avg` with the server's FedAdam (Reddi et al. 2021, algorithm 2; see `fed_opt`).
-
-  Args:
-    options: `beta_1` (0.9), `beta_2` (0.99), `tau` (1e-3), and those of `fed_avg`.
-  """
-  return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
-
-
-def fed_yogi(
-  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
-) -> FederatedAlgorithm:
-  """`fed_avg` with the server's FedYogi; see `fed_adam`."""
-  return _fed_opt("yogi", loss_fn, client_tx, server_learning_rate, options)
-
-
-def fed_adagrad(
-  loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
-) -> FederatedAlgorithm:
-  """`fed_avg` with the server's FedAdagrad; see `fed_adam`. `beta_1` is 0 unless given."""
-  return _fed_opt("adagrad", loss_fn, client_tx, server_learning_rate, options)
-
-
-def fed_sgd(
-  loss_fn: LossFn,
-  server_tx: optax.GradientTransformation,
-  *,
-  weighting: Weighting = clients.by_examples,
-  **common: Unpack[Common],
-) -> FederatedAlgorithm:
-  """One gradient of each client's whole data per round (McMahan et al. 2017).
-
-  With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
-  Local batches only bound memory: give `LocalWork(epochs=1)`.
-  """
-  client = clients.full_gradient(loss_fn, weighting=weighting)
-  return federated(client, optimizing_server(server_tx), **common)
-
-
-def fed_prox(
-  loss_fn: LossFn, client_tx: ClientTx, *args: Any, mu: float, **options: Any
-) -> FederatedAlgorithm:
-  """`fed_avg` whose local loss has mu / 2 ||w - w_server||^2 added (Li et al. 2020).
-
-  mu = 0 is `fed_avg`, operation by operation.
-  """
-  validate.non_negative(mu=mu)
-
-  def adjust(gradient: Any, received: Received, local: Local) -> Any:
-    pull = lambda g, new, old: g + mu * (new - old)
-    return jax.tree.map(pull, gradient, local.params, received.params)
-
-  return fed_avg(loss_fn, client_tx, *args, adjust=adjust if mu else None, **options)
 
 
 def params_of(state: FederatedState) -> Params:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+import math
+from typing import Any, ClassVar, Self
 
 import dp_accounting
 import numpy as np
 
 from dpjax import validate
-from dpjax.sampling.samplers import DpEvent, SizedSampler, generator
+from dpjax.accounting.event_kinds.truncated_poisson import TruncatedPoissonKind
+from dpjax.accounting.proved import Proved
+from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError, Verbatim
 
 
@@ -22,7 +25,8 @@ class TruncatedPoissonSampler(SizedSampler):
   chosen. The price: where a batch was cut, whoever is in it pushed another one out, so that
   one record moves the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12): its
   event is proved under replace_special, by PLD, and only for Gaussian noise; see
-  `accounting/epsilon.py` for the proof. A record that is zeroed out keeps its place.
+  `dpjax.accounting.event_kinds.truncated_poisson` for the proof. A record that is zeroed out
+  keeps its place.
 
   Args:
     prob: sampling probability in (0, 1].
@@ -34,7 +38,11 @@ class TruncatedPoissonSampler(SizedSampler):
   3
   """
 
-  law: ClassVar[str] = "truncated_poisson"
+  name: ClassVar[str] = "truncated_poisson"
+  proof: ClassVar[Proved] = TruncatedPoissonKind.proof
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
+  options: ClassVar[tuple[str, ...]] = ("capacity",)
+  answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
     {"prob": 0.5, "capacity": 3, "num_examples": 4},
     {"prob": 0.7, "capacity": 1, "num_examples": 4},
@@ -47,6 +55,18 @@ class TruncatedPoissonSampler(SizedSampler):
   def __post_init__(self):
     validate.probability(sampling_prob=self.prob)
     validate.integer_at_least(1, capacity=self.capacity, num_examples=self.num_examples)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    """Returns a sampler of the capacity that is asked for.
+
+    By default it cuts one step in a thousand: the mean and three standard deviations.
+    """
+    prob = size.sampling_prob
+    mean = prob * size.num_examples
+    deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
+    capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
+    return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
 
   @property
   def slots(self) -> int:

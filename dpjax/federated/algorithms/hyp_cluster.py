@@ -1,4 +1,4 @@
-"""Models for single clients: fine-tuning, mixtures (APFL) and clusters (HypCluster).
+"""HypCluster (Mansour et al. 2020): several models, and each client trains the one that fits.
 
 What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
 promised for what the server sees and for its parameters.
@@ -6,8 +6,7 @@ promised for what the server sees and for its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,10 @@ import optax
 from dpjax import trees, validate
 from dpjax.federated import client as clients
 from dpjax.federated import execution
-from dpjax.federated.algorithms import (
+from dpjax.federated.client import ClientAlgorithm, Local, Received
+from dpjax.federated.cohort import Cohort
+from dpjax.federated.described import algorithm
+from dpjax.federated.round import (
   Common,
   FederatedAlgorithm,
   FederatedState,
@@ -25,138 +27,9 @@ from dpjax.federated.algorithms import (
   check_cohort,
   check_public,
   federated,
-  optimizing_server,
 )
-from dpjax.federated.client import ClientAlgorithm, Local, Received
-from dpjax.federated.cohort import Cohort
-from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
+from dpjax.types import Array, ClientTx, LossFn, Params
 from dpjax.validate import UserError
-
-
-def fine_tune(
-  loss_fn: LossFn,
-  client_tx: ClientTx,
-  map_clients: execution.MapClients | None = None,
-  *,
-  key: Array,
-) -> Callable[[Params, Cohort], Params]:
-  """`(params, cohort) -> each client's own parameters`, leaves [C, *p]: local training from
-  the server's model, sent to nobody.
-
-  >>> from dpjax.federated.cohort import from_batches
-  >>> tune = fine_tune(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), optax.sgd(0.5),
-  ...   key=jax.random.key(0))
-  >>> tune(jnp.zeros(1), from_batches([jnp.array([[2.0]]), jnp.array([[4.0]])]))
-  Array([[1.],
-         [2.]], dtype=float32)
-  """
-  client = clients.local_training(loss_fn, client_tx)
-  map_clients = execution.auto_clients() if map_clients is None else map_clients
-  run = map_clients(client, None)
-
-  def tune(params: Params, cohort: Cohort) -> Params:
-    received = Received(jax.tree.map(jnp.asarray, params))
-    mapped = run(execution.Context(received, cohort.data, None, key, None), cohort)
-    return jax.tree.map(
-      lambda delta, p: p[None] + delta, mapped.sent.message["delta"], received.params
-    )
-
-  return tune
-
-
-class PersonalMemory(NamedTuple):
-  """State that a client of APFL keeps between rounds."""
-
-  params: Params  # v, the client's own model
-  alpha: Array  # [] share of v in the model that it uses
-
-
-class Personal(NamedTuple):
-  """A client of APFL in the middle of its work."""
-
-  local: Local
-  params: Params  # v
-  opt_state: Any
-  alpha: Array  # []
-
-  @property
-  def key(self) -> Array:
-    return self.local.key
-
-
-def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
-  """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
-  return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
-
-
-def apfl_client(
-  loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
-) -> ClientAlgorithm:
-  """Local training of w, which is sent, and of the client's own v, which is kept: v follows
-  the gradient of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha
-  move from where they stood before the step."""
-  shared = clients.local_training(loss_fn, client_tx)
-  grad_fn = clients.mean_grad(loss_fn)
-  own_tx = lambda key: clients.make_tx(
-    client_tx, jax.random.fold_in(key, clients.PERSONAL_KEY)
-  )
-
-  def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Personal:
-    local = shared.init(received, None, num_examples, key)
-    return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
-
-  def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
-    mixture = mixed(own.params, own.local.params, own.alpha)
-    gradient, _ = grad_fn(mixture, examples, mask)
-    updates, opt_state = own_tx(own.key).update(
-      trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
-    )
-    # alpha moves at the first local step of a round, within [0, 1]
-    slopes = jax.tree.map(
-      lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
-    )
-    along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
-    moved = own.alpha - jnp.where(own.local.num_steps == 0, along, 0.0)
-    return Personal(
-      local=shared.step(received, own.local, examples, mask),
-      params=optax.apply_updates(own.params, updates),
-      opt_state=opt_state,
-      alpha=jnp.clip(moved, 0.0, 1.0),
-    )
-
-  def finish(received: Received, own: Personal) -> Any:
-    sent, _, info = shared.finish(received, own.local)
-    return sent, PersonalMemory(own.params, own.alpha), info
-
-  return ClientAlgorithm(init, step, finish)
-
-
-def apfl(
-  loss_fn: LossFn,
-  client_tx: ClientTx,
-  server_tx: optax.GradientTransformation | None = None,
-  *,
-  alpha: float = 0.5,
-  alpha_learning_rate: float = 0.0,
-  **common: Unpack[Common],
-) -> FederatedAlgorithm:
-  """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
-
-  A local step moves, all from the values before it, w by the gradient at w, and v by alpha
-  times the gradient at the mixture alpha v + (1 - alpha) w. With `alpha_learning_rate` > 0
-  the first step of a round also moves the client's own alpha along -<v - w, that gradient>
-  (section 4), kept within [0, 1].
-
-  `state.memories.rows(clients)` are their v and alpha (`PersonalMemory`);
-  `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
-  client alone.
-  """
-  validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
-  if alpha > 1:
-    raise UserError("must be in [0, 1]", field="alpha", value=alpha)
-  begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
-  client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
-  return federated(client, optimizing_server(server_tx), memory=begin, **common)
 
 
 def _scores(loss_fn: LossFn) -> ClientAlgorithm:
@@ -211,6 +84,18 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   return ClientAlgorithm(init, step, finish)
 
 
+@algorithm(
+  client="trains the one of K models that fits it best",
+  server="moves each model by the mean of those who trained it",
+  source="Mansour et al. 2020; Ghosh et al. 2020",
+  private_if="cluster_share is set",
+  # A run of dpjax begins with one model.
+  options=None,
+  optimizers=("client_tx",),
+  weighted=False,
+  keeps_state=True,
+  played={"num_clients": 4, "cluster_share": 0.5},
+)
 def hyp_cluster(
   loss_fn: LossFn,
   client_tx: ClientTx,

@@ -1,0 +1,31 @@
+"""Every event that is accounted: one file each, and one row here."""
+
+from dpjax.accounting.event_kinds import (
+  composition,
+  fixed_size,
+  gaussian,
+  laplace,
+  poisson,
+  random_allocation,
+  randomized_response,
+  repeat_and_select,
+  skellam,
+  truncated_poisson,
+)
+from dpjax.accounting.event_kinds.kind import register
+
+register(
+  composition.NoOpKind(),
+  composition.NonPrivateKind(),
+  gaussian.GaussianKind(),
+  laplace.LaplaceKind(),
+  randomized_response.RandomizedResponseKind(),
+  composition.SelfComposedKind(),
+  composition.ComposedKind(),
+  poisson.PoissonSampledKind(),
+  fixed_size.FixedSizeKind(),
+  truncated_poisson.TruncatedPoissonKind(),
+  random_allocation.RandomAllocationKind(),
+  skellam.SkellamKind(),
+  repeat_and_select.RepeatAndSelectKind(),
+)

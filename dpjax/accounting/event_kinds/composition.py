@@ -1,0 +1,96 @@
+"""Events that hold others, or none: compositions, and what costs nothing or everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of
+from dpjax.accounting.proved import RELATIONS, Proved
+
+
+class NoOpKind(EventKind):
+  """Nothing ran."""
+
+  name = "no_op"
+  event = dpa.NoOpDpEvent
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    return ()
+
+
+class NonPrivateKind(EventKind):
+  """A release without noise, which no epsilon covers."""
+
+  name = "non_private"
+  event = dpa.NonPrivateDpEvent
+  proof = Proved(RELATIONS)
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    return [(event, 1)]
+
+  def describe(self, part: Any, unit: str) -> str:
+    return "a release without noise"
+
+
+class SelfComposedKind(EventKind):
+  """One event, several times."""
+
+  name = "self_composed"
+  event = dpa.SelfComposedDpEvent
+  fields = ("event", "count")
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    validate.integer_at_least(0, count=event.count)
+    count = int(event.count)
+    # What never ran is taken apart all the same: an unknown event is refused.
+    for part, times in kind_of(event.event).elements(event.event):
+      if count > 0:
+        yield part, times * count
+
+
+class ComposedKind(EventKind):
+  """Several events, one after the other."""
+
+  name = "composed"
+  event = dpa.ComposedDpEvent
+  fields = ("events",)
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    for inner in event.events:
+      yield from kind_of(inner).elements(inner)
+
+
+def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
+  """Returns the event of `num_steps` adaptive runs of `step_event`; 0 steps cost nothing.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> composed(gaussian_event(1), 0)
+  NoOpDpEvent()
+  >>> composed(gaussian_event(1), 3).count
+  3
+  """
+  validate.integer_at_least(0, num_steps=num_steps)
+  if num_steps == 0:
+    return dpa.NoOpDpEvent()
+  return dpa.SelfComposedDpEvent(step_event, int(num_steps))
+
+
+def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
+  """Returns the event of `parts`, each exchanged for what it is a mixture of, if that is known.
+
+  So for one Gaussian sum in place of each pass of random allocation. This costs no less; where
+  there is little noise, an accountant may find that it costs less.
+
+  >>> from dpjax.accounting import gaussian_event, parts, random_allocation_event
+  >>> unamplified(parts(random_allocation_event(gaussian_event(2), num_steps=9)))
+  ComposedDpEvent(events=[SelfComposedDpEvent(event=GaussianDpEvent(...=2.0), count=1)])
+  """
+  run = [
+    dpa.SelfComposedDpEvent(kind_of(part).unamplified(part), times)
+    for part, times in counts.items()
+  ]
+  return dpa.ComposedDpEvent([*run])

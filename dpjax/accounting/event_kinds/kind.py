@@ -1,0 +1,326 @@
+"""What an event must say of itself, and the table of those that do.
+
+An event is data: a class of dp_accounting, or one of dpjax's. Its `EventKind` holds everything
+that accounting knows about it: how it is written to JSON, its normal form, under which
+relations it is proved, by which accountants, its privacy loss, and its description in words.
+To add an event is one file here and one row in `dpjax.accounting.event_kinds`.
+
+Noise multipliers are std / l2_clip_norm. `EventKind.under_replace_one` doubles the sensitivity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
+
+from dpjax import validate
+from dpjax.accounting.proved import Proved, declare
+from dpjax.validate import UserError, Verbatim
+
+DpEvent = dpa.DpEvent
+Parts = Mapping[DpEvent, int]
+ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
+
+# The Renyi divergence of one sampled step is computed to about 3e-16 and may come out zero
+# or negative, which dp_accounting would read as "costs nothing".
+_RDP_ROUNDING = 1e-14
+# Squares of noise multipliers between these are floats.
+_LEAST_LEVEL = 1e-100
+_LARGEST_LEVEL = 1e100
+
+
+class EventKind:
+  """What the accountants know of the events of one class.
+
+  Subclasses override what differs. An event that cannot be accounted by itself, such as a
+  composition, says so in `elements` and needs nothing of what follows it.
+
+  Attributes:
+    name: in JSON.
+    event: class of the events.
+    fields: of the event that JSON holds, in the order of its constructor.
+    scheme: names the row of `dpjax.accounting.PROVED` that holds `proof`.
+    proof: relations and accountants.
+    rdp_relation: under which dp_accounting is asked for the Renyi curve. Noise is relative to
+      the sensitivity there, so it matters for events whose curve depends on the relation.
+    selects: whether it covers the choice between several runs.
+    replaced_in_two: whether replacing a record is accounted as removing one and adding one.
+    points_per_deviation: grid points per standard deviation of a step's privacy loss. A grid
+      of width h adds about h^2 / 4 to the variance; at 60 that is 1e-4 of it.
+  """
+
+  name: ClassVar[str]
+  event: ClassVar[type[DpEvent]]
+  fields: ClassVar[tuple[str, ...]] = ()
+  scheme: ClassVar[str] = "none"
+  proof: ClassVar[Proved]
+  rdp_relation: ClassVar[str] = "ADD_OR_REMOVE_ONE"
+  selects: ClassVar[bool] = False
+  replaced_in_two: ClassVar[bool] = False
+  points_per_deviation: ClassVar[int] = 60
+
+  def to_json(self, event: Any) -> dict[str, Any]:
+    """Returns the fields of an event as JSON can write them, inner events included."""
+    fields = {name: getattr(event, name) for name in self.fields}
+    if "event" in fields:
+      fields["event"] = event_to_json(fields["event"])
+    if "events" in fields:
+      fields["events"] = [event_to_json(inner) for inner in fields["events"]]
+    return fields
+
+  def from_json(self, fields: Mapping[str, Any]) -> DpEvent:
+    """Returns the event of such fields."""
+    fields = dict(fields)
+    if "event" in fields:
+      fields["event"] = event_from_json(fields["event"])
+    if "events" in fields:
+      fields["events"] = [event_from_json(inner) for inner in fields["events"]]
+    return self.event(**fields)
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    """Yields (part, times): the elementary mechanisms that ran, each in its normal form.
+
+    An event that costs nothing yields nothing; one without noise yields `NonPrivateDpEvent`.
+
+    Raises:
+      UserError: fields out of their range, or what this kind cannot hold.
+    """
+    raise NotImplementedError
+
+  def row_of(self, part: Any) -> tuple[str, Proved]:
+    """Returns the scheme and the proof of one elementary event."""
+    del part
+    return self.scheme, self.proof
+
+  def repeated(self, part: Any) -> Iterable[DpEvent]:
+    """Returns the events that the part repeats, each of which must be proved as well."""
+    del part
+    return ()
+
+  def under_replace_one(self, part: Any) -> DpEvent:
+    """Returns the part with noise relative to 2 l2_clip_norm, by which exchanging a record
+    moves a sum. Default: as it is, for events whose proof already holds for the exchange."""
+    return part
+
+  def unamplified(self, part: Any) -> DpEvent:
+    """Returns an event that costs no less, without amplification, where one is worth trying."""
+    return part
+
+  def rdp(self, part: Any) -> np.ndarray:
+    """Returns the Renyi divergences at `ORDERS` of one run of the part, [len(ORDERS)]."""
+    relation = dpa.NeighboringRelation[self.rdp_relation]
+    with quiet():
+      curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
+    return np.maximum(curve, _RDP_ROUNDING)
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    """Returns the privacy loss distribution on a grid of this interval: pessimistic at any."""
+    raise NotImplementedError
+
+  def renyi_two(self, part: Any) -> float:
+    """Returns about the Renyi divergence of order 2, from which the grid is chosen."""
+    raise NotImplementedError
+
+  def largest_loss(self, part: Any) -> float:
+    """Returns about the largest privacy loss that is kept: 10 standard deviations of noise."""
+    raise NotImplementedError
+
+  def mu_squared(self, part: Any) -> tuple[float, bool]:
+    """Returns mu^2 of Gaussian DP by the central limit, and whether it is exact."""
+    raise UserError(
+      "the central limit is known here for Gaussian noise, unsampled or Poisson "
+      "sampled; use accountant='pld' or 'rdp'",
+      field="event",
+      value=part,
+    )
+
+  def describe(self, part: Any, unit: str) -> str:
+    """Returns the mechanism in words, as a privacy statement says it."""
+    raise NotImplementedError
+
+
+KINDS: dict[str, EventKind] = {}
+_KIND_OF: dict[type, EventKind] = {}
+
+
+def register(*kinds: EventKind) -> None:
+  """Adds kinds to the table by which every accountant finds them.
+
+  A kind of your own may be registered again, as when a notebook cell runs twice. What its
+  methods return is your word, as the event of a sampler of your own is.
+
+  Raises:
+    UserError: a name or a class of events that dpjax accounts for itself. Its epsilon would be
+      printed as proved, by your formula.
+  """
+  for kind in kinds:
+    for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
+      if known is not None and type(known).__module__.startswith("dpjax."):
+        raise UserError(
+          "dpjax accounts for these events itself; choose another name and a class of events "
+          "of your own",
+          field="kind",
+          value=Verbatim(f"{type(kind).__name__} ({known.name})"),
+        )
+    KINDS[kind.name] = kind
+    _KIND_OF[kind.event] = kind
+    if hasattr(kind, "proof"):
+      declare(kind.scheme, kind.proof)
+
+
+def kind_of(event: Any) -> EventKind:
+  """Returns the kind of an event.
+
+  Raises:
+    UserError: of a class that is not in the table.
+  """
+  kind = _KIND_OF.get(type(event))
+  if kind is None:
+    known = ", ".join(sorted(KINDS))
+    raise UserError(f"must be one of the known events: {known}", field="event", value=event)
+  return kind
+
+
+def event_to_json(event: DpEvent) -> dict[str, Any]:
+  """Returns the event as a dict that `json` can write; an unknown event raises UserError.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> event_to_json(gaussian_event(2))
+  {'kind': 'gaussian', 'noise_multiplier': 2.0}
+  """
+  kind = kind_of(event)
+  return {"kind": kind.name, **kind.to_json(event)}
+
+
+def event_from_json(data: Mapping[str, Any]) -> DpEvent:
+  """Returns the event that `event_to_json` wrote; anything else raises UserError.
+
+  >>> event_from_json({"kind": "gaussian", "noise_multiplier": 2.0})
+  GaussianDpEvent(noise_multiplier=2.0)
+  """
+  if not isinstance(data, Mapping):
+    raise UserError("must be a mapping with a 'kind'", field="event", value=data)
+  validate.one_of(KINDS, kind=data.get("kind"))
+  kind = KINDS[data["kind"]]
+  if set(data) != {"kind", *kind.fields}:
+    raise UserError(
+      f"must have exactly the fields {list(kind.fields)}", field="event", value=dict(data)
+    )
+  return kind.from_json({name: data[name] for name in kind.fields})
+
+
+def parts(event: DpEvent) -> Counter[DpEvent]:
+  """Counts how often each elementary mechanism ran, as {part: times}.
+
+  Composition is taken apart; a sampled composition of Gaussians becomes one sampled
+  Gaussian, exactly. Zero noise becomes NonPrivateDpEvent; unknown events raise UserError.
+
+  >>> from dpjax.accounting import composed, gaussian_event, poisson_sampled_event
+  >>> parts(composed(poisson_sampled_event(gaussian_event(1), sampling_prob=0.5), 3))
+  Counter({PoissonSampledDpEvent(...): 3})
+  """
+  counts: Counter[DpEvent] = Counter()
+  for part, times in kind_of(event).elements(event):
+    counts[part] += times
+  return counts
+
+
+def merged_parts(event: DpEvent) -> Counter[DpEvent]:
+  """Counts as `parts` does, with all unsampled Gaussians merged into one, which is exact.
+
+  Noise multipliers z_i compose to (sum_i 1 / z_i^2)^(-1/2) (Dong, Roth and Su 2019,
+  arXiv:1905.02383, corollary 3.3).
+
+  >>> from dpjax.accounting import composed, gaussian_event
+  >>> merged_parts(composed(gaussian_event(2), 4))
+  Counter({GaussianDpEvent(noise_multiplier=1.0): 1})
+  """
+  counts = parts(event)
+  gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
+  if gaussians:
+    precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
+    counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
+  return counts
+
+
+def level(noise_multiplier: float) -> float:
+  """Returns the noise multiplier where its square is a float.
+
+  Beyond, the private side: none (0) for so little noise, the largest for more.
+  """
+  if noise_multiplier < _LEAST_LEVEL:
+    return 0.0
+  return min(noise_multiplier, _LARGEST_LEVEL)
+
+
+def sampled(event: Any, allowed: tuple[type, ...]) -> list[DpEvent]:
+  """Returns the one mechanism that runs on a sample; no noise: NonPrivateDpEvent; or nothing.
+
+  Raises:
+    UserError: several mechanisms, or one that is not `allowed`.
+  """
+  inner = merged_parts(event.event)
+  if not inner:
+    return []
+  if dpa.NonPrivateDpEvent() in inner:
+    return [dpa.NonPrivateDpEvent()]
+  (part, times), *others = inner.items()
+  if others or times > 1 or not isinstance(part, allowed):
+    names = " or ".join(cls.__name__ for cls in allowed)
+    raise UserError(f"what is sampled must be one {names}", field="event", value=event)
+  return [part]
+
+
+def rdp_of(steps: Parts) -> np.ndarray:
+  """Returns the Renyi divergences at `ORDERS` of parts that all ran, [len(ORDERS)]."""
+  total = np.zeros(len(ORDERS))
+  for part, times in steps.items():
+    total += times * _rdp_once(part)
+  return total
+
+
+@functools.lru_cache(maxsize=256)
+def _rdp_once(part: DpEvent) -> np.ndarray:
+  return kind_of(part).rdp(part)
+
+
+def describe(event: DpEvent, unit: str) -> str:
+  """Returns every part of an event in words, with how often it ran."""
+  each = (
+    f"{times} x {kind_of(part).describe(part, unit)}"
+    for part, times in parts(event).items()
+  )
+  return "; ".join(each)
+
+
+def amplified(loss: float, prob: float) -> float:
+  """Returns log(1 + prob (e^loss - 1)), without overflow."""
+  if loss < 1:
+    return math.log1p(prob * math.expm1(loss))
+  return loss + math.log(prob + (1 - prob) * math.exp(-loss))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+  """Hides "order excluded" warnings: leaving out an order only loosens the bound."""
+
+  def is_kept(record: logging.LogRecord) -> bool:
+    return "Excluding this order" not in record.getMessage()
+
+  logger = logging.getLogger("absl")
+  logger.addFilter(is_kept)
+  try:
+    with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
+      yield
+  finally:
+    logger.removeFilter(is_kept)

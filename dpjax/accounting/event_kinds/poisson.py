@@ -1,0 +1,96 @@
+"""Noise on a Poisson sample: every record joins the batch on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.gaussian import sampled_gaussian_pld
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  EventKind,
+  amplified,
+  kind_of,
+  sampled,
+)
+from dpjax.accounting.event_kinds.laplace import sampled_laplace_pld
+from dpjax.accounting.proved import ADD, ZERO, Proved, declare
+from dpjax.accounting.text import upper
+
+_OF_LAPLACE = "poisson of Laplace noise"
+_PROOF_OF_LAPLACE = declare(_OF_LAPLACE, Proved((ADD, ZERO), ("pld",)))
+
+
+class PoissonSampledKind(EventKind):
+  """Gaussian or Laplace noise on a sample that each record joins on its own.
+
+  Under replace_one the two samples differ in one record of either run; dp_accounting has no
+  pair for it, so nothing is proved.
+  """
+
+  name = "poisson_sampled"
+  event = dpa.PoissonSampledDpEvent
+  fields = ("sampling_probability", "event")
+  scheme = "poisson"
+  proof = Proved((ADD, ZERO))
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    if event.sampling_probability == 0:
+      return
+    validate.probability(sampling_probability=event.sampling_probability)
+    for inner in sampled(event, (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)):
+      if inner == dpa.NonPrivateDpEvent():
+        yield inner, 1
+      else:
+        yield dpa.PoissonSampledDpEvent(event.sampling_probability, inner), 1
+
+  def row_of(self, part: Any) -> tuple[str, Proved]:
+    if isinstance(part.event, dpa.LaplaceDpEvent):
+      return _OF_LAPLACE, _PROOF_OF_LAPLACE
+    return self.scheme, self.proof
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    noise = part.event
+    of_noise = (
+      sampled_laplace_pld if isinstance(noise, dpa.LaplaceDpEvent) else sampled_gaussian_pld
+    )
+    return of_noise(
+      noise.noise_multiplier, interval, sampling_prob=part.sampling_probability
+    )
+
+  def renyi_two(self, part: Any) -> float:
+    whole = kind_of(part.event).renyi_two(part.event)
+    return amplified(whole, part.sampling_probability**2)
+
+  def largest_loss(self, part: Any) -> float:
+    whole = kind_of(part.event).largest_loss(part.event)
+    return amplified(whole, part.sampling_probability)
+
+  def mu_squared(self, part: Any) -> tuple[float, bool]:
+    if not isinstance(part.event, dpa.GaussianDpEvent):
+      return super().mu_squared(part)
+    square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
+    return square, False
+
+  def describe(self, part: Any, unit: str) -> str:
+    prob = upper(part.sampling_probability, digits=6)
+    return (
+      f"{kind_of(part.event).describe(part.event, unit)} on a Poisson sample (assumed: every "
+      f"{unit} joins each batch on its own, with probability {prob})"
+    )
+
+
+def poisson_sampled_event(event: DpEvent, *, sampling_prob: float) -> DpEvent:
+  """Returns `event` on a batch that each record joins on its own with `sampling_prob`.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> poisson_sampled_event(gaussian_event(1), sampling_prob=0.5).sampling_probability
+  0.5
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  return dpa.PoissonSampledDpEvent(float(sampling_prob), event)

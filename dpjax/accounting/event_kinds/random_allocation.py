@@ -1,0 +1,109 @@
+"""One pass of random allocation: every record in one step of the pass, drawn uniformly."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import validate
+from dpjax.accounting.allocation_rdp import allocation_rdp
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import (
+  ORDERS,
+  DpEvent,
+  EventKind,
+  amplified,
+  kind_of,
+  level,
+)
+from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.accounting.random_allocation import allocation_pld
+from dpjax.validate import UserError
+
+_MOST_STEPS = 10**15  # of a pass: integers that are floats, too
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationDpEvent(dpa.DpEvent):
+  """One pass of `num_steps` Gaussian sums; a record is in one of them.
+
+  Its step is drawn uniformly, independently of the other records, and kept secret. Fewer steps
+  of a pass cost no more than all. The next pass draws anew.
+  """
+
+  num_steps: int
+  noise_multiplier: float
+
+
+class RandomAllocationKind(EventKind):
+  """The accounting of a pass; proofs stand in `random_allocation` and `allocation_rdp`.
+
+  Replacing a record is accounted as removing one and adding one (`dpjax.accounting.replaced`).
+  """
+
+  name = "random_allocation"
+  event = RandomAllocationDpEvent
+  fields = ("num_steps", "noise_multiplier")
+  scheme = "random_allocation"
+  proof = Proved((ADD, ZERO, REPLACE))
+  replaced_in_two = True
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    # The constructors check both numbers.
+    noise = gaussian_event(event.noise_multiplier)
+    random_allocation_event(noise, num_steps=event.num_steps)
+    noise_multiplier = level(event.noise_multiplier)
+    if not noise_multiplier:
+      return [(dpa.NonPrivateDpEvent(), 1)]
+    return [(RandomAllocationDpEvent(event.num_steps, noise_multiplier), 1)]
+
+  def unamplified(self, part: Any) -> DpEvent:
+    # A pass is the mixture, over the record's step, of one Gaussian sum.
+    return dpa.GaussianDpEvent(part.noise_multiplier)
+
+  def rdp(self, part: Any) -> np.ndarray:
+    return allocation_rdp(part.num_steps, part.noise_multiplier, orders=ORDERS)
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
+
+  # A whole pass of T steps loses about as one step on a sample of probability 1 / sqrt(T): its
+  # Renyi divergence of order 2 is log(1 + (e^(1 / z^2) - 1) / T).
+  def renyi_two(self, part: Any) -> float:
+    noise = self.unamplified(part)
+    return amplified(kind_of(noise).renyi_two(noise), (part.num_steps**-0.5) ** 2)
+
+  def largest_loss(self, part: Any) -> float:
+    noise = self.unamplified(part)
+    return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
+
+  def describe(self, part: Any, unit: str) -> str:
+    noise = self.unamplified(part)
+    return (
+      f"a pass of {part.num_steps} steps with {kind_of(noise).describe(noise, unit)} "
+      f"(assumed: every {unit} is in one step of the pass, drawn uniformly on its own, anew in "
+      "each pass, and kept secret)"
+    )
+
+
+def random_allocation_event(event: DpEvent, *, num_steps: int) -> DpEvent:
+  """Returns one pass of `num_steps` Gaussian sums; a record is in a uniformly drawn one.
+
+  A record draws its step independently of the others, and anew in every pass; steps of
+  records are secret. Accounted by PLD (`dpjax.accounting.random_allocation`) and by RDP
+  (`dpjax.accounting.allocation_rdp`). A pass that stops early costs no more. Where every
+  pass takes the SAME batches, k passes are one of noise multiplier / sqrt(k).
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> random_allocation_event(gaussian_event(1), num_steps=200)
+  RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
+  """
+  validate.integer_in(1, _MOST_STEPS, num_steps=num_steps)
+  if not isinstance(event, dpa.GaussianDpEvent):
+    raise UserError("random allocation takes a GaussianDpEvent", field="event", value=event)
+  return RandomAllocationDpEvent(int(num_steps), event.noise_multiplier)

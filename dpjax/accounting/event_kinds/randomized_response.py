@@ -1,0 +1,81 @@
+"""Randomised response, which also stands for every mechanism of a known pure epsilon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind
+from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.text import upper
+
+_SMALL = 1e-6  # of a pure epsilon: from there on, float64 has room for it beside 1
+
+
+class RandomizedResponseKind(EventKind):
+  """One answer out of `num_buckets`, exchanged for a random one with `noise_parameter`.
+
+  It has no noise multiplier: its epsilon stands as it is under every relation.
+  """
+
+  name = "randomized_response"
+  event = dpa.RandomizedResponseDpEvent
+  fields = ("noise_parameter", "num_buckets")
+  proof = Proved(RELATIONS)
+  # dp_accounting knows it for the exchange of a record, which is what it is.
+  rdp_relation = "REPLACE_ONE"
+  # A response has two or three losses, which fall between the points of a coarser grid.
+  points_per_deviation = 4000
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    validate.integer_at_least(1, num_buckets=event.num_buckets)
+    # Both say nothing of their input.
+    if event.num_buckets == 1 or event.noise_parameter == 1:
+      return []
+    if event.noise_parameter == 0:
+      return [(dpa.NonPrivateDpEvent(), 1)]
+    validate.probability(noise_parameter=event.noise_parameter)
+    return [(event, 1)]
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    return pld_lib.from_randomized_response(
+      part.noise_parameter, part.num_buckets, value_discretization_interval=interval
+    )
+
+  def renyi_two(self, part: Any) -> float:
+    loss = self.largest_loss(part)
+    return min(loss, math.expm1(min(loss, 1.0)) ** 2)
+
+  def largest_loss(self, part: Any) -> float:
+    share = part.noise_parameter / part.num_buckets
+    return math.log1p((1 - part.noise_parameter) / share)
+
+  def describe(self, part: Any, unit: str) -> str:
+    loss = math.log1p((1 - part.noise_parameter) * part.num_buckets / part.noise_parameter)
+    return f"a mechanism that is ({upper(loss, digits=6)}, 0)-private by itself"
+
+
+def pure_dp_event(epsilon: float) -> DpEvent:
+  """Returns the event of ANY mechanism that is (epsilon, 0)-DP, of which no more is known.
+
+  Guarantee: binary randomised response at `epsilon` dominates every such mechanism
+  (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1), so composing it bounds
+  their composition. Laplace noise of scale 1 / epsilon does NOT dominate them: it is more
+  private at every delta > 0. Epsilon is stated under the relation that it is accounted under.
+
+  >>> import math
+  >>> pure_dp_event(math.log(3))
+  RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
+  """
+  validate.non_negative(epsilon=epsilon)
+  noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
+  # Where the formula rounds to 1 it would cost nothing. 1 - epsilon / 2 is less than the true
+  # value, and so is the next float64 below it: less noise, so a larger loss.
+  if 0 < epsilon < _SMALL:
+    noise = math.nextafter(1 - epsilon / 2, 0.0)
+  return dpa.RandomizedResponseDpEvent(noise, 2)

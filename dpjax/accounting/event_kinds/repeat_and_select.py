@@ -1,0 +1,108 @@
+"""The best of a random and secret number of runs: hyper-parameters that are tuned privately."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
+
+from dpjax.accounting import tuning
+from dpjax.accounting.event_kinds.kind import (
+  ORDERS,
+  DpEvent,
+  EventKind,
+  describe,
+  kind_of,
+  merged_parts,
+  rdp_of,
+)
+from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.text import upper
+
+
+class RepeatAndSelectKind(EventKind):
+  """K runs of one event, of which the best is released (Papernot and Steinke 2022)."""
+
+  name = "repeat_and_select"
+  event = RepeatAndSelectDpEvent
+  fields = ("event", "mean", "shape")
+  scheme = "the best of several runs"
+  proof = Proved(RELATIONS, ("rdp",))
+  selects = True
+
+  def to_json(self, event: Any) -> dict[str, Any]:
+    fields = super().to_json(event)
+    # Strict JSON has no infinity.
+    if fields["shape"] == math.inf:
+      fields["shape"] = "inf"
+    return fields
+
+  def from_json(self, fields: Mapping[str, Any]) -> DpEvent:
+    shape = math.inf if fields["shape"] == "inf" else fields["shape"]
+    return super().from_json({**fields, "shape": shape})
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    # The constructor checks the numbers.
+    repeat_and_select_event(event.event, mean_trials=event.mean, shape=event.shape)
+    inner = merged_parts(event.event)
+    if not inner:
+      return []
+    if dpa.NonPrivateDpEvent() in inner:
+      return [(dpa.NonPrivateDpEvent(), 1)]
+    return [(_of_runs(inner, event.mean, event.shape), 1)]
+
+  def repeated(self, part: Any) -> Iterable[DpEvent]:
+    return merged_parts(part.event)
+
+  def under_replace_one(self, part: Any) -> DpEvent:
+    runs = {
+      kind_of(inner).under_replace_one(inner): times
+      for inner, times in merged_parts(part.event).items()
+    }
+    return _of_runs(runs, part.mean, part.shape)
+
+  def rdp(self, part: Any) -> np.ndarray:
+    one_run = rdp_of(merged_parts(part.event))
+    return tuning.select_rdp(ORDERS, one_run, mean_trials=part.mean, shape=part.shape)
+
+  def describe(self, part: Any, unit: str) -> str:
+    return (
+      "the best of a random and secret number of runs, on average "
+      f"{upper(part.mean, digits=6)} (assumed: the score that selects "
+      "sees public data and the run's output only, and no other run "
+      f"is released; law of shape {part.shape:g}), each run: {describe(part.event, unit)}"
+    )
+
+
+def _of_runs(parts: Mapping[DpEvent, int], mean: float, shape: float) -> DpEvent:
+  """Returns the event with the parts of one run in tuples, which can be hashed."""
+  run = tuple(dpa.SelfComposedDpEvent(part, times) for part, times in parts.items())
+  whole = dpa.ComposedDpEvent(run)  # type: ignore[arg-type]
+  return RepeatAndSelectDpEvent(whole, mean, shape)
+
+
+def repeat_and_select_event(
+  event: DpEvent, *, mean_trials: float, shape: float = 1.0
+) -> DpEvent:
+  """Returns the best of K independent runs of `event`, where K is random and secret.
+
+  Only the best run is released (Papernot and Steinke 2022, arXiv:2110.03620).
+
+  Args:
+    event: ONE whole run, and whatever computes the score that selects, unless that looks
+      at public data only. Runs may differ in their hyper-parameters if these are drawn at
+      random, independently of the data, and every one of them costs at most `event`.
+    mean_trials: E[K] >= 1.
+    shape: of K's law. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
+      binomial. A smaller shape costs less, and has longer tails.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
+  10.0
+  """
+  tuning.check_law(mean_trials, shape)
+  return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))

@@ -1,0 +1,119 @@
+"""Noise on a Poisson sample that is cut, at random, where it is too large."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  EventKind,
+  amplified,
+  kind_of,
+  level,
+)
+from dpjax.accounting.proved import ZERO, Proved
+from dpjax.accounting.text import upper
+from dpjax.validate import UserError
+
+
+class TruncatedPoissonKind(EventKind):
+  """A Poisson draw of n records at rate q, cut to B at random, one record x or zeroed.
+
+  Let K ~ Bin(n - 1, q) be how many OTHERS are drawn. K < B: nothing is cut, with or without
+  x, and the pair is that of Poisson sampling. K >= B: let T be a uniform B-subset of the
+  others drawn, y uniform in T. x is kept with p = q E[B / (K + 1) | K >= B], then in the
+  place of y. Given (T, y) both neighbours are (1 - p) N(0) + p N(u), with ||u|| <= 2 C, and
+  (1 - p) N(0) + p N(v), with ||v|| <= C and ||u - v|| <= C. By advanced joint convexity
+  (Balle, Barthe, Gaboardi 2018, theorem 2) their hockey-stick divergence is, in both
+  directions and at every order >= 1, at most p times that of two Gaussians 2 C apart, hence
+  at most that of (1 - p) N(0) + p N(2 C) and (1 - p) N(0) + p N(-2 C). Whether K >= B is
+  revealed: the two pairs are mixed. dp_accounting builds the same (arXiv:2508.15089).
+  """
+
+  name = "truncated_poisson"
+  event = dpa.TruncatedSubsampledGaussianDpEvent
+  fields = (
+    "dataset_size",
+    "sampling_probability",
+    "truncated_batch_size",
+    "noise_multiplier",
+  )
+  scheme = "truncated_poisson"
+  proof = Proved((ZERO,), ("pld",))
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    prob = event.sampling_probability
+    capacity = event.truncated_batch_size
+    size = event.dataset_size
+    if prob == 0 or capacity == 0 or size == 0:
+      return []
+    # The constructors check the numbers.
+    noise = gaussian_event(event.noise_multiplier)
+    truncated_poisson_event(noise, sampling_prob=prob, num_examples=size, capacity=capacity)
+    noise_multiplier = level(event.noise_multiplier)
+    if not noise_multiplier:
+      return [(dpa.NonPrivateDpEvent(), 1)]
+    part = dpa.TruncatedSubsampledGaussianDpEvent(size, prob, capacity, noise_multiplier)
+    return [(part, 1)]
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    return pld_lib.from_truncated_subsampled_gaussian_mechanism(
+      part.dataset_size,
+      part.sampling_probability,
+      part.truncated_batch_size,
+      part.noise_multiplier,
+      value_discretization_interval=interval,
+      neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
+    )
+
+  # The two below guide the choice of a grid only, so the uncut sample serves.
+  def renyi_two(self, part: Any) -> float:
+    noise = _noise_of(part)
+    return amplified(kind_of(noise).renyi_two(noise), part.sampling_probability**2)
+
+  def largest_loss(self, part: Any) -> float:
+    noise = _noise_of(part)
+    return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
+
+  def describe(self, part: Any, unit: str) -> str:
+    noise = _noise_of(part)
+    return (
+      f"{kind_of(noise).describe(noise, unit)} on a truncated Poisson "
+      f"sample (assumed: every {unit} of {part.dataset_size} joins each batch on its own, "
+      f"with probability {upper(part.sampling_probability, digits=6)}, and of more than "
+      f"{part.truncated_batch_size} a uniformly random subset of that size is kept)"
+    )
+
+
+def _noise_of(part: Any) -> DpEvent:
+  return dpa.GaussianDpEvent(part.noise_multiplier)
+
+
+def truncated_poisson_event(
+  event: DpEvent, *, sampling_prob: float, num_examples: int, capacity: int
+) -> DpEvent:
+  """Returns a Gaussian sum over a Poisson sample of which at most `capacity` records are kept.
+
+  Where more are drawn, a uniformly random subset is kept. That is no Poisson sampling
+  (pitfall P12): it can be accounted only under replace_special and by PLD (`epsilon`).
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> truncated_poisson_event(
+  ...   gaussian_event(1), sampling_prob=0.5, num_examples=10, capacity=6)
+  TruncatedSubsampledGaussianDpEvent(dataset_size=10, ..., noise_multiplier=1.0)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_examples=num_examples, capacity=capacity)
+  if not isinstance(event, dpa.GaussianDpEvent):
+    raise UserError(
+      "a truncated Poisson sample takes a GaussianDpEvent", field="event", value=event
+    )
+  return dpa.TruncatedSubsampledGaussianDpEvent(
+    int(num_examples), float(sampling_prob), int(capacity), event.noise_multiplier
+  )

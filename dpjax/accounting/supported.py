@@ -1,0 +1,137 @@
+"""Refuses events for which an accountant has no proof under a relation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting import event_kinds
+from dpjax.accounting.event_kinds.kind import DpEvent, Parts, kind_of, merged_parts, parts
+from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, REPLACE, Proved
+from dpjax.validate import UserError, Verbatim
+
+__all__ = ["accountable", "check_accountant", "check_event", "event_kinds", "in_two"]
+
+
+def check_accountant(accountant: str) -> None:
+  """Raises UserError unless it is one that proves what it prints.
+
+  >>> check_accountant("pld")
+  """
+  if accountant == "gdp":
+    raise UserError(
+      "an approximation that can be too small and proves nothing; use 'pld' or "
+      "'rdp', or ask for it by name: dpjax.accounting.gdp.approximate",
+      field="accountant",
+      value="gdp",
+    )
+  validate.one_of(ACCOUNTANTS, accountant=accountant)
+
+
+def accountable(
+  event: DpEvent, neighboring_relation: str = "add_or_remove_one", accountant: str = "pld"
+) -> Parts:
+  """Returns the parts of an event with noise relative to the sensitivity.
+
+  Raises:
+    UserError: a part that the accountant has no proof for, under this relation.
+  """
+  check_accountant(accountant)
+  validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
+  steps = merged_parts(event)
+  for part in steps:
+    _check_supported(part, str(neighboring_relation), accountant)
+  if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
+    return steps
+  return {kind_of(part).under_replace_one(part): times for part, times in steps.items()}
+
+
+def in_two(steps: Parts, neighboring_relation: str) -> bool:
+  """Whether replacing a record is accounted as removing one and adding one.
+
+  Raises:
+    UserError: parts that are replaced in two beside others that are not.
+  """
+  if neighboring_relation != REPLACE:
+    return False
+  kinds = {part: kind_of(part) for part in steps}
+  schemes = [kind.scheme for kind in kinds.values() if kind.replaced_in_two]
+  if not schemes:
+    return False
+  for part, kind in kinds.items():
+    # A Gaussian sum has a midpoint within one clip norm of both neighbours; see `replaced`.
+    if not (kind.replaced_in_two or isinstance(part, dpa.GaussianDpEvent)):
+      raise UserError(
+        f"is proved beside Gaussian noise only, not beside {type(part).__name__}",
+        field="sampler",
+        value=Verbatim(f"{schemes[0]} with neighboring_relation='replace_one'"),
+      )
+  return True
+
+
+def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> None:
+  kind = kind_of(part)
+  scheme, proof = kind.row_of(part)
+  if neighboring_relation not in proof.relations:
+    raise UserError(
+      f"it is accounted under {' or '.join(proof.relations)}",
+      field="sampler",
+      value=Verbatim(f"{scheme} with neighboring_relation={neighboring_relation!r}"),
+    )
+  if accountant not in proof.accountants:
+    raise UserError(
+      f"has no such analysis; use accountant={' or '.join(map(repr, proof.accountants))}",
+      field="sampler",
+      value=Verbatim(f"{scheme} with accountant={accountant!r}"),
+    )
+  for inner in kind.repeated(part):
+    inner_kind = kind_of(inner)
+    # Removing and adding bounds one event. The best of several has an analysis of its own.
+    if neighboring_relation == REPLACE and inner_kind.replaced_in_two:
+      raise UserError(
+        "is not proved for the best of several runs",
+        field="sampler",
+        value=Verbatim(f"{inner_kind.scheme} with neighboring_relation='replace_one'"),
+      )
+    _check_supported(inner, neighboring_relation, accountant)
+
+
+def check_event(
+  proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
+) -> None:
+  """Raises UserError, which names the sampler, where its event is not proved.
+
+  Args:
+    proof: the row of the sampler.
+    event: that the sampler states, of one step.
+    relation: neighboring relation of the guarantee.
+    accountant: that is to account it; one that does not exist is reported elsewhere.
+    name: of the sampler, for the message.
+
+  >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
+  >>> check_event(Proved(("replace_one",), ("rdp",)), event,
+  ...   relation="replace_one", accountant="pld", name="FixedSizeSampler")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: accountant='pld': has no analysis of FixedSizeSampler; use ...
+  """
+  rows = dict(kind_of(part).row_of(part) for part in parts(event))
+  if accountant not in ACCOUNTANTS or event == dpa.NonPrivateDpEvent():
+    return
+  for scheme, row in rows.items():
+    if relation not in row.relations:
+      raise UserError(
+        f"the event of {name}, {scheme}, is accounted under {' or '.join(row.relations)}",
+        field="neighboring_relation",
+        value=relation,
+      )
+  proofs = [proof, *rows.values()]
+  known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
+  if accountant not in known:
+    ways = " or ".join(map(repr, known))
+    hint = f"use accountant={ways}" if known else f"it is accounted as {', '.join(rows)}"
+    raise UserError(
+      f"has no analysis of {name}; {hint}", field="accountant", value=accountant
+    )

@@ -1,0 +1,232 @@
+"""Rules that stand beside a config's field: its range and its help, in the annotation.
+
+  num_steps: Annotated[int, between(1, MOST_STEPS), "updates of the parameters"] = 200
+
+A `FieldRule` is checked wherever the value is not None. A text is help: `--help` of a launcher shows
+it. `check` walks over a whole config, so no list elsewhere names the fields again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import names, validate
+from dpjax.experiments.config.choices import annotation_of, choice_of, leaves
+from dpjax.validate import UserError
+
+# Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
+MOST_STEPS = 10**8  # of a run; rounds, epochs
+# Steps whose noise has a plan of its own for each: correlated noise, or noise levels.
+MOST_SHAPED = 10**6
+MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
+MOST_CLIENTS = 10**7
+MOST_THREADS = 1024
+MOST_VIEWS = 1024  # of one example
+MOST_RUNS = 10**5  # of one sweep, or one experiment
+MOST_DRAWS = 10**7  # attacks of an audit
+MOST_TOKENS = 10**6  # of an example
+MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FieldRule:
+  """A bound on the value of a field.
+
+  Args:
+    check: called as check(**{name: value}); raises UserError, which names the field.
+    words: the bound, as `--help` says it.
+  """
+
+  check: Callable[..., None]
+  words: str
+
+
+POSITIVE = FieldRule(validate.positive, "> 0")
+NON_NEGATIVE = FieldRule(validate.non_negative, ">= 0")
+PROBABILITY = FieldRule(validate.probability, "in (0, 1]")
+OPEN_UNIT = FieldRule(validate.open_unit, "in (0, 1)")
+SHARE = FieldRule(validate.share, "in [0, 1)")
+
+
+def not_below(bound: float) -> FieldRule:
+  """Returns the rule of a number that has a lower bound.
+
+  >>> not_below(0.5).words
+  '>= 0.5'
+  """
+  words = f">= {bound:g}"
+
+  def check(**named: Any) -> None:
+    for name, value in named.items():
+      if value < bound:
+        raise UserError(f"must be {words}", field=name, value=value)
+
+  return FieldRule(check, words)
+
+
+def at_least(bound: int) -> FieldRule:
+  """Returns the rule of an integer that has a lower bound.
+
+  >>> at_least(1).words
+  '>= 1'
+  """
+  return FieldRule(lambda **named: validate.integer_at_least(bound, **named), f">= {bound}")
+
+
+def between(low: int, high: int) -> FieldRule:
+  """Returns the rule of an integer in [low, high].
+
+  >>> between(1, 3).check(num_steps=4)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_steps=4: must be an integer in [1, 3]
+  """
+  return FieldRule(
+    lambda **named: validate.integer_in(low, high, **named), f"in [{low}, {high:,}]"
+  )
+
+
+def within_range(low: float, high: float) -> FieldRule:
+  """Returns the rule of a number in [low, high].
+
+  >>> within_range(0.5, 2.0).check(share=3.0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: share=3.0: must be in [0.5, 2]
+  """
+  words = f"in [{low:g}, {high:g}]"
+
+  def check(**named: Any) -> None:
+    for name, value in named.items():
+      if not low <= value <= high:
+        raise UserError(f"must be {words}", field=name, value=value)
+
+  return FieldRule(check, words)
+
+
+def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:
+  """Returns the rule of one of several names.
+
+  Args:
+    choices: read when the rule is asked, so that a row added later is known.
+    user_defined: whether an import path is taken, too.
+
+  >>> among(("sgd", "adam")).words
+  'sgd | adam'
+  """
+  check = names.one_of if user_defined else validate.one_of
+  words = " | ".join(name or "''" for name in choices)
+  return FieldRule(lambda **named: check(choices, **named), words)
+
+
+def _check_float32(**named: Any) -> None:
+  low = float(np.finfo(np.float32).tiny)
+  high = float(np.finfo(np.float32).max)
+  for name, value in named.items():
+    if value > 0 and not low <= value <= high:
+      raise UserError(
+        f"must be in [{low:.3g}, {high:.3g}], the range of float32", field=name, value=value
+      )
+
+
+# A positive number that float32 turns into 0 or infinity would be another number in the run.
+IN_FLOAT32 = FieldRule(_check_float32, "in the range of float32")
+
+
+def each(rule: FieldRule) -> FieldRule:
+  """Returns the rule of a sequence, each entry of which keeps another rule.
+
+  >>> each(PROBABILITY).check(targets=(0.5, 2.0))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: targets[1]=2.0: must be in (0, 1]
+  """
+
+  def check(**named: Any) -> None:
+    for name, values in named.items():
+      for index, value in enumerate(values):
+        rule.check(**{f"{name}[{index}]": value})
+
+  return FieldRule(check, f"each {rule.words}")
+
+
+def _carried(hint: Any) -> Iterator[Any]:
+  """Yields what an annotation carries, also those of the members of a union."""
+  if typing.get_origin(hint) is typing.Annotated:
+    yield from hint.__metadata__
+    hint = hint.__origin__
+  for member in typing.get_args(hint):
+    if typing.get_origin(member) is typing.Annotated:
+      yield from _carried(member)
+
+
+def rules_of(hint: Any) -> list[FieldRule]:
+  """Returns the rules that an annotation carries, in their order.
+
+  >>> from typing import Annotated
+  >>> [rule.words for rule in rules_of(Annotated[int | None, at_least(1), "of a batch"])]
+  ['>= 1']
+  """
+  return [entry for entry in _carried(hint) if isinstance(entry, FieldRule)]
+
+
+def help_of(hint: Any) -> str:
+  """Returns the help that an annotation carries, "" where there is none.
+
+  >>> from typing import Annotated
+  >>> help_of(Annotated[int | None, at_least(1), "of a batch"])
+  'of a batch'
+  """
+  return next((entry for entry in _carried(hint) if isinstance(entry, str)), "")
+
+
+def check(config: Any, *, prefix: str = "") -> None:
+  """Raises UserError for the first field whose value breaks one of its rules.
+
+  Args:
+    config: whose fields have the types of their annotations.
+    prefix: dotted, of the fields' names, where the config is a section of another.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> check(TrainConfig(num_steps=0))
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_steps=0: must be an integer in [1, 100000000]
+  """
+  for leaf in leaves(config):
+    if leaf.value is None:
+      continue
+    for rule in rules_of(annotation_of(config, leaf.path)):
+      rule.check(**{f"{prefix}{leaf.path}": leaf.value})
+
+
+class Described(NamedTuple):
+  """A field of a config, as `--help` shows it."""
+
+  path: str
+  default: Any
+  values: str  # which it takes; "" where its type says all
+  help: str
+
+
+def described(config: Any) -> list[Described]:
+  """Returns every field of a config, in order, with its default, values and help.
+
+  >>> from dpjax.experiments.kinds.central.config import TrainConfig
+  >>> rows = {row.path: row for row in described(TrainConfig())}
+  >>> rows["privacy.delta"].values, rows["privacy.clipping"].values
+  ('in (0, 1)', 'flat | automatic | adaptive | per_layer')
+  """
+  rows = []
+  for leaf in leaves(config):
+    hint = annotation_of(config, leaf.path)
+    choice = choice_of(hint)
+    words = [" | ".join(choice.table)] if choice is not None else []
+    words += [rule.words for rule in rules_of(hint)]
+    rows.append(Described(leaf.path, leaf.default, ", ".join(words), help_of(hint)))
+  return rows

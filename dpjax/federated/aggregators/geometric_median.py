@@ -1,0 +1,143 @@
+"""The geometric median (RFA, Pillutla et al. 2022), by Weiszfeld's algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.federated.aggregation import Aggregator
+from dpjax.federated.aggregators.robust import (
+  TINY,
+  Counts,
+  along,
+  coordinate_median,
+  largest_entries,
+  robust,
+  row_lengths,
+)
+from dpjax.federated.described import aggregator, minority
+from dpjax.types import Array
+
+# In units of the messages' own spread (their median distance from the median of each
+# coordinate): how far a message is looked at, and how near is the same point.
+_FAR = 1e15
+_NEAR = 1e-5
+_TOLERANCE = 1e-4  # of the geometric median's certificate, per message
+
+
+class Certificate(NamedTuple):
+  """How good the last geometric median was. Computed from raw messages: NOT private."""
+
+  residual: Array  # [] least subgradient there / n; 0 at the exact minimum
+  num_iterations: Array  # []
+
+
+def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
+  """(centre, unit, points): messages = centre + unit * points, `kept` ones near 1 for most.
+
+  The centre is the median of each coordinate and the unit the median distance from it:
+  neither is in the hands of a minority. A point beyond `_FAR` is drawn in to there, which
+  turns no direction by more than 1 / _FAR.
+  """
+  biggest = jnp.finfo(jnp.float32).max
+  centre = coordinate_median(messages, kept)
+  away = jax.tree.map(
+    lambda leaf, c: jnp.where(
+      along(kept, leaf), jnp.clip(leaf - c[None], -biggest, biggest), 0
+    ),
+    messages,
+    centre,
+  )
+  lengths = largest_entries(away)
+  ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
+  unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
+  unit = jnp.where((unit > TINY) & jnp.isfinite(unit), unit, 1.0)
+  far = lengths > _FAR * unit
+  factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)
+  points = jax.tree.map(lambda leaf: leaf * along(factor, leaf), away)
+  return centre, unit, points
+
+
+class _Look(NamedTuple):
+  """View of Weiszfeld's algorithm from a point."""
+
+  residual: Array  # [] norm of the least subgradient / n
+  step: Any  # to the next point
+  nearest: Array  # [] of the messages
+
+
+def _look(points: Any, kept: Array, point: Any) -> _Look:
+  """Vardi and Zhang 2000: messages at the point itself hold it with one unit each."""
+  away = jax.tree.map(lambda leaf, p: leaf - p[None], points, point)
+  distances = row_lengths(away)
+  apart = kept & (distances > _NEAR)
+  inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
+  pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
+  strength = row_lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
+  free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
+  scale = free / jnp.maximum(strength, TINY) / jnp.maximum(jnp.sum(inverse), TINY)
+  return _Look(
+    free / jnp.maximum(jnp.sum(kept), 1),
+    trees.scale(pull, scale),
+    jnp.argmin(jnp.where(kept, distances, jnp.inf)),
+  )
+
+
+def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
+  """(the geometric median of the kept points, its certificate)."""
+  look = lambda point: _look(points, kept, point)
+
+  def or_nearest(point: Any) -> tuple[Any, _Look]:
+    """The point, or the message nearest to it where that is a minimum: an exact end."""
+    there = look(point)
+    message = jax.tree.map(lambda leaf: leaf[there.nearest], points)
+    here = look(message)
+    ends = (here.residual <= _TOLERANCE) & (here.residual <= there.residual)
+    return jax.tree.map(lambda a, b: jnp.where(ends, a, b), (message, here), (point, there))
+
+  def step(carry: Any) -> Any:
+    count, point, seen = carry
+    return count + 1, *or_nearest(trees.add(point, seen.step))
+
+  def goes_on(carry: Any) -> Array:
+    count, _, seen = carry
+    return (seen.residual > _TOLERANCE) & (count < most)
+
+  start = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), points)
+  count, point, seen = jax.lax.while_loop(goes_on, step, (jnp.int32(0), *or_nearest(start)))
+  return point, Certificate(seen.residual, count)
+
+
+@aggregator(
+  source="Pillutla et al. 2022",
+  stands_up_to="fewer than half",
+  tolerates=minority,
+)
+def geometric_median(num_iterations: int = 1000) -> Aggregator:
+  """The point with the smallest sum of distances to the messages, by Weiszfeld's algorithm
+  from the median of each coordinate.
+
+  The whole message is one point: unlike `median`, the result does not depend on the basis.
+  The state is a `Certificate`: the sum of distances is minimal within `residual` * n times
+  the distance to the minimum; iterations end where `residual` <= 1e-4 (almost always).
+
+  Args:
+    num_iterations: at most; a few dozen are usual, a minimum beside a message takes more.
+
+  >>> messages = jnp.array([[0.0], [1.0], [50.0]])  # on a line it is the median
+  >>> geometric_median().update(messages, jnp.ones(3, bool), ())[0]
+  Array([1.], dtype=float32)
+  """
+  validate.integer_at_least(1, num_iterations=num_iterations)
+
+  def combine(messages: Any, kept: Array, counts: Counts) -> Any:
+    del counts
+    centre, unit, points = _centred(messages, kept)
+    point, certificate = _weiszfeld(points, kept, num_iterations)
+    return jax.tree.map(lambda c, p: c + unit * p, centre, point), certificate
+
+  nothing = lambda message: Certificate(jnp.float32(0), jnp.int32(0))
+  return robust(combine)._replace(init=nothing)

@@ -1,0 +1,86 @@
+"""Krum and multi-Krum (Blanchard et al. 2017): the messages nearest to their neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.federated.aggregation import Aggregator
+from dpjax.federated.aggregators.robust import Counts, robust, row_lengths
+from dpjax.federated.described import aggregator
+from dpjax.types import Array
+
+
+@aggregator(
+  source="Blanchard et al. 2017",
+  stands_up_to="num_byzantine, of at least 2 num_byzantine + 3",
+  tolerates=lambda n, *, num_byzantine: num_byzantine,
+  options={"num_byzantine": 1},
+)
+def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
+  """The mean of the `num_selected` messages nearest to their k nearest others.
+
+  k is n - f - 2 where all n clients of the round send a message that counts, as in the paper.
+  Else let m messages count, b clients send NaN, infinity or an impossible weight, and z send
+  weight 0. Honest clients never do what the b do, so g = f - b attackers are left (b > f
+  breaks the assumption and excuses nobody: g = f). Then k = max(m - g - 2, g).
+
+  Guarantee, where at most f of n >= 2 f + 3 clients are arbitrary, silent or without examples:
+  a selected message is within sqrt(k) honest diameters D of an honest one.
+  Proof. At most g - z of the m messages are arbitrary, and at least n - f >= f + 3 are
+  honest. So k <= n - f - 1: an honest message has k honest others, and scores k D^2 at most.
+  A selected message scores no more than the worst honest one, as there are num_selected
+  honest ones. If it is arbitrary, at most g - 1 of its k >= g nearest others are: one of them
+  is honest, and its squared distance is one term of a score <= k D^2.
+  The same holds where all z are honest and f more clients are arbitrary, if m >= 2 g + 1: a
+  silent client buys the attackers no vote. So NaN and silence of attackers stop no round.
+
+  Args:
+    num_byzantine: f; a round of n <= 2 f + 2 clients is refused, and one in which more than
+      f clients send nothing that counts, unless m >= 2 g + 3.
+    num_selected: 1 is Krum, more is multi-Krum; at most n - f.
+
+  Raises:
+    UserError: by `update` and by a round: too few messages.
+
+  >>> messages = jnp.array([[0.0], [0.1], [0.3], [9.0], [-7.0]])
+  >>> krum(1).update(messages, jnp.ones(5, bool), ())[0]
+  Array([0.1], dtype=float32)
+  """
+  validate.integer_at_least(0, num_byzantine=num_byzantine)
+  validate.integer_at_least(1, num_selected=num_selected)
+  least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # clients
+
+  def attackers(counts: Counts) -> Array:
+    """g: those among the messages that count."""
+    excused = jnp.where(counts.faulty <= num_byzantine, counts.faulty, 0)
+    return num_byzantine - excused
+
+  def enough(counts: Counts) -> Array:
+    left = attackers(counts)
+    # where more than f are left out, some of them are honest, and f may still attack
+    without = jnp.maximum(2 * left + 3, left + num_selected)
+    fewest = jnp.minimum(counts.clients - num_byzantine, without)
+    return jnp.where(counts.clients >= least, fewest, least)
+
+  def combine(messages: Any, kept: Array, counts: Counts) -> Any:
+    apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
+    # by differences: no cancellation where messages nearly agree
+    away = lambda one: row_lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
+    distances = jnp.where(apart, jax.lax.map(away, messages), jnp.inf)  # [C, C]
+    distances = jnp.sort(distances, axis=1)
+    left = attackers(counts)
+    near = jnp.arange(kept.shape[0]) < jnp.maximum(counts.kept - left - 2, left)
+    # A root orders as its square does, and is finite for every message of the majority.
+    scores = row_lengths(jnp.where(near[None], distances, 0.0))
+    ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
+    chosen = kept & (ranks < num_selected)
+    return trees.weighted_sum(messages, chosen / jnp.maximum(jnp.sum(chosen), 1)), ()
+
+  wants = f"num_byzantine={num_byzantine}"
+  if least > 2 * num_byzantine + 3:
+    wants = f"num_selected={num_selected}"
+  return robust(combine, enough, wants)

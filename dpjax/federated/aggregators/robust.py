@@ -1,0 +1,149 @@
+"""Aggregators that a few arbitrary clients cannot steer. They need all messages at once.
+
+None of them is private by itself. Each leaves out padding, clients of weight 0 and messages
+that hold NaN or infinity; ignores how large weights are (a weight is a way to steer); and
+returns 0 where nobody is left. n is the number of messages that are left; for `krum` it is the
+number of clients in the round (mask True), as who sends NaN or nothing counts among its f.
+
+How many arbitrary messages each stands up to, and its source, stand beside its code and in
+`python -m launch.list aggregators`. That is for ANY numbers that float32 holds: distances are
+computed without overflow, and what is summed is bounded by what the honest majority spans. How far
+f arbitrary messages of n can carry the result (tests/federated/test_breakdown.py):
+
+| aggregator               | at most                                                        |
+| ------------------------ | -------------------------------------------------------------- |
+| `median`, `trimmed_mean` | within the honest messages' range, coordinate by coordinate    |
+| `krum`                   | (1 + sqrt(n - f - 2)) honest diameters from an honest message  |
+| `geometric_median`       | 2 (n - f) / (n - 2 f) honest radii from the honest centre      |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import core as jax_core
+
+from dpjax import trees
+from dpjax.federated.aggregation import Aggregator, at_least_one, finite
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+TINY = 1e-37  # below this float32 loses its digits: treated as zero
+
+
+def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
+  """[C] the messages that count."""
+  kept = finite(messages, mask)
+  return kept if weights is None else kept & (jnp.asarray(weights) > 0)
+
+
+class Counts(NamedTuple):
+  """Counts of a round's clients, each []."""
+
+  clients: Array  # mask True
+  kept: Array  # their messages that count
+  faulty: Array  # messages or weights that no honest client sends
+
+
+def counts_of(messages: Any, mask: Array, weights: Array | None) -> Counts:
+  mask = jnp.asarray(mask, bool)
+  faulty = mask & ~finite(messages, mask)
+  if weights is not None:
+    weights = jnp.asarray(weights)
+    faulty = faulty | (mask & ~((weights >= 0) & jnp.isfinite(weights)))
+  kept = kept_messages(messages, mask, weights)
+  return Counts(jnp.sum(mask), jnp.sum(kept), jnp.sum(faulty))
+
+
+def _at_least_one(counts: Counts) -> Array:
+  return jnp.ones_like(counts.kept)
+
+
+def robust(
+  combine: Callable[[Any, Array, Counts], Any],
+  least: Callable[[Counts], Array] = _at_least_one,
+  wants: str = "",
+) -> Aggregator:
+  """`combine(messages, kept [C], counts) -> (update, state)`, with finite numbers in messages.
+
+  Fewer than `least(counts)` messages, but some, are refused; NaN under jit, where nothing can
+  be.
+  """
+
+  def check(messages: Any, mask: Array, weights: Array | None = None) -> None:
+    if not len(mask):
+      return
+    counts = counts_of(messages, mask, weights)
+    count = int(counts.kept)
+    fewest = int(least(counts))
+    if 0 < count < fewest:
+      raise UserError(f"{wants}: {count} clients sent a message; must be >= {fewest}")
+
+  def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
+    del state
+    mask = jnp.asarray(mask, bool)
+    messages, mask, weights = at_least_one((messages, mask, weights))
+    kept = kept_messages(messages, mask, weights)
+    if not isinstance(kept, jax_core.Tracer):
+      check(messages, mask, weights)
+    clean = jax.tree.map(
+      lambda leaf: jnp.where(along(kept, leaf), trees.at_least_float32(leaf), 0), messages
+    )
+    counts = counts_of(messages, mask, weights)
+    found, after = combine(clean, kept, counts)
+    wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
+    usable = (counts.kept > 0) & (counts.kept >= least(counts))
+    return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), found), after
+
+  return Aggregator(lambda message: (), update, check=check)
+
+
+def along(values: Array, leaf: Array) -> Array:
+  """[C] values in the rank of a leaf [C, ...]."""
+  return values.reshape((-1,) + (1,) * (jnp.ndim(leaf) - 1))
+
+
+def by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
+  """sum over ranks of weight_of_rank [C] * (the messages sorted, coordinate by coordinate)."""
+
+  def leaf(values: Array) -> Array:
+    ordered = jnp.sort(jnp.where(along(kept, values), values, jnp.inf), axis=0)
+    ordered = jnp.where(jnp.isfinite(ordered), ordered, 0)
+    return jnp.tensordot(weight_of_rank, ordered, axes=1)
+
+  return jax.tree.map(leaf, messages)
+
+
+def coordinate_median(messages: Any, kept: Array) -> Any:
+  count = jnp.sum(kept)
+  ranks = jnp.arange(kept.shape[0])
+  low = (count - 1) // 2
+  high = count // 2
+  weights = 0.5 * (ranks == low) + 0.5 * (ranks == high)
+  return by_rank(messages, kept, weights.astype(jnp.float32))
+
+
+def largest_entries(tree: Any) -> Array:
+  """[C] the largest absolute entry of each row of leaves [C, ...]."""
+  rows = [jnp.abs(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
+  return jnp.max(jnp.stack([jnp.max(row, axis=1, initial=0.0) for row in rows]), axis=0)
+
+
+def row_lengths(tree: Any) -> Array:
+  """[C] l2 norms of rows, in which no square over- or underflows; inf beyond float32."""
+  largest = largest_entries(tree)
+  usable = (largest > TINY) & jnp.isfinite(largest)
+  # A power of two first: the reciprocal of a huge number would be flushed to zero.
+  power = jnp.where(largest > 1, 2.0**-64, 2.0**64)
+  safe = jnp.where(usable, largest * power, 1.0)
+
+  def squares(leaf: Array) -> Array:
+    rows = leaf.reshape(leaf.shape[0], -1) * power[:, None] / safe[:, None]
+    return jnp.sum(rows * rows, axis=1)
+
+  root = jnp.sqrt(sum(squares(leaf) for leaf in jax.tree.leaves(tree)))
+  lengths = safe * root / power
+  return jnp.where(usable, lengths, jnp.where(jnp.isfinite(largest), 0.0, jnp.inf))

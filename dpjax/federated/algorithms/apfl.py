@@ -1,0 +1,127 @@
+"""APFL (Deng et al. 2020): each client mixes a model of its own with the shared one.
+
+What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
+promised for what the server sees and for its parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.federated import client as clients
+from dpjax.federated.client import ClientAlgorithm, Local, Received
+from dpjax.federated.described import algorithm
+from dpjax.federated.round import Common, FederatedAlgorithm, federated, optimizing_server
+from dpjax.types import Array, ArrayLike, ClientTx, LossFn, Params
+from dpjax.validate import UserError
+
+
+class PersonalMemory(NamedTuple):
+  """State that a client of APFL keeps between rounds."""
+
+  params: Params  # v, the client's own model
+  alpha: Array  # [] share of v in the model that it uses
+
+
+class Personal(NamedTuple):
+  """A client of APFL in the middle of its work."""
+
+  local: Local
+  params: Params  # v
+  opt_state: Any
+  alpha: Array  # []
+
+  @property
+  def key(self) -> Array:
+    return self.local.key
+
+
+def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
+  """alpha * own + (1 - alpha) * shared: the model that a client of APFL uses."""
+  return jax.tree.map(lambda v, w: alpha * v + (1 - alpha) * w, own, shared)
+
+
+def apfl_client(
+  loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
+) -> ClientAlgorithm:
+  """Local training of w, which is sent, and of the client's own v, which is kept: v follows
+  the gradient of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha
+  move from where they stood before the step."""
+  shared = clients.local_training(loss_fn, client_tx)
+  grad_fn = clients.mean_grad(loss_fn)
+  own_tx = lambda key: clients.make_tx(
+    client_tx, jax.random.fold_in(key, clients.PERSONAL_KEY)
+  )
+
+  def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Personal:
+    local = shared.init(received, None, num_examples, key)
+    return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
+
+  def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
+    mixture = mixed(own.params, own.local.params, own.alpha)
+    gradient, _ = grad_fn(mixture, examples, mask)
+    updates, opt_state = own_tx(own.key).update(
+      trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
+    )
+    # alpha moves at the first local step of a round, within [0, 1]
+    slopes = jax.tree.map(
+      lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
+    )
+    along = alpha_learning_rate * sum(jax.tree.leaves(slopes))
+    moved = own.alpha - jnp.where(own.local.num_steps == 0, along, 0.0)
+    return Personal(
+      local=shared.step(received, own.local, examples, mask),
+      params=optax.apply_updates(own.params, updates),
+      opt_state=opt_state,
+      alpha=jnp.clip(moved, 0.0, 1.0),
+    )
+
+  def finish(received: Received, own: Personal) -> Any:
+    sent, _, info = shared.finish(received, own.local)
+    return sent, PersonalMemory(own.params, own.alpha), info
+
+  return ClientAlgorithm(init, step, finish)
+
+
+@algorithm(
+  client="trains w, which it sends, and v, which it keeps",
+  server="as `fed_avg`",
+  source="Deng et al. 2020",
+  # A run of dpjax evaluates the server's model alone.
+  options=None,
+  weighted=False,
+  keeps_state=True,
+  one_difference=True,
+  played={"alpha": 0.5},
+)
+def apfl(
+  loss_fn: LossFn,
+  client_tx: ClientTx,
+  server_tx: optax.GradientTransformation | None = None,
+  *,
+  alpha: float = 0.5,
+  alpha_learning_rate: float = 0.0,
+  **common: Unpack[Common],
+) -> FederatedAlgorithm:
+  """Adaptive personalized federated learning (Deng et al. 2020, arXiv:2003.13461, alg. 1).
+
+  A local step moves, all from the values before it, w by the gradient at w, and v by alpha
+  times the gradient at the mixture alpha v + (1 - alpha) w. With `alpha_learning_rate` > 0
+  the first step of a round also moves the client's own alpha along -<v - w, that gradient>
+  (section 4), kept within [0, 1].
+
+  `state.memories.rows(clients)` are their v and alpha (`PersonalMemory`);
+  `mixed(v, state.params, alpha)` is its model. alpha = 0 is `fed_avg`; alpha = 1 trains each
+  client alone.
+  """
+  validate.non_negative(alpha=alpha, alpha_learning_rate=alpha_learning_rate)
+  if alpha > 1:
+    raise UserError("must be in [0, 1]", field="alpha", value=alpha)
+  begin = lambda params: PersonalMemory(jax.tree.map(jnp.array, params), jnp.float32(alpha))
+  client = apfl_client(loss_fn, client_tx, alpha_learning_rate=alpha_learning_rate)
+  return federated(client, optimizing_server(server_tx), memory=begin, **common)

@@ -1,0 +1,101 @@
+"""FedNova (Wang et al. 2020): clients that take more steps do not weigh more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.federated import client as clients
+from dpjax.federated.client import Local, Received, Weighting
+from dpjax.federated.described import RunNumbers, algorithm
+from dpjax.federated.round import (
+  Common,
+  FederatedAlgorithm,
+  check_public,
+  federated,
+  optimizing_server,
+)
+from dpjax.types import Array, ClientTx, LossFn, Params
+from dpjax.validate import UserError
+
+
+def momentum_steps(momentum: float) -> Callable[[Array], Array]:
+  """||a||_1 of Wang et al. 2020 for SGD with momentum: how far tau local steps go, in units
+  of one gradient.
+
+  >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
+  2.5
+  """
+  validate.non_negative(momentum=momentum)
+  if momentum >= 1:
+    raise UserError("must be below 1", field="momentum", value=momentum)
+
+  def norm(tau: Array) -> Array:
+    tau = jnp.asarray(tau, jnp.float32)
+    lost = momentum * (1 - momentum**tau) / (1 - momentum)
+    return (tau - lost) / (1 - momentum)
+
+  return norm
+
+
+def _steps_of(run: RunNumbers) -> dict[str, Any]:
+  return {"steps": momentum_steps(run.client_momentum)}
+
+
+@algorithm(
+  client="sends its difference, divided by its local steps",
+  server="as `fed_avg`, times the mean number of steps",
+  source="Wang et al. 2020",
+  private_if="tau_eff is set",
+  # A public number. None: the mean of the clients' own.
+  options={"tau_eff": None},
+  client_rule="sgd",
+  from_run=_steps_of,
+  checks={"tau_eff": validate.positive},
+  played={"tau_eff": 1.0},
+)
+def fed_nova(
+  loss_fn: LossFn,
+  client_tx: ClientTx,
+  server_tx: optax.GradientTransformation | None = None,
+  *,
+  weighting: Weighting = clients.uniform,
+  steps: Callable[[Array], Array] | None = None,
+  tau_eff: float | None = None,
+  **common: Unpack[Common],
+) -> FederatedAlgorithm:
+  """Differences divided by local steps, so that clients with more steps do not pull the
+  optimum towards their own (FedNova, Wang et al. 2020).
+
+  Args:
+    steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
+      momentum.
+    tau_eff: public constant that the mean direction is multiplied by; None for the weighted
+      mean of the clients' own, which they then send too.
+
+  Raises:
+    UserError: a private aggregator without `tau_eff`: the step counts would use up most of
+      the clip norm, and the product of two noisy means would be what the model learns.
+  """
+  why = ", such as the expected number of local steps"
+  check_public(common, why, check=validate.positive, tau_eff=tau_eff)
+  steps = momentum_steps(0.0) if steps is None else steps
+  server = optimizing_server(server_tx)
+
+  def message(received: Received, local: Local) -> tuple[Any, Any]:
+    tau = steps(local.num_steps)
+    inverse = jnp.where(local.num_steps > 0, 1 / jnp.maximum(tau, 1e-6), 0.0)
+    direction = trees.scale(clients.difference(received, local), inverse)
+    sent = {"direction": direction}
+    return sent if tau_eff is not None else sent | {"tau": tau}, local.memory
+
+  def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:
+    tau = mean["tau"] if tau_eff is None else tau_eff
+    return server.apply(params, state, {"delta": trees.scale(mean["direction"], tau)}, size)
+
+  client = clients.local_training(loss_fn, client_tx, weighting=weighting, message=message)
+  return federated(client, server._replace(apply=apply), **common)

@@ -1,0 +1,204 @@
+"""What is known about an algorithm or an aggregator, stated once, beside its code.
+
+A config's choices, the fields that a run reads, what an attack or an audit may ask for, the
+games of `launch.audit` and the lines of `launch.list` all read these facts. So a new
+algorithm is one file with `@algorithm(...)` and one line in `dpjax/federated/algorithms`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from dpjax import _lazy
+
+_Make = TypeVar("_Make", bound=Callable[..., Any])
+
+
+class RunNumbers(NamedTuple):
+  """Public numbers of a run, for algorithms that need more than optimizers."""
+
+  num_clients: int
+  expected_cohort: float | None  # None without privacy: the realised size may be used
+  client_learning_rate: float
+  client_momentum: float
+
+
+def nothing_more(run: RunNumbers) -> dict[str, Any]:
+  """Returns no arguments: optimizers and the common ones are enough."""
+  del run
+  return {}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Algorithm:
+  """Facts about one federated algorithm.
+
+  Args:
+    name: of its function, and of `--config.algorithm`.
+    make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
+    client: what a client does. server: what the server does with the mean.
+    source: paper that it is from.
+    private_if: what a private aggregator needs besides; "": nothing.
+    options: numbers that a config sets, with their defaults; None: no config names it.
+    optimizers: which of "client_tx" and "server_tx" `make` takes, in order.
+    weighted: it takes `weighting`.
+    local_steps: clients take steps of their own, so local epochs count.
+    keeps_state: clients keep something between rounds.
+    wraps_clients: it takes `wrap` and `memory`, which change a client.
+    one_difference: a message is one difference of parameters and nothing else.
+    plain_client: clients train exactly as `fed_avg`'s do.
+    client_rule: the one rule of client optimizers that it is derived for; "": any.
+    client_momentum: a client's SGD may have momentum.
+    from_run: the arguments that follow from the numbers of a run.
+    checks: option -> function of `dpjax.validate` that refuses a wrong value.
+    played: arguments by which `launch.audit` plays it, beside one optimizer.
+  """
+
+  name: str
+  make: Callable[..., Any]
+  client: str
+  server: str
+  source: str
+  private_if: str = ""
+  options: Mapping[str, Any] | None = dataclasses.field(default_factory=dict)
+  optimizers: tuple[str, ...] = ("client_tx", "server_tx")
+  weighted: bool = True
+  local_steps: bool = True
+  keeps_state: bool = False
+  wraps_clients: bool = False
+  one_difference: bool = False
+  plain_client: bool = False
+  client_rule: str = ""
+  client_momentum: bool = True
+  from_run: Callable[[RunNumbers], dict[str, Any]] = nothing_more
+  checks: Mapping[str, Callable[..., None]] = dataclasses.field(default_factory=dict)
+  played: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def user_defined(name: str) -> Algorithm:
+  """Returns what holds for any algorithm of a user's own, of which nothing is known.
+
+  Args:
+    name: its import path.
+  """
+  return Algorithm(
+    name=name,
+    make=nothing_more,
+    client="",
+    server="",
+    source="",
+    # It may keep something, so what says where is read.
+    keeps_state=True,
+  )
+
+
+_ALGORITHMS: dict[Callable[..., Any], Algorithm] = {}
+
+
+def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
+  """Decorator that states the facts of an algorithm; the function stays as it is.
+
+  Args:
+    facts: fields of `Algorithm`, but for `name` and `make`.
+
+  >>> @algorithm(client="nothing", server="nothing", source="folklore", local_steps=False)
+  ... def idle(loss_fn, client_tx, **common):
+  ...   "Clients do nothing."
+  >>> _ALGORITHMS.pop(idle).local_steps
+  False
+  """
+
+  def state(make: _Make) -> _Make:
+    _ALGORITHMS[make] = Algorithm(name=make.__name__, make=make, **facts)
+    return make
+
+  return state
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Aggregation:
+  """Facts about one aggregator that is not private by itself.
+
+  Args:
+    name: of `--config.aggregator`.
+    make: `(**options) -> federated.Aggregator`.
+    source: paper that it is from.
+    stands_up_to: how many arbitrary clients of n, in words.
+    tolerates: `(n, **options) -> how many`, the same as a number.
+    options: numbers that a config sets, with their defaults.
+    weighted: weights of clients count in it.
+    is_mean: noise of the server, or a secure sum, may take its place.
+    no_claim: why it promises no epsilon, for `launch.audit`.
+  """
+
+  name: str
+  make: Callable[..., Any]
+  source: str
+  stands_up_to: str
+  tolerates: Callable[..., int]
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  weighted: bool = False
+  is_mean: bool = False
+  no_claim: str = "robust, and private by nobody's claim"
+
+
+_AGGREGATORS: dict[Callable[..., Any], Aggregation] = {}
+
+
+def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
+  """Decorator that states the facts of an aggregator; the function stays as it is.
+
+  Args:
+    name: where a config says something shorter than the function's name.
+    facts: fields of `Aggregation`, but for `make`.
+
+  >>> @aggregator(source="folklore", stands_up_to="nobody", tolerates=lambda n: 0)
+  ... def first_message():
+  ...   "The first message."
+  >>> _AGGREGATORS.pop(first_message).name
+  'first_message'
+  """
+
+  def state(make: _Make) -> _Make:
+    _AGGREGATORS[make] = Aggregation(name=name or make.__name__, make=make, **facts)
+    return make
+
+  return state
+
+
+def minority(n: int) -> int:
+  """Returns how many of n are fewer than half.
+
+  >>> minority(9), minority(10)
+  (4, 4)
+  """
+  return (n - 1) // 2
+
+
+def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]:
+  """Returns the facts of all that a package lists, in its order.
+
+  Args:
+    package: of `dpjax._lazy`. facts: function -> what is stated about it.
+  """
+  # A module states its facts when it is imported, so all of them are.
+  for module, _ in _lazy.listed(package.__name__).values():
+    importlib.import_module(module)
+  made = [getattr(package, name) for name in _lazy.listed(package.__name__)]
+  return [facts[make] for make in made if make in facts]
+
+
+def algorithms() -> dict[str, Algorithm]:
+  """Returns name -> facts of every algorithm that `dpjax.federated.algorithms` lists."""
+  package = importlib.import_module("dpjax.federated.algorithms")
+  return {row.name: row for row in of_package(package, _ALGORITHMS)}
+
+
+def aggregators() -> dict[str, Aggregation]:
+  """Returns name -> facts of every aggregator that `dpjax.federated.aggregators` lists."""
+  package = importlib.import_module("dpjax.federated.aggregators")
+  return {row.name: row for row in of_package(package, _AGGREGATORS)}

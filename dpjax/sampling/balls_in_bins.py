@@ -1,0 +1,65 @@
+"""Each example falls into one step of the pass, once and for all."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.samplers import (
+  PaddedSampler,
+  Participation,
+  Sizing,
+  UnamplifiedSampler,
+  once,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
+  """Each example falls into one of `num_bins` bins, once and uniformly; step t takes bin
+  t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
+
+  Args:
+    num_bins: steps of a pass.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = BallsInBinsSampler(num_bins=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  """
+
+  name: ClassVar[str] = "balls_in_bins"
+  proof: ClassVar[Proved] = Proved((ADD, ZERO, REPLACE))
+  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
+  options: ClassVar[tuple[str, ...]] = ("capacity",)
+  takes_whole_passes: ClassVar[bool] = True
+  answers: ClassVar[str] = "simulated"
+  small: ClassVar[Any] = ({"num_bins": 2, "capacity": 5},)
+
+  num_bins: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.integer_at_least(1, num_bins=self.num_bins, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    return cls(num_bins=steps_per_pass(size.sampling_prob), capacity=size.slots)
+
+  @property
+  def rate(self) -> float:
+    return 1 / self.num_bins
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.num_bins, cyclic=True)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    bins = once(seed).integers(self.num_bins, size=num_examples)
+    return self.checked(np.flatnonzero(bins == step % self.num_bins), step)

@@ -1,0 +1,57 @@
+"""Batch sizes and passes that a sampling probability stands for: decided in one place."""
+
+from __future__ import annotations
+
+import math
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+_LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
+
+
+def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
+  """The batch of fixed size that a sampling probability stands for: sampling_prob * n,
+  rounded, at least 1. The ONE place that decides it, for what runs and for what is charged.
+
+  >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
+  (2, 1)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_at_least(1, num_examples=num_examples)
+  return max(1, round(sampling_prob * num_examples))
+
+
+def steps_per_pass(sampling_prob: float) -> int:
+  """Steps of a pass that takes every record once: 1 / sampling_prob, rounded.
+
+  >>> steps_per_pass(0.25)
+  4
+  """
+  return max(1, round(1 / sampling_prob))
+
+
+def whole_passes(sampling_prob: float) -> bool:
+  """Whether a pass is a whole number of steps.
+
+  >>> whole_passes(0.25), whole_passes(0.3)
+  (True, False)
+  """
+  return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
+
+
+def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
+  """Raises UserError, for a sampler that is `told`, unless a pass is a whole number of steps. The
+  ONE place that decides it, for what runs and for what is charged."""
+  validate.probability(**{name: sampling_prob})
+  if sampling_prob < _LEAST_PROB:
+    raise UserError(
+      f"must be at least {_LEAST_PROB}, for {told}", field=name, value=sampling_prob
+    )
+  if not whole_passes(sampling_prob):
+    raise UserError(
+      f"must be 1 / a whole number, the steps of a pass, for {told}; "
+      f"{1 / steps_per_pass(sampling_prob)!r} is near",
+      field=name,
+      value=sampling_prob,
+    )

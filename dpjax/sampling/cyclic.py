@@ -1,0 +1,85 @@
+"""Every pass takes the same batches in the same order."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.proved import REPLACE, ZERO, Proved
+from dpjax.sampling.batch_sizes import steps_per_pass
+from dpjax.sampling.samplers import (
+  Participation,
+  SizedSampler,
+  Sizing,
+  UnamplifiedSampler,
+  once,
+)
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicSampler(UnamplifiedSampler, SizedSampler):
+  """Every pass takes the same batches in the same order; they partition the examples.
+
+  The order is a permutation drawn once from the seed. No secret: nothing is claimed for it.
+
+  Why there is no add/remove: the batches are cut from an order of ALL examples, so one example
+  more moves the others to other steps.
+
+  Args:
+    steps_per_pass: batches b of a pass; an example's steps are exactly b apart.
+    num_examples: size of the data, public under the relations that hold here.
+
+  >>> sampler = CyclicSampler(steps_per_pass=2, num_examples=4)
+  >>> first, second, again = (sampler.draw(4, seed=0, step=t) for t in range(3))
+  >>> sorted([*first.tolist(), *second.tolist()]), bool((first == again).all())
+  ([0, 1, 2, 3], True)
+  """
+
+  name: ClassVar[str] = "cyclic"
+  proof: ClassVar[Proved] = Proved((ZERO, REPLACE))
+  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
+  takes_whole_passes: ClassVar[bool] = True
+  small: ClassVar[Any] = ({"steps_per_pass": 2, "num_examples": 4},)
+
+  steps_per_pass: int
+  num_examples: int
+
+  def __post_init__(self):
+    validate.integer_at_least(
+      1, steps_per_pass=self.steps_per_pass, num_examples=self.num_examples
+    )
+    if self.steps_per_pass > self.num_examples:
+      raise UserError(
+        f"must be <= num_examples={self.num_examples}",
+        field="steps_per_pass",
+        value=self.steps_per_pass,
+      )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    steps = steps_per_pass(size.sampling_prob)
+    if steps > size.num_examples:
+      raise UserError(
+        f"its pass of {steps} steps must be of at most {size.num_examples}, one for "
+        f"each {size.unit}; a larger batch makes it shorter",
+        field="sampler",
+        value="cyclic",
+      )
+    return cls(steps_per_pass=steps, num_examples=size.num_examples)
+
+  @property
+  def slots(self) -> int:
+    return -(-self.num_examples // self.steps_per_pass)
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.steps_per_pass, cyclic=True)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    self.check_size(num_examples)
+    order = once(seed).permutation(num_examples)
+    return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])

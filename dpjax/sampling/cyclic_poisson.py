@@ -1,0 +1,87 @@
+"""Groups take turns; in its turn an example joins on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import dp_accounting
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.proved import ADD, ZERO, Proved
+from dpjax.sampling.samplers import (
+  DpEvent,
+  PaddedSampler,
+  Participation,
+  Sizing,
+  generator,
+  once,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CyclicPoissonSampler(PaddedSampler):
+  """Groups take turns; in its group's turn an example takes part with probability `prob`.
+
+  An example's group is drawn once, uniformly and independently of all other examples. With
+  noise of at most `num_groups` bands, a run of n steps is dominated by ceil(n / num_groups)
+  Poisson-sampled Gaussians of probability `prob` whose sensitivity is the largest column
+  norm (Choquette-Choo et al. 2023, arXiv:2306.08153: then an example's turns
+  touch disjoint rows). `prob=1` is balls-in-bins.
+
+  Args:
+    prob: probability in (0, 1] to take part in a turn; the expected batch is
+      prob / num_groups of the examples.
+    num_groups: steps between an example's turns; 1 is Poisson sampling.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  """
+
+  name: ClassVar[str] = "cyclic_poisson"
+  proof: ClassVar[Proved] = Proved((ADD, ZERO))
+  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
+  options: ClassVar[tuple[str, ...]] = ("capacity", "separation")
+  small: ClassVar[Any] = ({"prob": 0.5, "num_groups": 2, "capacity": 5},)
+
+  prob: float
+  num_groups: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(1, num_groups=self.num_groups, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    prob = cls.prob_in_turn(size)
+    groups = cls.steps_apart(size)
+    return cls(prob=prob, num_groups=groups, capacity=size.slots)
+
+  @classmethod
+  def prob_in_turn(cls, size: Sizing) -> float:
+    prob = size.sampling_prob * cls.steps_apart(size)
+    # Where only rounding is below 1, everybody of the group takes part.
+    return 1.0 if prob > 1 - 1e-9 else prob
+
+  @property
+  def rate(self) -> float:
+    return self.prob / self.num_groups
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.num_groups, cyclic=True, sampling_prob=self.prob)
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    """Returns the event of one turn of a group."""
+    return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    groups = once(seed).integers(self.num_groups, size=num_examples)
+    taken = generator(seed, step).random(num_examples) < self.prob
+    taken &= groups == step % self.num_groups
+    return self.checked(np.flatnonzero(taken), step)

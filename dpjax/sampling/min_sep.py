@@ -1,0 +1,115 @@
+"""Poisson sampling of those who did not take part lately."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
+from dpjax.sampling.samplers import (
+  PaddedSampler,
+  Participation,
+  Sizing,
+  UnamplifiedSampler,
+  once,
+)
+from dpjax.validate import UserError
+
+
+def _rate(prob: float, min_sep: int) -> float:
+  """How often one takes part in the long run, who rests for min_sep - 1 steps after it."""
+  return prob / (1 + (min_sep - 1) * prob)
+
+
+@functools.lru_cache(maxsize=2)
+def _renewals(
+  prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
+) -> np.ndarray:
+  """Steps of each example, [at most ceil(num_steps / min_sep), num_examples], rising."""
+  rng = once(seed)
+  times = -(-num_steps // min_sep)
+  waits = rng.geometric(prob, (times, num_examples)) - 1
+  rate = _rate(prob, min_sep)
+  locked = rng.random(num_examples) < (min_sep - 1) * rate  # as if running for ever
+  lock = rng.integers(1, max(min_sep, 2), num_examples)
+  first = np.where(locked, lock, 0)
+  steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
+  steps.flags.writeable = False
+  return steps
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSepSampler(UnamplifiedSampler, PaddedSampler):
+  """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
+
+  Started as if it had been running for ever, so that every batch has the same law: an
+  example is in it with probability prob / (1 + (min_sep - 1) prob).
+
+  Args:
+    prob: probability in (0, 1] of a free example to take part.
+    min_sep: least distance between two steps of one example.
+    num_steps: steps of the run; a later one raises.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t).tolist() for t in range(4)]
+  >>> taken[0] == taken[2] and sorted(taken[0] + taken[1]) == [0, 1, 2, 3]
+  True
+  """
+
+  name: ClassVar[str] = "min_sep"
+  proof: ClassVar[Proved] = Proved((ADD, ZERO, REPLACE))
+  used_for: ClassVar[tuple[str, ...]] = ("correlated noise",)
+  options: ClassVar[tuple[str, ...]] = ("capacity", "separation")
+  answers: ClassVar[str] = "simulated"
+  small: ClassVar[Any] = ({"prob": 1.0, "min_sep": 2, "num_steps": 2, "capacity": 5},)
+
+  prob: float
+  min_sep: int
+  num_steps: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(
+      1, min_sep=self.min_sep, num_steps=self.num_steps, capacity=self.capacity
+    )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    apart = cls.steps_apart(size)
+    return cls(
+      prob=cls.prob_of(size.sampling_prob, apart),
+      min_sep=apart,
+      num_steps=size.num_steps,
+      capacity=size.slots,
+    )
+
+  @property
+  def rate(self) -> float:
+    """Probability of one example to be in a batch."""
+    return _rate(self.prob, self.min_sep)
+
+  @staticmethod
+  def prob_of(rate: float, min_sep: int) -> float:
+    """The `prob` of a sampler of this `rate`, which is at most 1 / min_sep.
+
+    >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
+    (1.0, 0.25)
+    """
+    return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))  # rounding may exceed 1
+
+  @property
+  def participation(self) -> Participation:
+    return Participation(self.min_sep, cyclic=False)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    if step >= self.num_steps:
+      raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
+    steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)
+    taken = np.flatnonzero((steps == step).any(axis=0))
+    return self.checked(taken, step)

@@ -1,0 +1,57 @@
+"""Poisson sampling: each example joins a step on its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import dp_accounting
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.poisson import PoissonSampledKind
+from dpjax.accounting.proved import Proved
+from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
+
+
+@dataclasses.dataclass(frozen=True)
+class PoissonSampler(PaddedSampler):
+  """Each example takes part independently with probability `prob`.
+
+  Args:
+    prob: sampling probability in (0, 1].
+    capacity: slots of a batch. `Plan.fitted_sampler` chooses it.
+
+  >>> sampler = PoissonSampler(prob=0.5, capacity=8)
+  >>> sampler.draw(6, seed=0, step=0).size <= 8
+  True
+  """
+
+  name: ClassVar[str] = "poisson"
+  proof: ClassVar[Proved] = PoissonSampledKind.proof
+  used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
+  options: ClassVar[tuple[str, ...]] = ("capacity",)
+  answers: ClassVar[str] = "exact"
+  small: ClassVar[Any] = ({"prob": 0.5, "capacity": 5},)
+
+  prob: float
+  capacity: int
+
+  def __post_init__(self):
+    validate.probability(sampling_prob=self.prob)
+    validate.integer_at_least(1, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    return cls(prob=size.sampling_prob, capacity=size.slots)
+
+  @property
+  def rate(self) -> float:
+    return self.prob
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    taken = np.flatnonzero(generator(seed, step).random(num_examples) < self.prob)
+    return self.checked(taken, step)

@@ -1,0 +1,91 @@
+"""Each example is in one step of every pass, drawn anew and kept secret."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import dp_accounting
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.event_kinds import random_allocation as event_kind
+from dpjax.accounting.proved import Proved
+from dpjax.sampling.batch_sizes import check_passes, steps_per_pass
+from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationSampler(PaddedSampler):
+  """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly on its own
+  and anew in each pass: every example once a pass, amplified by which step is secret.
+
+  For independent noise. A pass is paid in full at its first step
+  (`dpjax.accounting.random_allocation`), so an unfinished one costs as much as a whole one.
+
+  Args:
+    steps_per_pass: steps of a pass.
+    capacity: slots of a batch, as for PoissonSampler.
+
+  >>> sampler = RandomAllocationSampler(steps_per_pass=2, capacity=4)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
+  ['RandomAllocationDpEvent', 'NoOpDpEvent', 'RandomAllocationDpEvent']
+  """
+
+  name: ClassVar[str] = "random_allocation"
+  proof: ClassVar[Proved] = event_kind.RandomAllocationKind.proof
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
+  options: ClassVar[tuple[str, ...]] = ("capacity",)
+  takes_whole_passes: ClassVar[bool] = True
+  answers: ClassVar[str] = "exact"
+  steps_alike: ClassVar[bool] = False
+  small: ClassVar[Any] = ({"steps_per_pass": 2, "capacity": 5},)
+
+  steps_per_pass: int
+  capacity: int
+
+  def __post_init__(self):
+    validate.integer_at_least(1, steps_per_pass=self.steps_per_pass, capacity=self.capacity)
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    check_passes(size.sampling_prob, "random allocation")
+    steps = steps_per_pass(size.sampling_prob)
+    return cls(steps_per_pass=steps, capacity=size.slots)
+
+  @classmethod
+  def nearest_prob(cls, prob: float, num_examples: int) -> float:
+    # A longer pass is the private side: it samples each example less often.
+    return 1 / math.ceil(1 / prob)
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_pass
+
+  @property
+  def rate(self) -> float:
+    return 1 / self.steps_per_pass
+
+  def event(self, inner: DpEvent) -> DpEvent:
+    """Returns the event of one step by itself: the whole pass that it may be the first step of."""
+    if not isinstance(inner, dp_accounting.GaussianDpEvent):
+      raise UserError(
+        "random allocation takes a GaussianDpEvent", field="event", value=inner
+      )
+    return event_kind.RandomAllocationDpEvent(self.steps_per_pass, inner.noise_multiplier)
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent:
+    validate.integer_at_least(0, step=step)
+    first = step % self.steps_per_pass == 0
+    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    turn, place = divmod(step, self.steps_per_pass)
+    places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
+    return self.checked(np.flatnonzero(places == place), step)

@@ -1,0 +1,77 @@
+"""The samplers that a config may name: one row each.
+
+Everything else about a sampler stands with its class. The lists by use and the rows of
+`dpjax.accounting.PROVED` are derived from these.
+
+| sampler                 | an example takes part in                               |
+| ----------------------- | ------------------------------------------------------ |
+| PoissonSampler          | any step, independently                                |
+| UserSampler             | the same, with everything of one user                  |
+| RandomAllocationSampler | one step of every pass, drawn anew, uniformly          |
+| TruncatedPoissonSampler | any step; a batch that is too large is cut at random   |
+| FixedSizeSampler        | a uniform subset of fixed size                         |
+| ShuffledSampler         | one step of every epoch, a permutation cut in batches  |
+| CyclicSampler           | one fixed step of every pass                           |
+| CyclicPoissonSampler    | its group's turn, with probability `prob`              |
+| BallsInBinsSampler      | one step of every pass, drawn once, uniformly          |
+| MinSepSampler           | any step, at least `min_sep` after its last one        |
+"""
+
+from __future__ import annotations
+
+from dpjax.accounting.proved import declare
+from dpjax.sampling.balls_in_bins import BallsInBinsSampler
+from dpjax.sampling.cyclic import CyclicSampler
+from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler
+from dpjax.sampling.fixed_size import FixedSizeSampler
+from dpjax.sampling.min_sep import MinSepSampler
+from dpjax.sampling.poisson import PoissonSampler
+from dpjax.sampling.random_allocation import RandomAllocationSampler
+from dpjax.sampling.samplers import Sampler
+from dpjax.sampling.shuffled import ShuffledSampler
+from dpjax.sampling.truncated_poisson import TruncatedPoissonSampler
+from dpjax.sampling.user_sampler import UserSampler
+
+_ALL: tuple[type[Sampler], ...] = (
+  PoissonSampler,
+  UserSampler,
+  RandomAllocationSampler,
+  TruncatedPoissonSampler,
+  FixedSizeSampler,
+  ShuffledSampler,
+  CyclicSampler,
+  CyclicPoissonSampler,
+  BallsInBinsSampler,
+  MinSepSampler,
+)
+SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
+
+for _kind in _ALL:
+  # Users' samplers are of the scheme of Poisson sampling, which has its row already.
+  if _kind.law == _kind.name:
+    declare(_kind.name, _kind.proof)
+
+
+def used_for(purpose: str) -> dict[str, type[Sampler]]:
+  """Returns the samplers for a purpose, by name.
+
+  Args:
+    purpose: "examples" of central training; "clients" of a federated run; "correlated noise",
+      which bounds how often an example takes part.
+
+  >>> list(used_for("clients"))
+  ['poisson', 'fixed_size']
+  """
+  return {name: kind for name, kind in SAMPLERS.items() if purpose in kind.used_for}
+
+
+def answered(how: str) -> tuple[str, ...]:
+  """Returns the names of the samplers that `launch.account` knows.
+
+  Args:
+    how: "exact" by the accountants, or "simulated" beside a proof without amplification.
+
+  >>> answered("simulated")
+  ('balls_in_bins', 'min_sep')
+  """
+  return tuple(name for name, kind in SAMPLERS.items() if kind.answers == how)

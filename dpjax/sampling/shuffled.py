@@ -1,0 +1,123 @@
+"""Batches cut from a fresh permutation in every epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import dp_accounting
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.proved import NOTHING_PROVED, REPLACE, ZERO, Proved
+from dpjax.sampling.batch_sizes import whole_batch_size
+from dpjax.sampling.samplers import DpEvent, Sampler, Sizing, generator
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ShuffledSampler(Sampler):
+  """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
+
+  What most non-private code does. Accounting it as Poisson would be wrong (pitfall P13).
+  What is proved, when `num_examples` is given: an epoch costs at most ONE step on all data,
+  without any amplification. Proof: the permutation does not depend on the data, so let it
+  be known. The batches of an epoch are then fixed and disjoint, and the one record in which
+  two neighbours differ is in at most one of them. Every other step of the epoch, though it
+  may depend on all earlier outputs, is the same mechanism for both neighbours and loses
+  nothing; that one step is a Gaussian of sensitivity at most 2 C (replace_one) or C
+  (replace_special), whatever came before. Under add_or_remove_one the permutation itself
+  would change, and nothing is proved.
+
+  Args:
+    batch_size: examples per step.
+    num_examples: size of the data, which makes it public; None: no epsilon is proved.
+
+  >>> sampler = ShuffledSampler(batch_size=2)
+  >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
+  >>> sorted(np.concatenate(taken).tolist())
+  [0, 1, 2, 3]
+  >>> inner = dp_accounting.GaussianDpEvent(1.0)
+  >>> sampler = ShuffledSampler(batch_size=2, num_examples=4)
+  >>> [type(sampler.event_at(step, inner)).__name__ for step in range(3)]
+  ['GaussianDpEvent', 'NoOpDpEvent', 'GaussianDpEvent']
+  """
+
+  name: ClassVar[str] = "shuffled"
+  proof: ClassVar[Proved] = Proved((REPLACE, ZERO))
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
+  relation_must_be_named: ClassVar[bool] = True
+  steps_alike: ClassVar[bool] = False
+  small: ClassVar[Any] = ({"batch_size": 2, "num_examples": 4},)
+
+  batch_size: int
+  num_examples: int | None = None
+
+  def __post_init__(self):
+    validate.integer_at_least(1, batch_size=self.batch_size)
+    if self.num_examples is None:
+      # The class's proof is for a public size; this object has none.
+      object.__setattr__(self, "law", "unproved")
+      object.__setattr__(self, "proof", NOTHING_PROVED)
+    else:
+      validate.integer_at_least(1, num_examples=self.num_examples)
+      self._check_size(self.num_examples)
+
+  def _check_size(self, num_examples: int) -> None:
+    if num_examples < self.batch_size:
+      raise UserError(
+        f"the data have only {num_examples} examples",
+        field="batch_size",
+        value=self.batch_size,
+      )
+    if self.num_examples not in (None, num_examples):
+      raise UserError(
+        f"the data have {num_examples}", field="num_examples", value=self.num_examples
+      )
+
+  @classmethod
+  def sized(cls, size: Sizing) -> Self:
+    batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
+    is_proved = size.neighboring_relation in cls.proof.relations
+    return cls(batch_size, size.num_examples if is_proved else None)
+
+  @property
+  def slots(self) -> int:
+    return self.batch_size
+
+  @property
+  def only_size(self) -> int | None:
+    return self.num_examples
+
+  @property
+  def steps_per_epoch(self) -> int:
+    """Whole batches in the data, at least one."""
+    if self.num_examples is None:
+      raise UserError(
+        "must be given to know how long an epoch is", field="num_examples", value=None
+      )
+    return self.num_examples // self.batch_size
+
+  @property
+  def steps_per_event(self) -> int:
+    return self.steps_per_epoch
+
+  def event(self, inner: DpEvent) -> DpEvent | None:
+    """Returns the event of one step by itself, as if every step saw the record: a bound that
+    `event_at` improves on; None where no size is public."""
+    return None if self.num_examples is None else inner
+
+  def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
+    """Returns the event that `step` adds: an epoch is paid in full at its first step, so that an
+    unfinished one costs as much as a whole one."""
+    validate.integer_at_least(0, step=step)
+    if self.num_examples is None:
+      return None
+    first = step % self.steps_per_epoch == 0
+    return inner if first else dp_accounting.NoOpDpEvent()
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    self._check_size(num_examples)
+    epoch, position = divmod(step, num_examples // self.batch_size)
+    order = generator(seed, epoch).permutation(num_examples)
+    return order[position * self.batch_size : (position + 1) * self.batch_size]

@@ -1,0 +1,26 @@
+"""Poisson sampling of users, each with everything that user contributed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from dpjax.sampling.poisson import PoissonSampler
+
+
+@dataclasses.dataclass(frozen=True)
+class UserSampler(PoissonSampler):
+  """Each USER joins a step independently with probability `prob`, with a whole block.
+
+  Args and event: as `PoissonSampler`; `capacity` counts users.
+
+  >>> UserSampler(prob=0.5, capacity=8).unit
+  'user'
+  """
+
+  name: ClassVar[str] = "users"
+  law: ClassVar[str] = PoissonSampler.name
+  used_for: ClassVar[tuple[str, ...]] = ("examples",)
+  answers: ClassVar[str] = ""
+  unit: ClassVar[str] = "user"
+  small: ClassVar[Any] = ({"prob": 0.2, "capacity": 5},)

@@ -1,0 +1,113 @@
+"""An event is one class that holds all of its accounting; a user may add one."""
+
+import dataclasses
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+
+from dpjax import accounting
+from dpjax.accounting import event_kinds
+from dpjax.accounting.event_kinds import gaussian, kind
+from dpjax.accounting.proved import Proved
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class TwiceDpEvent(dpa.DpEvent):
+  """Two Gaussian sums, as one event."""
+
+  noise_multiplier: float
+
+
+class TwiceKind(accounting.EventKind):
+  name = "twice"
+  event = TwiceDpEvent
+  fields = ("noise_multiplier",)
+  scheme = "twice"
+  proof = Proved(("add_or_remove_one", "replace_one"))
+
+  def elements(self, event):
+    return [(event, 1)]
+
+  def _sum(self, part):
+    return dpa.GaussianDpEvent(part.noise_multiplier / math.sqrt(2))
+
+  def under_replace_one(self, part):
+    return TwiceDpEvent(part.noise_multiplier / 2)
+
+  def rdp(self, part):
+    return kind.kind_of(self._sum(part)).rdp(self._sum(part))
+
+  def pld(self, part, interval):
+    return kind.kind_of(self._sum(part)).pld(self._sum(part), interval)
+
+  def renyi_two(self, part):
+    return 2 / part.noise_multiplier**2
+
+  def largest_loss(self, part):
+    return kind.kind_of(self._sum(part)).largest_loss(self._sum(part))
+
+  def describe(self, part, unit):
+    return f"two sums over {unit}s"
+
+
+@pytest.fixture
+def twice():
+  tables = (kind.KINDS, kind._KIND_OF, accounting.PROVED)
+  held = [dict(table) for table in tables]
+  accounting.register(TwiceKind())
+  yield TwiceDpEvent(3.0)
+  for table, before in zip(tables, held, strict=True):
+    table.clear()
+    table.update(before)
+
+
+@pytest.mark.parametrize("relation", TwiceKind.proof.relations)
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_an_event_of_ones_own_is_accounted_by_its_own_methods(twice, relation, accountant):
+  by = {"neighboring_relation": relation, "accountant": accountant, "delta": 1e-5}
+  two = accounting.composed(accounting.gaussian_event(3.0), 2)
+  assert accounting.epsilon(twice, **by) == pytest.approx(
+    accounting.epsilon(two, **by), rel=1e-3
+  )
+  sampled = accounting.composed(twice, 4)
+  assert accounting.event_from_json(accounting.event_to_json(sampled)) == sampled
+  assert "4 x two sums over users" in accounting.privacy_statement(
+    sampled, delta=1e-5, unit="user"
+  )
+  with pytest.raises(UserError, match="twice with neighboring_relation='replace_special'"):
+    accounting.epsilon(twice, delta=1e-5, neighboring_relation="replace_special")
+
+
+def test_it_may_be_registered_again_and_dpjaxs_own_may_not_be_taken_over(twice):
+  accounting.register(TwiceKind())
+
+  class Free(gaussian.GaussianKind):
+    def rdp(self, part):
+      return np.zeros(len(kind.ORDERS))
+
+  class Renamed(Free):
+    name = "free"
+
+  class Claimed(TwiceKind):
+    name = "gaussian"
+
+  before = accounting.epsilon(dpa.GaussianDpEvent(1.0), delta=1e-5, accountant="rdp")
+  for taken in (Free(), Renamed(), Claimed()):
+    with pytest.raises(UserError, match="dpjax accounts for these events itself"):
+      accounting.register(taken)
+  after = accounting.epsilon(dpa.GaussianDpEvent(1.0), delta=1e-5, accountant="rdp")
+  assert after == before and "free" not in kind.KINDS
+
+
+def test_every_kind_says_what_accountants_ask_of_it():
+  for name, row in kind.KINDS.items():
+    assert row.name == name and row.__doc__ and event_kinds.__doc__
+    if not hasattr(row, "proof") or name == "non_private":
+      continue
+    stated = vars(type(row)).keys() | vars(type(row).__mro__[1]).keys()
+    assert {"elements", "describe"} <= stated, name
+    if "pld" in row.proof.accountants:
+      assert {"pld", "renyi_two", "largest_loss"} <= stated, name
