@@ -39,7 +39,17 @@ from tests import commands
 _ROOT = commands.ROOT
 _GUIDE = ["README.md", *sorted(f"docs/{p.name}" for p in (_ROOT / "docs").glob("*.md"))]
 _GUIDE.append("docs/reference/index.md")
-_LINKED = [*_GUIDE, "WORKSPACE.md", "THREATS.md", "results/README.md"]
+_DESIGN = sorted(f"docs/design/{p.name}" for p in (_ROOT / "docs/design").glob("*.md"))
+_LINKED = [
+  *_GUIDE,
+  *_DESIGN,
+  "WORKSPACE.md",
+  "CONTRIBUTING.md",
+  "THREATS.md",
+  "results/README.md",
+  "examples/README.md",
+]
+_COMMANDED = [page for page in _LINKED if page != "THREATS.md"]
 _KINDS = {
   "train": TrainConfig,
   "check": TrainConfig,
@@ -114,7 +124,7 @@ def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
 def _commands() -> list[tuple[str, str]]:
   """(page, command) of every launcher that a page calls, in a block or in a line."""
   found = []
-  for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
+  for page in _COMMANDED:
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
     prose = _without_blocks(page)
     spans = re.findall(r"`([^`]*python\s+-m\s+launch[^`]*)`", prose)
@@ -197,7 +207,7 @@ def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
       raise AssertionError(f"{page}: {command}: {error}") from error
 
 
-@pytest.mark.parametrize("page", [*_GUIDE, "WORKSPACE.md", "results/README.md"])
+@pytest.mark.parametrize("page", _COMMANDED)
 def test_every_command_of_a_page_is_read(page):
   """Whichever fence or indent it stands in: else nothing would check it."""
   called = re.findall(r"python[\d.]*\s+-m\s+launch\b", _text(page))
@@ -311,6 +321,23 @@ def test_examples_run(page):
       compile(textwrap.dedent(block), page, "exec")
 
 
+def _blocks(page: str) -> str:
+  """A page's Python as one program; doctests are run by themselves."""
+  blocks = [block for block in _fenced(page, "python") if ">>>" not in block]
+  return "\n".join(textwrap.dedent(block) for block in blocks)
+
+
+@pytest.mark.parametrize("page", [page for page in _GUIDE if _blocks(page)])
+def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
+  """In a process of their own, on the embedded digits, in an empty folder."""
+  script = tmp_path / "page.py"
+  script.write_text(_blocks(page), encoding="utf-8")
+  env = os.environ | {"TFDS_DATA_DIR": str(tmp_path), "PYTHONPATH": str(_ROOT)}
+  command = [sys.executable, str(script)]
+  done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
+
+
 # ---- the reference
 
 
@@ -351,7 +378,7 @@ def test_names_of_dpjax_exist(page):
       found = getattr(found, part)
 
 
-# ---- a stranger's path
+# ---- getting started
 
 _SMALL = {
   "launch.train": ["--config.num_steps=2", "--config.privacy.accountant=rdp"],
@@ -366,7 +393,7 @@ _SMALL = {
 
 def _step(number: int) -> list[str]:
   """The commands of one step of the page."""
-  text = _text("docs/path.md").split("\n## ")[number]
+  text = _text("docs/getting_started.md").split("\n## ")[number]
   return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)).splitlines()
 
 
