@@ -118,6 +118,24 @@ def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
   assert all(page.removeprefix("docs/") in in_site for page in pages)
 
 
+def test_every_design_note_is_listed_and_in_the_site():
+  index = _site().linked(_text("docs/design/README.md"), "docs/design").values()
+  assert set(_DESIGN) - {"docs/design/README.md"} <= set(index)
+  assert all(page.removeprefix("docs/") in _text("mkdocs.yml") for page in _DESIGN)
+
+
+@pytest.mark.parametrize("page", [*_DESIGN, "WORKSPACE.md"])
+def test_a_design_note_names_tests_that_exist(page):
+  tests = set(re.findall(r"`(tests/[\w/]+\.py)`", _text(page)))
+  assert tests or page == "docs/design/README.md"
+  assert all((_ROOT / path).is_file() for path in tests), tests
+
+
+@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
+def test_front_pages_are_short(page):
+  assert len(_text(page).splitlines()) <= 150
+
+
 # ---- commands
 
 

@@ -78,6 +78,8 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| call | what it does |",
     "| composition | what happens |",
   ),
+  "docs/design/README.md": ("| note | about |",),
+  "docs/design/noise_and_keys.md": ("| noise | reads | reaches |",),
   "docs/index.md": (
     "| file in `runs/quickstart` | what it is |",
     "| you want to | read |",
@@ -106,7 +108,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   ),
   "docs/reference/index.md": (
     "| name | what it is |",
-    "| room | what lives there |",
+    "| package | what it holds |",
   ),
   "docs/release.md": (
     "| | |",
