@@ -53,11 +53,57 @@ def public_names(room: str) -> list[tuple[str, str]]:
   return sorted(_exports(path)) if path.is_file() else []
 
 
+# The reference's groups in the menu; what stands in none of them comes last.
+_GROUPS = {
+  "The private step": (
+    "plan", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
+    "training", "price",
+  ),
+  "Across parties": ("federated", "secure"),
+  "Attacks and audits": ("attacks", "auditing", "relevance"),
+  "Data and models": ("data", "models", "losses", "metrics"),
+}  # fmt: skip
+
+
+def defined_names(path: pathlib.Path) -> list[str]:
+  """Public names that a file defines itself: its namesake, classes, functions, constants.
+
+  Imports are left out, because each name is documented where it is defined.
+  """
+  classes: list[str] = []
+  functions: list[str] = []
+  constants: list[str] = []
+  for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    if isinstance(node, ast.ClassDef):
+      classes.append(node.name)
+    elif isinstance(node, ast.FunctionDef):
+      functions.append(node.name)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+      targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+      constants += [target.id for target in targets if isinstance(target, ast.Name)]
+  # A reader of dpjax.plan looks for Plan.
+  classes.sort(key=lambda name: name.lower() != path.stem)
+  names = [*classes, *functions, *constants]
+  return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def grouped(pages: list[str]) -> list[dict[str, list[str]]]:
+  """The reference's pages by what they are for, as the menu takes them."""
+  groups = {
+    title: [f"reference/{name}.md" for name in names if f"reference/{name}.md" in pages]
+    for title, names in _GROUPS.items()
+  }
+  placed = {page for group in groups.values() for page in group}
+  groups["Basics"] = [page for page in pages if page not in placed]
+  return [{title: group} for title, group in groups.items() if group]
+
+
 def _documented(room: str) -> str:
   """The page of a room: its docstring, then every name."""
-  alone = not public_names(room)
   names = [home for _, home in public_names(room) if home not in _ELSEWHERE]
-  parts = [f"::: dpjax.{room}\n    options:\n      members: {str(alone).lower()}\n"]
+  own = [] if public_names(room) else defined_names(ROOT / "dpjax" / f"{room}.py")
+  members = json.dumps(own) if own else "false"
+  parts = [f"::: dpjax.{room}\n    options:\n      members: {members}\n"]
   for home in names:
     parts.append(f"::: {home}\n    options:\n      show_root_heading: true\n")
   return _PAGE.format(room=room, parts="\n".join(parts))
@@ -86,7 +132,7 @@ def _beyond_docs() -> Iterator[str]:
 def on_config(config):
   """The rooms stand below the reference."""
   pages = [f"reference/{room}.md" for room in rooms()]
-  config.nav.append({"Reference": ["reference/index.md", *pages]})
+  config.nav.append({"Reference": ["reference/index.md", *grouped(pages)]})
   return config
 
 

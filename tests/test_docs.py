@@ -385,6 +385,19 @@ def test_the_reference_has_every_room_and_the_front_door():
   assert exported - set(_site().rooms()) <= named
 
 
+def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
+  names = _site().defined_names(_ROOT / "dpjax" / "plan.py")
+  assert names[0] == "Plan" and "SpentBudget" in names
+  assert not {"Batch", "UserError", "_FAR_OFF"} & set(names)
+
+
+def test_the_menu_has_every_page_of_the_reference_once():
+  pages = [f"reference/{room}.md" for room in _site().rooms()]
+  groups = _site().grouped(pages)
+  placed = [page for group in groups for part in group.values() for page in part]
+  assert sorted(placed) == sorted(pages)
+
+
 @pytest.mark.parametrize("page", _GUIDE)
 def test_names_of_dpjax_exist(page):
   for dotted in set(re.findall(r"`(dpjax\.[\w.]+)(?:\([^`]*\))?`", _text(page))):
