@@ -588,13 +588,13 @@ def _rounds_beside_a_loop() -> list[Row]:
   """Time of a federated round against a bare loop of jitted local steps."""
   ours = entries("federated/second_run.csv")
   before = entries("federated/federated.csv")
-  told = {
+  sources = {
     "dpjax": (ours, "threads"),
     "dpjax in one thread": (ours, "loop"),
     "FedJAX, beside an older version of ours": (before, "fedjax"),
   }
   cells = []
-  for label, (rows, method) in told.items():
+  for label, (rows, method) in sources.items():
     ratios = [
       one(rows, workload=workload, method=method, num_clients="40")["ratio"]
       for workload in ("cnn", "mlp")

@@ -131,6 +131,16 @@ def test_a_design_note_names_tests_that_exist(page):
   assert all((_ROOT / path).is_file() for path in tests), tests
 
 
+_HOMES = ("", "dpjax", "dpjax/federated", "dpjax/secure")  # what a page leaves out
+
+
+@pytest.mark.parametrize("page", [*_DESIGN, "WORKSPACE.md", "docs/papers.md"])
+def test_files_that_the_map_names_exist(page):
+  for path in re.findall(r"`([\w/]+/\w+\.py)`", _text(page)):
+    known = any((_ROOT / home / path).is_file() for home in _HOMES)
+    assert known or path == "configs/NAME.py", path
+
+
 @pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
 def test_front_pages_are_short(page):
   assert len(_text(page).splitlines()) <= 150
