@@ -28,7 +28,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| flag | what it adds |",
     test_page.HEAD,  # which computes it
     "| column or row | flags |",
-    "| command above | simulated (at 99 %) | proved | unamplified |",  # once, as it says
+    "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
   "docs/attacks.md": (
     "| part | attacks | defences |",
