@@ -541,6 +541,20 @@ def _sums() -> list[Row]:
   return made
 
 
+def _membership() -> list[Row]:
+  """Members that each attack finds, in percent."""
+  rows = entries("attacks/membership_cifar10/attacks.csv")
+  labels = {"none": "without privacy", "epsilon 8": "DP-SGD at epsilon 8"}
+  cells = []
+  for defence, label in labels.items():
+    rates = [
+      one(rows, defence=defence, method=method)["tpr_at_0.001_fpr"]
+      for method in ("lira_fixed", "lira", "rmia", "loss")
+    ]
+    cells.append([label, *(f"{percent(float(rate))} %" for rate in rates)])
+  return cells
+
+
 def _inversion() -> list[Row]:
   """DLG under noise of the client."""
   rows = entries("attacks/gradient_inversion_cifar10/attacks.csv")
@@ -678,6 +692,12 @@ TABLES = [
     ["sum of n vectors of d numbers, seconds of all parties", "shares, 2 servers", "SecAgg",
      "SecAgg+", "BFV"],
     _sums,
+  ),
+  Table(
+    "docs/attacks.md",
+    ["training", "LiRA, one variance for all", "LiRA, one for each record", "RMIA",
+     "the loss alone"],
+    _membership,
   ),
   Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
   Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
