@@ -370,16 +370,16 @@ def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
 
 
 def _public():
-  for room in _site().rooms():
-    for name, home in _site().public_names(room):
-      yield room, name, home
+  for package in _site().packages():
+    for name, home in _site().public_names(package):
+      yield package, name, home
 
 
 def test_every_public_name_exists_and_says_what_it_is():
   mute = []
   assert len(list(_public())) > 300
-  for room, name, home in _public():
-    found = getattr(importlib.import_module(f"dpjax.{room}"), name)
+  for package, name, home in _public():
+    found = getattr(importlib.import_module(f"dpjax.{package}"), name)
     if inspect.isclass(found) or inspect.isfunction(found) or inspect.ismodule(found):
       told = inspect.getdoc(found) or ""
       if not told or told.startswith(f"{name}("):  # what dataclasses say of themselves
@@ -387,12 +387,12 @@ def test_every_public_name_exists_and_says_what_it_is():
   assert not mute
 
 
-def test_the_reference_has_every_room_and_the_front_door():
+def test_the_reference_has_every_package_and_the_main_names():
   page = _text("docs/reference/index.md")
-  assert all(f"[{room}](../../dpjax/{room}" in page for room in _site().rooms())
+  assert all(f"[{package}](../../dpjax/{package}" in page for package in _site().packages())
   named = set(re.findall(r"`dpjax\.([\w.]+)`", page))
   exported = {name for name, _ in _site()._exports(_ROOT / "dpjax" / "__init__.py")}
-  assert exported - set(_site().rooms()) <= named
+  assert exported - set(_site().packages()) <= named
 
 
 def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
@@ -402,7 +402,7 @@ def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
 
 
 def test_the_menu_has_every_page_of_the_reference_once():
-  pages = [f"reference/{room}.md" for room in _site().rooms()]
+  pages = [f"reference/{package}.md" for package in _site().packages()]
   groups = _site().grouped(pages)
   placed = [page for group in groups for part in group.values() for page in part]
   assert sorted(placed) == sorted(pages)
