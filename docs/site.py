@@ -3,8 +3,8 @@
   pip install -e '.[docs]' && mkdocs build --strict      # writes build/site
 
 The reference is made anew at every build, from what the `__init__` of each package exports;
-there is no list of names to keep. Links from docs/ to other files of the repository, which mkdocs does not
-know, are copied below `repo/`.
+there is no list of names to keep. Links from docs/ to other files of the repository, which
+mkdocs does not know, are copied below `repo/`.
 """
 
 from __future__ import annotations
