@@ -2,9 +2,9 @@
 
   pip install -e '.[docs]' && mkdocs build --strict      # writes build/site
 
-The reference is made anew at every build, from what the `__init__` of each room exports; there is
-no list of names to keep. Links from docs/ to other files of the repository, which mkdocs does not
-know, are copied below `repo/`.
+The reference is made anew at every build, from what the `__init__` of each package exports;
+there is no list of names to keep. Links from docs/ to other files of the repository, which
+mkdocs does not know, are copied below `repo/`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # [text](target) and ![text](target), whose target is a file here
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
-_ROOM = re.compile(r"dpjax/(\w+)(?:/__init__)?\.py")
+_PACKAGE = re.compile(r"dpjax/(\w+)(?:/__init__)?\.py")
 _REPO = "repo"
-_PAGE = """# dpjax.{room}
+_PAGE = """# dpjax.{package}
 
 {parts}
 """
 
 
-# Modules that a room lists, whose names another room exports and documents.
+# Modules that a package lists, whose names another package exports and documents.
 _ELSEWHERE = ("dpjax.parallel.client_states", "dpjax.parallel.row_journal")
 
 
@@ -41,32 +41,80 @@ def _exports(path: pathlib.Path) -> Iterator[tuple[str, str]]:
           yield alias.name, f"{node.module}.{alias.name}"
 
 
-def rooms() -> list[str]:
+def packages() -> list[str]:
   """Those of dpjax, `dpjax.__init__` has them all."""
   exported = _exports(ROOT / "dpjax" / "__init__.py")
   return sorted(name for name, home in exported if home == f"dpjax.{name}")
 
 
-def public_names(room: str) -> list[tuple[str, str]]:
-  """(name, where it comes from) of what a room exports; of a single file: none, it is one page."""
-  path = ROOT / "dpjax" / room / "__init__.py"
+def public_names(package: str) -> list[tuple[str, str]]:
+  """(name, where it comes from) of what a package exports; of a single file: none."""
+  path = ROOT / "dpjax" / package / "__init__.py"
   return sorted(_exports(path)) if path.is_file() else []
 
 
-def _documented(room: str) -> str:
-  """The page of a room: its docstring, then every name."""
-  alone = not public_names(room)
-  names = [home for _, home in public_names(room) if home not in _ELSEWHERE]
-  parts = [f"::: dpjax.{room}\n    options:\n      members: {str(alone).lower()}\n"]
+# The reference's groups in the menu; what stands in none of them comes last.
+_GROUPS = {
+  "The private step": (
+    "plan", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
+    "training", "price",
+  ),
+  "Across parties": ("federated", "secure"),
+  "Attacks and audits": ("attacks", "auditing", "relevance"),
+  "Data and models": ("data", "models", "losses", "metrics"),
+}  # fmt: skip
+
+
+def defined_names(path: pathlib.Path) -> list[str]:
+  """Public names that a file defines itself: its namesake, classes, functions, constants.
+
+  Imports are left out, because each name is documented where it is defined.
+  """
+  classes: list[str] = []
+  functions: list[str] = []
+  constants: list[str] = []
+  for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    if isinstance(node, ast.ClassDef):
+      classes.append(node.name)
+    elif isinstance(node, ast.FunctionDef):
+      functions.append(node.name)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+      targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+      constants += [target.id for target in targets if isinstance(target, ast.Name)]
+  # A reader of dpjax.plan looks for Plan.
+  classes.sort(key=lambda name: name.lower() != path.stem)
+  names = [*classes, *functions, *constants]
+  return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def grouped(pages: list[str]) -> list[dict[str, list[str]]]:
+  """The reference's pages by what they are for, as the menu takes them."""
+  groups = {
+    title: [f"reference/{name}.md" for name in names if f"reference/{name}.md" in pages]
+    for title, names in _GROUPS.items()
+  }
+  placed = {page for group in groups.values() for page in group}
+  groups["Basics"] = [page for page in pages if page not in placed]
+  return [{title: group} for title, group in groups.items() if group]
+
+
+def _documented(package: str) -> str:
+  """The page of a package: its docstring, then every name."""
+  names = [home for _, home in public_names(package) if home not in _ELSEWHERE]
+  members_here = (
+    [] if public_names(package) else defined_names(ROOT / "dpjax" / f"{package}.py")
+  )
+  members = json.dumps(members_here) if members_here else "false"
+  parts = [f"::: dpjax.{package}\n    options:\n      members: {members}\n"]
   for home in names:
     parts.append(f"::: {home}\n    options:\n      show_root_heading: true\n")
-  return _PAGE.format(room=room, parts="\n".join(parts))
+  return _PAGE.format(package=package, parts="\n".join(parts))
 
 
 def linked(text: str, folder: str) -> dict[str, str]:
   """Target of a link as it is written -> the file, relative to the root of the repository."""
-  found = (match.group(1) for match in LINK.finditer(text))
-  return {target: posixpath.normpath(posixpath.join(folder, target)) for target in found}
+  targets = (match.group(1) for match in LINK.finditer(text))
+  return {target: posixpath.normpath(posixpath.join(folder, target)) for target in targets}
 
 
 def _beyond_docs() -> Iterator[str]:
@@ -77,16 +125,16 @@ def _beyond_docs() -> Iterator[str]:
     page = pages.pop()
     text = (ROOT / page).read_text(encoding="utf-8")
     for file in linked(text, posixpath.dirname(page)).values():
-      if not (file.startswith("docs/") or file in seen or _ROOM.fullmatch(file)):
+      if not (file.startswith("docs/") or file in seen or _PACKAGE.fullmatch(file)):
         seen.add(file)
         pages += [file] if file.endswith(".md") else []
         yield file
 
 
 def on_config(config):
-  """The rooms stand below the reference."""
-  pages = [f"reference/{room}.md" for room in rooms()]
-  config.nav.append({"Reference": ["reference/index.md", *pages]})
+  """Puts the packages below the reference."""
+  pages = [f"reference/{package}.md" for package in packages()]
+  config.nav.append({"Reference": ["reference/index.md", *grouped(pages)]})
   return config
 
 
@@ -94,8 +142,8 @@ def on_files(files, config):
   """Adds the reference and what lies outside docs/."""
   from mkdocs.structure.files import File
 
-  for room in rooms():
-    page = File.generated(config, f"reference/{room}.md", content=_documented(room))
+  for package in packages():
+    page = File.generated(config, f"reference/{package}.md", content=_documented(package))
     files.append(page)
   for file in _beyond_docs():
     copied = {file: (ROOT / file).read_bytes()}
@@ -128,7 +176,7 @@ def _block(language: str, text: str) -> str:
 
 
 def on_page_markdown(markdown, page, config, files):
-  """Links to the repository become links to its copies, to a room's code to its page."""
+  """Turns links to the repository into links to its copies, or to a package's page."""
   del config, files
   here = posixpath.dirname(page.file.src_uri)
   within = here.removeprefix(_REPO).lstrip("/")
@@ -138,8 +186,8 @@ def on_page_markdown(markdown, page, config, files):
   def moved(match):
     file = posixpath.normpath(posixpath.join(at, match.group(1)))
     target = file.removeprefix("docs/") if file.startswith("docs/") else f"{_REPO}/{file}"
-    room = _ROOM.fullmatch(file)
-    target = f"reference/{room.group(1)}.md" if room else target
+    package = _PACKAGE.fullmatch(file)
+    target = f"reference/{package.group(1)}.md" if package else target
     target = re.sub(r"\.ipynb$", ".md", target)
     return posixpath.relpath(target, here or ".") + (match.group(2) or "")
 

@@ -1,6 +1,6 @@
 """The pitfalls of private training that the tests cite by number, and the page that says so.
 
-  python -m tests.pitfalls          # writes tests/PITFALLS.md
+  python -m tests.pitfalls          # writes docs/sharp_edges.md
   python -m tests.pitfalls --check  # exit code 1 where it is stale
 
 A test belongs to pitfall N if its name begins with test_pN_ (or names it next: test_p1_p3_).
@@ -15,8 +15,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-PAGE = pathlib.Path(__file__).with_name("PITFALLS.md")
-ROOT = PAGE.parent
+ROOT = pathlib.Path(__file__).parent
+PAGE = ROOT.parent / "docs" / "sharp_edges.md"
 
 PITFALLS = {
   1: "A NaN or infinite gradient, or norm, passes the clip.",
@@ -26,13 +26,13 @@ PITFALLS = {
   5: "Noise meant for a sum is added to a mean.",
   6: "The realised batch size, which is secret, is the divisor.",
   7: "Padding contributes: a bias, or a NaN from an empty row.",
-  8: "An empty Poisson batch is skipped: no noise, no charge.",
-  9: "Replacing a record moves the sum by 2C, and C is charged.",
+  8: "An empty Poisson batch is skipped: no noise, and not accounted.",
+  9: "Replacing a record moves the sum by 2C, and C is accounted.",
   10: "A clip norm for each layer adds up to the root of the sum of their squares.",
   11: "A microbatch is clipped as one, which doubles what an example can move.",
-  12: "A truncated Poisson batch is charged as a Poisson batch.",
-  13: "Shuffled or fixed batches are charged as Poisson ones.",
-  14: "Sampling without replacement is charged under add-or-remove-one.",
+  12: "A truncated Poisson batch is accounted as a Poisson batch.",
+  13: "Shuffled or fixed batches are accounted as Poisson ones.",
+  14: "Sampling without replacement is accounted under add-or-remove-one.",
   15: "Gradient accumulation draws an example twice in one step.",
   16: "A resumed run samples other batches, or uses a noise key again.",
   17: "One key serves two leaves, steps or devices, so that noise cancels.",
@@ -45,7 +45,7 @@ PITFALLS = {
   24: "The classic Gaussian formula is used at epsilon 1 or above.",
   25: "Calibration ends on the side that is not private.",
   26: "Laplace noise is scaled by an L2 sensitivity, or its sampling is left out.",
-  27: "Steps are counted in other units than they are charged in.",
+  27: "Steps are counted in other units than they are accounted in.",
   28: "A parameter or an operation that is not understood stays unclipped or untrained, silently.",
   29: "A layer mixes examples: batch statistics, state, ranking across the batch.",
   30: "Tied weights: a norm by layers misses the cross terms.",
@@ -58,13 +58,78 @@ PITFALLS = {
   37: "Distributed noise counts on clients that drop out.",
   38: "Quantisation or rounding after the clip raises the norm.",
   39: "An audit picks its threshold on the scores that it counts.",
-  40: "The search for hyper-parameters is not charged.",
-  41: "A batch is used twice in one step, by two losses, and charged once.",
+  40: "The search for hyper-parameters is not accounted.",
+  41: "A batch is used twice in one step, by two losses, and accounted once.",
   42: "The size of the data is taken for public, or a sampling rate leaks it.",
   43: "Correlated noise: an example takes part more often than the noise was made for.",
   44: "A small simulated cohort is reported with the deployment's epsilon as its own.",
   45: "Adam's second moment counts the noise.",
   46: "Clients' randomness depends on the round alone, so that cohorts repeat.",
+}
+
+# What a pitfall does, the worst first.
+SEVERITY = {
+  "The epsilon is false": (
+    "The printed number holds for another mechanism than the one that ran."
+  ),
+  "Something leaks beside the epsilon": (
+    "The number is true, and something that it does not cover tells about the data."
+  ),
+  "The report misleads": "The number is read as more than it is.",
+  "The training suffers": "Privacy holds, and the model is worse or slower than it need be.",
+}
+_BESIDE = {32, 33, 36, 42}
+_REPORT = {39, 40, 44}
+_TRAINING = {3, 31, 34, 45}
+
+# What dpjax does about each, and what is left to the user.
+REMEDY = {
+  1: "dpjax drops the whole example. Mask or repair such records before training.",
+  2: "Norms are computed in float32 and scaled before they are squared.",
+  3: "A zero gradient contributes zero. A clip norm that is not positive is refused.",
+  4: "Each rule's rounding is added to the norm, so the bound holds in floating point.",
+  5: "`plan.transform` adds noise to the sum and divides afterwards. Pass it sums, not means.",
+  6: "The divisor is `normalize_by`, a public constant. `Plan.for_data` chooses it.",
+  7: "Batches carry a mask, and none is ever assumed. Pass the whole `Batch`.",
+  8: "An empty batch gets noise and is accounted. Do not skip it in a loop of your own.",
+  9: "The relation decides the sensitivity: C for add/remove and zero-out, 2C for replace.",
+  10: "`clipped_grad.sensitivity` gives the total bound, and the noise covers it.",
+  11: "`microbatch_size` never changes the result: each example is clipped by itself.",
+  12: "A batch is never cut. `TruncatedPoissonSampler` has an event of its own.",
+  13: "A shuffled epoch is accounted as one full step. For amplification use Poisson sampling.",
+  14: "`FixedSizeSampler` is proved under replace-one alone; other relations are refused.",
+  15: "`Plan(slices=k)` draws once and slices the draw. Do not draw each slice by itself.",
+  16: "Draws and noise are functions of seed, key and step. Save the whole state.",
+  17: "Each leaf, step and device folds its own number into the key. Give each run its own key.",
+  18: "No key is assumed. `dpjax.new_key()` and `release=true` ask the operating system.",
+  19: "Noise is drawn once, after the sum over devices. Never call `psum` on noisy sums.",
+  20: "Sums and noise are float32 at least, whatever the activations are.",
+  21: "Integer noise is sized with its rounding, and the chance of a wrap is bounded.",
+  22: "Sum and count are one Gaussian vector; the noise follows the norm that clipped.",
+  23: "Weights are applied before the clip. `by_examples` is refused with privacy.",
+  24: "dpjax uses the analytic Gaussian. The classic formula is false from epsilon 1 on.",
+  25: "Each search ends on the private side, and what is printed is rounded up.",
+  26: "Laplace noise takes an L1 sensitivity, and its sampling is part of its event.",
+  27: "Plan, state and ledger count optimizer steps. Epochs are rounded up to whole steps.",
+  28: "What has no rule is differentiated per example. `gradients.explain` shows the rule.",
+  29: "BatchNorm is refused, and `launch.check` finds layers that mix. Use GroupNorm.",
+  30: "The norm is taken over the whole gradient of a shared weight.",
+  31: "Scans and rematerialised layers have rules; long sequences take the cheaper one.",
+  32: "Such metrics are named `not_private/...`, and a release does not compute them.",
+  33: "Batches are padded to one shape, so that one program serves every step.",
+  34: "Convolutions over several devices give the sums of one device, up to rounding.",
+  35: "A donated state moves on; an earlier state as a whole is NOT seen. Keep the last one.",
+  36: "A client answers each message once, and reveals nothing below the threshold.",
+  37: "Noise is sized for the fewest survivors; with fewer nothing is released.",
+  38: "The sensitivity includes the rounding, so the bound holds for what is sent.",
+  39: "Thresholds are fixed beforehand, or the bound is corrected for all of them.",
+  40: "Use `selection` of a sweep on private data: its epsilon includes the choice.",
+  41: "The loop takes each batch once. Add two losses up before you differentiate.",
+  42: "The size is declared (`num_examples`), or the relation makes it public.",
+  43: "A plan refuses a sampler under which an example comes back too early.",
+  44: "Such an epsilon is called simulated, and that of the run stands beside it.",
+  45: "`dp_adam` subtracts the noise from the second moment. Plain Adam costs no privacy.",
+  46: "A client's key follows from run, round and client. Give each run its own seed.",
 }
 
 _NAME = re.compile(r"test_((?:p\d+_)+)")
@@ -100,20 +165,37 @@ def by_number() -> dict[int, list[str]]:
   return {number: sorted(found[number]) for number in sorted(found)}
 
 
+def severity(number: int) -> str:
+  """The heading under which a pitfall stands.
+
+  >>> severity(5), severity(39)
+  ('The epsilon is false', 'The report misleads')
+  """
+  places = (_BESIDE, _REPORT, _TRAINING)
+  later = [place for place, numbers in enumerate(places, start=1) if number in numbers]
+  return list(SEVERITY)[later[0] if later else 0]
+
+
 def page() -> str:
   """The page as it should be."""
-  found = by_number()
-  head = (
-    "# Pitfalls of private training, and the tests that hold them\n\n"
-    "Written by `python -m tests.pitfalls`; a test fails where this page is stale, where a\n"
-    "pitfall has no test, or where a test cites a number that is not here.\n"
-  )
-  return head + "".join(_entry(number, found.get(number, [])) for number in PITFALLS)
-
-
-def _entry(number: int, where: list[str]) -> str:
-  lines = "".join(f"- `{one}`\n" for one in where)
-  return f"\n## P{number}. {PITFALLS[number]}\n\n{lines}"
+  tests = by_number()
+  parts = [
+    "# Sharp edges of private training\n\n"
+    "After this page you know the usual mistakes of private training, what each of them does, "
+    "and\nwhat dpjax does about it. The worst come first.\n\n"
+    "`python -m tests.pitfalls` writes this page. A test fails where it is stale, where a "
+    "pitfall has\nno test, or where a test cites a number that is not here.\n"
+  ]
+  for heading, meaning in SEVERITY.items():
+    parts.append(f"\n## {heading}\n\n{meaning}\n")
+    for number, text in PITFALLS.items():
+      if severity(number) == heading:
+        parts.append(f"\n### P{number}. {text}\n\n{REMEDY.get(number, '')}\n")
+  parts.append("\n## The tests of each\n\nPaths below `tests/`.\n")
+  for number in PITFALLS:
+    lines = "".join(f"- `{where}`\n" for where in tests.get(number, []))
+    parts.append(f"\nP{number}:\n\n{lines}")
+  return "".join(parts)
 
 
 def main(arguments: list[str]) -> int:
@@ -127,7 +209,7 @@ def main(arguments: list[str]) -> int:
   stale = PAGE.read_text() != page()
   if stale:
     print(
-      "error: tests/PITFALLS.md is stale: run python -m tests.pitfalls", file=sys.stderr
+      "error: docs/sharp_edges.md is stale: run python -m tests.pitfalls", file=sys.stderr
     )
   return int(stale)
 

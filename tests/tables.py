@@ -113,49 +113,53 @@ def _range(mean: str | float, text: str, digits: int = 3) -> str:
 
 
 class _Published(NamedTuple):
-  label: str
+  words: str  # of the config
   data: str
   folder: str
   epsilon: str
   paper: str = _NONE
+  config: str = ""  # below configs/; "": the sweep of the folder's name
+
+  @property
+  def link(self) -> str:
+    """The config as README links to it."""
+    path = self.config or f"sweeps/{self.folder}"
+    return f"[`{path}`](configs/{path}.py){self.words}"
 
 
 _TB = "(Tramèr & Boneh 2021)"
 _TB_SAME = "(Tramèr & Boneh 2021, the same network)"
 _PAPERNOT = "(Papernot et al. 2021)"
+_WHITENED = ", private whitening paid"
 _PUBLISHED = [
-  _Published("`sweeps/mnist_whitened`, private whitening paid", "MNIST", "mnist_whitened", "2"),
+  _Published(_WHITENED, "MNIST", "mnist_whitened", "2"),
   _Published(
-    "`mnist_whitened`, private whitening paid", "MNIST", "mnist_whitened", "3", f".987 {_TB}"
+    _WHITENED, "MNIST", "mnist_whitened", "3", f".987 {_TB}", "mnist_whitened"
   ),
-  _Published("`mnist_scatter_linear`", "MNIST", "mnist_scatter_linear", "3", f".987 {_TB}"),
+  _Published("", "MNIST", "mnist_scatter_linear", "3", f".987 {_TB}"),
   _Published(
-    "`fashion_mnist_whitened`, private whitening paid", "Fashion-MNIST",
-    "fashion_mnist_whitened", "3", f".897 {_TB}",
-  ),
-  _Published(
-    "`fashion_mnist_scatter_linear`", "Fashion-MNIST", "fashion_mnist_scatter_linear", "3",
-    f".897 {_TB}",
+    _WHITENED, "Fashion-MNIST", "fashion_mnist_whitened", "3", f".897 {_TB}"
   ),
   _Published(
-    "`cifar10_scatter_linear`, opponent colours, private channel statistics paid",
-    "CIFAR-10", "cifar10_scatter_linear", "3", f".670 {_TB}",
+    "", "Fashion-MNIST", "fashion_mnist_scatter_linear", "3", f".897 {_TB}",
+    "fashion_mnist_scatter_linear",
   ),
   _Published(
-    "`sweeps/scatter_cnn`, a tanh CNN on scattering features", "MNIST", "scatter_cnn", "2.93",
+    ", opponent colours, private channel statistics paid", "CIFAR-10",
+    "cifar10_scatter_linear", "3", f".670 {_TB}",
+  ),
+  _Published(
+    ", a tanh CNN on scattering features", "MNIST", "scatter_cnn", "2.93",
     f".987 at 3 {_TB_SAME}",
   ),
   _Published(
-    "`sweeps/scatter_cnn`", "Fashion-MNIST", "scatter_cnn", "2.7",
+    "", "Fashion-MNIST", "scatter_cnn", "2.7",
     f".890 at 3 {_TB_SAME}; .861 (Papernot et al. 2021, on pixels)",
   ),
   _Published(
-    "`sweeps/mnist_cnn` (tempered sigmoid, on pixels)", "MNIST", "mnist_cnn", "2.93",
-    f".981 {_PAPERNOT}",
+    ", tempered sigmoids on pixels", "MNIST", "mnist_cnn", "2.93", f".981 {_PAPERNOT}"
   ),
-  _Published(
-    "`sweeps/mnist_cnn`", "Fashion-MNIST", "mnist_cnn", "2.7", f".861 {_PAPERNOT}"
-  ),
+  _Published("", "Fashion-MNIST", "mnist_cnn", "2.7", f".861 {_PAPERNOT}"),
 ]  # fmt: skip
 _PROMISE = {  # of every row of README and of the curves, where they say nothing else
   "delta": "1e-05",
@@ -166,42 +170,53 @@ _PROMISE = {  # of every row of README and of the curves, where they say nothing
 _DATA = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "CIFAR-10": "cifar10"}
 
 
-def _published(told: _Published) -> Row:
-  """Mean, smallest and largest accuracy, and the seconds of a run, over three seeds."""
-  several = (
-    {"variant": told.data} if "variant" in entries(f"{told.folder}/curve.csv")[0] else {}
-  )
-  epsilon = {"privacy.epsilon": f"{float(told.epsilon)}"}
-  point = one(
-    entries(f"{told.folder}/curve.csv"), seeds="3", **_PROMISE, **epsilon, **several
-  )
+def _is_of(run: dict, row: _Published) -> bool:
+  """Whether a run of the row's folder is behind the row."""
+  near = run["privacy.epsilon"] == float(row.epsilon)
+  return near and run["dataset"] == _DATA[row.data]
+
+
+def _published(row: _Published) -> Row:
+  """Mean, smallest and largest accuracy over three seeds."""
+  points = entries(f"{row.folder}/curve.csv")
+  wanted = {**_PROMISE, "privacy.epsilon": f"{float(row.epsilon)}"}
+  if "variant" in points[0]:
+    wanted["variant"] = row.data
+  point = one(points, seeds="3", **wanted)
   mean, low, high = (
     share(point[f"test_accuracy_{part}"]) for part in ("mean", "min", "max")
   )
-  done = [
-    run["wall_seconds"]
-    for run in runs(told.folder)
-    if run["dataset"] == _DATA[told.data] and run["privacy.epsilon"] == float(told.epsilon)
-  ]
-  assert len(done) == 3, told
-  seconds = f"{min(done):.0f} to {max(done):.0f} s"
-  accuracy = f"{mean} [{low}, {high}]"
-  return [told.label, told.data, told.epsilon, told.paper, accuracy, seconds]
+  return [row.data, row.epsilon, row.paper, f"{mean} [{low}, {high}]", row.link]
 
 
-def _cifar10_cnn() -> Row:
+def _published_seconds(row: _Published) -> Row:
+  """Seconds of the three runs behind a row."""
+  seconds = [run["wall_seconds"] for run in runs(row.folder) if _is_of(run, row)]
+  assert len(seconds) == 3, row
+  path = row.config or f"sweeps/{row.folder}"
+  return [f"`{path}`", row.data, row.epsilon, f"{min(seconds):.0f} to {max(seconds):.0f} s"]
+
+
+def _cifar10_cnn_run() -> dict:
   run = json.loads((_RESULTS / "cifar10_cnn/result.json").read_text())
   assert all(str(run[name]) == value for name, value in _PROMISE.items())
-  epsilon = _up(run["epsilon"])
-  paper = ".662 (Papernot et al. 2021, longer)"
-  accuracy = f"{share(run['test_accuracy'])}, one seed"
-  seconds = f"{run['wall_seconds']:.0f} s"
-  return ["`cifar10_cnn`, 9 passes", "CIFAR-10", epsilon, paper, accuracy, seconds]
+  return run
 
 
 def _readme() -> list[Row]:
-  rows = [_published(told) for told in _PUBLISHED]
-  return [*rows[:6], _cifar10_cnn(), *rows[6:]]
+  run = _cifar10_cnn_run()
+  paper = ".662 (Papernot et al. 2021, longer)"
+  accuracy = f"{share(run['test_accuracy'])}, one seed"
+  link = "[`cifar10_cnn`](configs/cifar10_cnn.py), 9 passes"
+  rows = [_published(row) for row in _PUBLISHED]
+  return [*rows[:6], ["CIFAR-10", _up(run["epsilon"]), paper, accuracy, link], *rows[6:]]
+
+
+def _seconds() -> list[Row]:
+  run = _cifar10_cnn_run()
+  cells = ["`cifar10_cnn`", "CIFAR-10", _up(run["epsilon"]), f"{run['wall_seconds']:.0f} s"]
+  rows = [_published_seconds(row) for row in _PUBLISHED]
+  return [*rows[:6], cells, *rows[6:]]
 
 
 # --- curves
@@ -526,11 +541,88 @@ def _sums() -> list[Row]:
   return made
 
 
+def _membership() -> list[Row]:
+  """Members that each attack finds, in percent."""
+  rows = entries("attacks/membership_cifar10/attacks.csv")
+  labels = {"none": "without privacy", "epsilon 8": "DP-SGD at epsilon 8"}
+  cells = []
+  for defence, label in labels.items():
+    rates = [
+      one(rows, defence=defence, method=method)["tpr_at_0.001_fpr"]
+      for method in ("lira_fixed", "lira", "rmia", "loss")
+    ]
+    cells.append([label, *(f"{percent(float(rate))} %" for rate in rates)])
+  return cells
+
+
+def _inversion() -> list[Row]:
+  """DLG under noise of the client."""
+  rows = entries("attacks/gradient_inversion_cifar10/attacks.csv")
+  cells = []
+  for label, sigma in (("none", ""), ("1e-6", "1e-06"), ("1e-5", "1e-05"), ("1e-4", "0.0001"),
+                       ("1e-3", "0.001")):  # fmt: skip
+    defence = f"sigma {sigma}" if sigma else "none"
+    row = one(rows, attack="DLG", defence=defence)
+    exact = re.match(r"(\d+) of 8", row["finds"])
+    recognisable = re.search(r"(\d+) of 8 records recovered", row["verdict"])
+    assert exact is not None, row
+    cells.append([label, exact[1], recognisable[1] if recognisable else "0"])
+  return cells
+
+
+def _shares() -> list[Row]:
+  """Accuracies on shares beside those in the clear."""
+  network = json.loads((_RESULTS / "secure/secureml.json").read_text())[
+    "network_784_128_128_10"
+  ]
+  minutes = f"{network['seconds'] / 60:.1f}"
+  label = f"SecureML's network 784-128-128-10, three epochs, {minutes} minutes"
+  accuracies = [network[f"accuracy_{kind}"] for kind in ("on_shares", "plain")]
+  return [[label, *(share(accuracy, 4) for accuracy in accuracies)]]
+
+
+def _files() -> list[Row]:
+  """What reading from files costs, beside memory."""
+  rows = entries("data/data.csv")
+  kinds = ("arrays", "images")
+  large = {kind: one(rows, kind=kind, records="1000000", place="files") for kind in kinds}
+  small = {kind: one(rows, kind=kind, records="10000", place="files") for kind in kinds}
+  ratios = [share(large[kind]["ratio"], 2) for kind in kinds]
+  more = [
+    (int(large[kind]["peak_rss_bytes"]) - int(small[kind]["peak_rss_bytes"])) / 1e6
+    for kind in kinds
+  ]
+  return [
+    ["a step on a million records in files, as a share of one from memory", *ratios],
+    ["more memory than on ten thousand records", *(f"{value:.0f} MB" for value in more)],
+  ]
+
+
+def _rounds_beside_a_loop() -> list[Row]:
+  """Time of a federated round against a bare loop of jitted local steps."""
+  ours = entries("federated/second_run.csv")
+  before = entries("federated/federated.csv")
+  sources = {
+    "dpjax": (ours, "threads"),
+    "dpjax in one thread": (ours, "loop"),
+    "FedJAX, beside an older version of ours": (before, "fedjax"),
+  }
+  cells = []
+  for label, (rows, method) in sources.items():
+    ratios = [
+      one(rows, workload=workload, method=method, num_clients="40")["ratio"]
+      for workload in ("cnn", "mlp")
+    ]
+    cells.append([label, *(share(value, 2) for value in ratios)])
+  return cells
+
+
 # --- all of them
 
 
 TABLES = [
-  Table("README.md", ["config", "data", "epsilon", "paper", "ours", "time a run"], _readme),
+  Table("README.md", ["data", "epsilon", "paper", "ours", "config"], _readme),
+  Table("results/README.md", ["config", "data", "epsilon", "time a run"], _seconds),
   _of_data("MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "mnist_curves", linked=False),
   _of_data("Fashion-MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "fashion_mnist_curves"),
   _of_data("CIFAR-10", _OPPONENT | _PIXELS | _EQUIVARIANT, "cifar10_curves"),
@@ -600,6 +692,20 @@ TABLES = [
     ["sum of n vectors of d numbers, seconds of all parties", "shares, 2 servers", "SecAgg",
      "SecAgg+", "BFV"],
     _sums,
+  ),
+  Table(
+    "docs/attacks.md",
+    ["training", "LiRA, one variance for all", "LiRA, one for each record", "RMIA",
+     "the loss alone"],
+    _membership,
+  ),
+  Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
+  Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
+  Table("docs/your_data.md", ["on two cores", "arrays", "PNG images"], _files),
+  Table(
+    "docs/federated.md",
+    ["seconds of a round, beside a bare Python loop of jitted local steps", "CNN", "MLP"],
+    _rounds_beside_a_loop,
   ),
   Table(
     "docs/toolbox.md", ["algorithm", "epsilon 1", "epsilon 2", "epsilon 8"],

@@ -39,7 +39,17 @@ from tests import commands
 _ROOT = commands.ROOT
 _GUIDE = ["README.md", *sorted(f"docs/{p.name}" for p in (_ROOT / "docs").glob("*.md"))]
 _GUIDE.append("docs/reference/index.md")
-_LINKED = [*_GUIDE, "WORKSPACE.md", "THREATS.md", "results/README.md"]
+_DESIGN = sorted(f"docs/design/{p.name}" for p in (_ROOT / "docs/design").glob("*.md"))
+_LINKED = [
+  *_GUIDE,
+  *_DESIGN,
+  "WORKSPACE.md",
+  "CONTRIBUTING.md",
+  "THREATS.md",
+  "results/README.md",
+  "examples/README.md",
+]
+_COMMANDED = [page for page in _LINKED if page != "THREATS.md"]
 _KINDS = {
   "train": TrainConfig,
   "check": TrainConfig,
@@ -108,13 +118,41 @@ def test_every_page_of_the_guide_is_linked_from_the_readme_and_the_site():
   assert all(page.removeprefix("docs/") in in_site for page in pages)
 
 
+def test_every_design_note_is_listed_and_in_the_site():
+  index = _site().linked(_text("docs/design/README.md"), "docs/design").values()
+  assert set(_DESIGN) - {"docs/design/README.md"} <= set(index)
+  assert all(page.removeprefix("docs/") in _text("mkdocs.yml") for page in _DESIGN)
+
+
+@pytest.mark.parametrize("page", [*_DESIGN, "WORKSPACE.md"])
+def test_a_design_note_names_tests_that_exist(page):
+  tests = set(re.findall(r"`(tests/[\w/]+\.py)`", _text(page)))
+  assert tests or page == "docs/design/README.md"
+  assert all((_ROOT / path).is_file() for path in tests), tests
+
+
+_HOMES = ("", "dpjax", "dpjax/federated", "dpjax/secure")  # what a page leaves out
+
+
+@pytest.mark.parametrize("page", [*_DESIGN, "WORKSPACE.md", "docs/papers.md"])
+def test_files_that_the_map_names_exist(page):
+  for path in re.findall(r"`([\w/]+/\w+\.py)`", _text(page)):
+    known = any((_ROOT / home / path).is_file() for home in _HOMES)
+    assert known or path == "configs/NAME.py", path
+
+
+@pytest.mark.parametrize("page", ["README.md", "WORKSPACE.md"])
+def test_front_pages_are_short(page):
+  assert len(_text(page).splitlines()) <= 150
+
+
 # ---- commands
 
 
 def _commands() -> list[tuple[str, str]]:
   """(page, command) of every launcher that a page calls, in a block or in a line."""
   found = []
-  for page in (*_GUIDE, "WORKSPACE.md", "results/README.md"):
+  for page in _COMMANDED:
     blocks = "\n".join(_fenced(page, "bash")).replace("\\\n", " ")
     prose = _without_blocks(page)
     spans = re.findall(r"`([^`]*python\s+-m\s+launch[^`]*)`", prose)
@@ -197,7 +235,7 @@ def test_every_command_names_a_launcher_its_flags_and_a_config(monkeypatch):
       raise AssertionError(f"{page}: {command}: {error}") from error
 
 
-@pytest.mark.parametrize("page", [*_GUIDE, "WORKSPACE.md", "results/README.md"])
+@pytest.mark.parametrize("page", _COMMANDED)
 def test_every_command_of_a_page_is_read(page):
   """Whichever fence or indent it stands in: else nothing would check it."""
   called = re.findall(r"python[\d.]*\s+-m\s+launch\b", _text(page))
@@ -311,20 +349,37 @@ def test_examples_run(page):
       compile(textwrap.dedent(block), page, "exec")
 
 
+def _blocks(page: str) -> str:
+  """A page's Python as one program; doctests are run by themselves."""
+  blocks = [block for block in _fenced(page, "python") if ">>>" not in block]
+  return "\n".join(textwrap.dedent(block) for block in blocks)
+
+
+@pytest.mark.parametrize("page", [page for page in _GUIDE if _blocks(page)])
+def test_python_blocks_of_a_page_run_in_their_order(page, tmp_path):
+  """In a process of their own, on the embedded digits, in an empty folder."""
+  script = tmp_path / "page.py"
+  script.write_text(_blocks(page), encoding="utf-8")
+  env = os.environ | {"TFDS_DATA_DIR": str(tmp_path), "PYTHONPATH": str(_ROOT)}
+  command = [sys.executable, str(script)]
+  done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr[-2000:]
+
+
 # ---- the reference
 
 
 def _public():
-  for room in _site().rooms():
-    for name, home in _site().public_names(room):
-      yield room, name, home
+  for package in _site().packages():
+    for name, home in _site().public_names(package):
+      yield package, name, home
 
 
 def test_every_public_name_exists_and_says_what_it_is():
   mute = []
   assert len(list(_public())) > 300
-  for room, name, home in _public():
-    found = getattr(importlib.import_module(f"dpjax.{room}"), name)
+  for package, name, home in _public():
+    found = getattr(importlib.import_module(f"dpjax.{package}"), name)
     if inspect.isclass(found) or inspect.isfunction(found) or inspect.ismodule(found):
       told = inspect.getdoc(found) or ""
       if not told or told.startswith(f"{name}("):  # what dataclasses say of themselves
@@ -332,12 +387,25 @@ def test_every_public_name_exists_and_says_what_it_is():
   assert not mute
 
 
-def test_the_reference_has_every_room_and_the_front_door():
+def test_the_reference_has_every_package_and_the_main_names():
   page = _text("docs/reference/index.md")
-  assert all(f"[{room}](../../dpjax/{room}" in page for room in _site().rooms())
+  assert all(f"[{package}](../../dpjax/{package}" in page for package in _site().packages())
   named = set(re.findall(r"`dpjax\.([\w.]+)`", page))
   exported = {name for name, _ in _site()._exports(_ROOT / "dpjax" / "__init__.py")}
-  assert exported - set(_site().rooms()) <= named
+  assert exported - set(_site().packages()) <= named
+
+
+def test_a_page_of_one_file_begins_with_its_namesake_and_holds_no_import():
+  names = _site().defined_names(_ROOT / "dpjax" / "plan.py")
+  assert names[0] == "Plan" and "SpentBudget" in names
+  assert not {"Batch", "UserError", "_FAR_OFF"} & set(names)
+
+
+def test_the_menu_has_every_page_of_the_reference_once():
+  pages = [f"reference/{package}.md" for package in _site().packages()]
+  groups = _site().grouped(pages)
+  placed = [page for group in groups for part in group.values() for page in part]
+  assert sorted(placed) == sorted(pages)
 
 
 @pytest.mark.parametrize("page", _GUIDE)
@@ -351,7 +419,7 @@ def test_names_of_dpjax_exist(page):
       found = getattr(found, part)
 
 
-# ---- a stranger's path
+# ---- getting started
 
 _SMALL = {
   "launch.train": ["--config.num_steps=2", "--config.privacy.accountant=rdp"],
@@ -366,7 +434,7 @@ _SMALL = {
 
 def _step(number: int) -> list[str]:
   """The commands of one step of the page."""
-  text = _text("docs/path.md").split("\n## ")[number]
+  text = _text("docs/getting_started.md").split("\n## ")[number]
   return "".join(re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.M)).splitlines()
 
 

@@ -31,3 +31,17 @@ def test_staleness_unknown_numbers_and_missing_tests_are_seen(monkeypatch, tmp_p
 def test_texts_are_one_sentence_on_one_line(number):
   text = pitfalls.PITFALLS[number]
   assert text.endswith(".") and "\n" not in text and len(text) < 92
+
+
+@pytest.mark.parametrize("number", pitfalls.PITFALLS)
+def test_each_pitfall_has_a_severity_and_says_what_to_do(number):
+  remedy = pitfalls.REMEDY[number]
+  assert pitfalls.severity(number) in pitfalls.SEVERITY
+  assert remedy.endswith(".") and "\n" not in remedy and len(remedy) < 92
+
+
+def test_numbers_of_severities_and_remedies_are_known():
+  assert set(pitfalls.REMEDY) == set(pitfalls.PITFALLS)
+  lesser = [pitfalls._BESIDE, pitfalls._REPORT, pitfalls._TRAINING]
+  assert set().union(*lesser) < set(pitfalls.PITFALLS)
+  assert sum(map(len, lesser)) == len(set().union(*lesser))

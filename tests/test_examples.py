@@ -1,0 +1,104 @@
+"""The flat files of examples/ run, and show what they say."""
+
+import contextlib
+import io
+import json
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+from tests import commands
+
+_FOLDER = commands.ROOT / "examples"
+_NAMES = sorted(path.stem for path in _FOLDER.glob("*.py"))
+
+
+def _run(name: str) -> dict:
+  """Runs an example as a user would, and returns its variables."""
+  with contextlib.redirect_stdout(io.StringIO()):
+    return runpy.run_path(str(_FOLDER / f"{name}.py"))
+
+
+def _is_private(values: dict, accuracy: str, epsilon: float) -> bool:
+  """Whether the run learned, and spent its budget and no more."""
+  spent = values["spent"].epsilon if "spent" in values else values["epsilon"]
+  return values[accuracy] > 0.75 and 0.97 * epsilon < spent <= epsilon
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx", "equinox"])
+def test_dp_sgd_learns_digits_in_each_library(library):
+  pytest.importorskip(library if library == "equinox" else "flax")
+  values = _run(f"dp_sgd_{library}")
+  assert _is_private(values, "accuracy", 3.0)
+  assert values["plan"].assumptions == ()
+
+
+def test_fed_avg_by_hand_is_as_good_as_the_library():
+  values = _run("fed_avg_users")
+  assert _is_private(values, "by_hand", 4.0)
+  assert abs(values["by_hand"] - values["by_library"]) < 0.1
+
+
+def test_fine_tuning_helps_and_both_models_are_accounted():
+  values = _run("finetune")
+  assert values["before"] < 0.1
+  assert min(values["with_head"], values["with_lora"]) > 0.5
+  assert 3.9 < values["total"] <= 4.0
+
+
+def test_an_own_sampler_has_a_claimed_epsilon_and_draws_what_it_says():
+  values = _run("own_sampler")
+  assert _is_private(values, "accuracy", 3.0)
+  assert values["plan"].assumptions == ("PhiloxPoisson: its event is its author's word",)
+  # The standard error of the mean of 60 sizes is below 2.
+  assert abs(values["mean_size"] - 200) < 10
+
+
+def test_an_own_clipping_rule_keeps_its_bound():
+  values = _run("own_clipping_rule")
+  assert _is_private(values, "accuracy", 3.0)
+  assert 0 < values["longest"] <= values["bound"] * (1 + 1e-6)
+
+
+def test_an_own_attack_finds_members_and_the_proof_is_not_contradicted():
+  values = _run("own_attack")
+  assert values["without"]["gap (mine)"].auc > 0.55
+  assert all(verdict.verdict != "above" for verdict in values["verdicts"].values())
+
+
+def test_an_audit_refutes_a_bug_and_not_the_plan():
+  values = _run("audit")
+  assert not values["honest"].refuted
+  assert values["broken"].refuted
+
+
+def test_a_sweep_draws_its_curve(tmp_path):
+  done = commands.run(
+    "launch.sweep",
+    f"--config={_FOLDER}/sweep.py",
+    f"--workdir={tmp_path}",
+    "--config.base.num_steps=20",
+    "--config.base.privacy.accountant=rdp",
+    "--config.seeds=[0]",
+    '--config.grid={"privacy.epsilon": [1.0, Infinity]}',
+  )
+  assert done.returncode == 0, done.stderr
+  rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+  assert [row["status"] for row in rows] == ["done", "done"]
+  assert np.isfinite([row["test_accuracy"] for row in rows]).all()
+  assert (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_examples_are_short_flat_and_listed(name):
+  lines = pathlib.Path(_FOLDER, f"{name}.py").read_text(encoding="utf-8").splitlines()
+  assert 38 <= len(lines) <= 120
+  assert f"[{name}.py]({name}.py)" in (_FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+def test_each_example_has_a_test_of_its_own():
+  source = pathlib.Path(__file__).read_text(encoding="utf-8")
+  named = [name for name in _NAMES if not name.startswith("dp_sgd_")]
+  assert all(f'_run("{name}")' in source or f"/{name}.py" in source for name in named)
