@@ -24,7 +24,6 @@ if TYPE_CHECKING:
   from dpjax import names as names
   from dpjax import noise as noise
   from dpjax import parallel as parallel
-  from dpjax import passes as passes
   from dpjax import plan as plan
   from dpjax import price as price
   from dpjax import relevance as relevance
