@@ -22,6 +22,7 @@ import textwrap
 
 import pytest
 
+from dpjax.experiments import all_kinds
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
@@ -30,6 +31,7 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import switched
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
@@ -216,8 +218,14 @@ def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
   config = config_flag.load(str(_ROOT / path), kind) if path else kind()
   # a file to start from is made by another command
   here = [name for name in overrides if not name.endswith(".pretrained")]
+  file = config
+  steps = []
   for name in sorted(here, key=lambda name: name.count(".")):
-    config = fields.override(config, name.removeprefix("config."), overrides[name])
+    field = name.removeprefix("config.")
+    config = fields.override(config, field, overrides[name])
+    steps.append((field, config))
+  # As a launcher does: what a switch leaves unread goes back to its default.
+  config, _ = switched.settled(file, steps, all_kinds.KINDS[type(config)])
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
   _REFUSED[launcher](config)
