@@ -46,7 +46,7 @@ computed names, `exec_module`, `runpy`, plugins, archives, threads, data files.
 
 What is loaded or called only after the noise was chosen is refused before a step is written: by
 `watched` while a run is built and does its first step, by `check_still` after each later one. What
-is still not seen stands in docs/promises.md.
+is still not seen stands in docs/release.md.
 """
 
 from __future__ import annotations
