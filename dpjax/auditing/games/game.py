@@ -16,6 +16,7 @@ A bound above the claim REFUTES it. A bound below it proves nothing: no attack c
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import time
@@ -30,11 +31,12 @@ from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
 _THRESHOLDS = 400  # events that the adversary looks at, on its own draws
-_CHUNK = 20_000  # draws that are made at once
+AT_ONCE = 1_024  # draws of one call of `Game.outputs`
 DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
 _DECIMALS = 5  # of a difference: float32 keeps six
 _MET = 5  # times that a difference must be seen to count as one
 _PAIRED = 8  # columns, of which every two are compared
+_CLEARLY = 0.5  # by which a ceiling is above a claim that many draws can refute
 _FIT = 3  # one in so many draws is the adversary's to learn from
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
@@ -66,6 +68,7 @@ class Game:
     outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
     adversary: how the score is learned.
     draws: as a share of what a game is given, where one draw is dear.
+    at_once: most draws of one call of `outputs`.
   """
 
   room: str
@@ -76,6 +79,7 @@ class Game:
   outputs: Outputs
   adversary: Adversary
   draws: float = 1.0
+  at_once: int = AT_ONCE
 
   @property
   def name(self) -> str:
@@ -148,7 +152,9 @@ def play(
 
 def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
   """[n, features], or None where this input is refused."""
-  size = min(n, _CHUNK)
+  # A compiled program serves one number of draws alone. So all calls make equally many, a power
+  # of two where few are asked for, and what is left over is dropped.
+  size = min(game.at_once, 1 << max(0, n - 1).bit_length())
   try:
     parts = [
       np.asarray(game.outputs(world, (seed * 1_000_003 + part) % 2**62, size), np.float64)
@@ -185,6 +191,30 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
   # Every output of one world is told from the other, and none the other way.
   bound = _log_ratio(np.array(counted), counted, np.array(0), counted, delta, significance)
   return max(0.0, float(bound))
+
+
+def draws_to_refute(
+  claim: Claim, *, most: int, confidence: float = CONFIDENCE
+) -> int | None:
+  """Returns how many draws have a ceiling clearly above a claim; None: more than `most`.
+
+  Args:
+    claim: whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores need not be perfect.
+    most: on each of the two inputs.
+    confidence: of this one claim.
+
+  >>> draws_to_refute(Claim(4.0, 1e-5), most=10_000)
+  1033
+  >>> draws_to_refute(Claim(9.0, 1e-5), most=10_000) is None
+  True
+  """
+  validate.integer_at_least(2, most=most)
+  clearly = lambda n: (
+    ceiling(n, delta=claim.delta, confidence=confidence) > claim.epsilon + _CLEARLY
+  )
+  if not clearly(most):
+    return None
+  return 2 + bisect.bisect_left(range(2, most), True, key=clearly)
 
 
 def held_out_bound(

@@ -40,7 +40,8 @@ _FAR = 1e6  # a gradient, in clip norms
 _SEED = 7_919  # of the adversary's own simulation: apart from those of the game
 
 
-@functools.lru_cache(maxsize=16)  # the games of one sampler share its draws
+# The games of one sampler share its draws, of which each call makes `AT_ONCE`.
+@functools.lru_cache(maxsize=128)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:

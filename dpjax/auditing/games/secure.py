@@ -26,6 +26,7 @@ _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
 _SHARE = 0.35  # of the draws: each is a round on the host
+_AT_ONCE = 100  # draws: the host compiles nothing for their number
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
@@ -80,7 +81,17 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
       return np.array([size * np.asarray(drawn) for drawn in draws])
 
     prices = claims(_price(charged, relation))
-    return Game(ROOM, "skellam_mean", case, relation, prices, outputs, linear, _SHARE)
+    return Game(
+      ROOM,
+      "skellam_mean",
+      case,
+      relation,
+      prices,
+      outputs,
+      linear,
+      draws=_SHARE,
+      at_once=_AT_ONCE,
+    )
 
   return [one(case) for case in _WORLDS]
 
