@@ -155,8 +155,11 @@ class FedPrivacyConfig(WithChoices):
 class FedAuditConfig(AuditConfig):
   """Canary clients, and the lower bound on epsilon that they prove."""
 
-  num_canaries: int = 50  # clients; each comes back by a fair coin
-  kind: str = "direction"  # direction (of each canary's message) | mislabelled | random
+  # clients, each in by a fair coin; 0: 1,000 where they join the others, 50 in others' places
+  num_canaries: int = 0
+  # parameter (of its own, beside the model's) | direction (among the model's parameters) |
+  # mislabelled | random; auto: parameter where canaries can join, else direction
+  kind: str = "auto"
   score: str = "rounds"  # rounds (every aggregate is seen) | final (the model alone)
 
 
