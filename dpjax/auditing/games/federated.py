@@ -289,7 +289,7 @@ def _algorithm(
     quick = lambda: build(at_once)
     ways: dict[str, Any] = {"build": quick}
     if map_clients is not None:
-      ways = {"build": lambda: build(map_clients), "at_once": quick}
+      ways = {"build": functools.partial(build, map_clients), "at_once": quick}
     one = functools.partial(_game, subject, params=params, **ways, **kept)
     return [one(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()]
 

@@ -287,6 +287,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
     found[name] = _noisy_means(mechanism, split[:, 2 * place + 1], *parts, norm)
     if name == "variances":
       found["floor"] = jax.vmap(mechanism._floor, in_axes=(0, None))(found[name], norm)
+    if name == mechanism.vectors[-1]:
+      break
     fields = {field: np.asarray(values) for field, values in found.items()}
     known = [
       whitening._map(
@@ -296,7 +298,7 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
       )
       for draw in range(n)
     ]
-  norms = np.tile(np.float32(mechanism.clip_norms), (n, 1))
+  norms = np.tile(np.array(mechanism.clip_norms, np.float32), (n, 1))
   return whitening.Spread(**found, clip_norms=jnp.asarray(norms))
 
 
