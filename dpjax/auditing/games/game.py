@@ -35,6 +35,9 @@ AT_ONCE = 1_024  # draws of one call of `Game.outputs`
 DELTAS = (1e-5, 0.01, 0.1)  # of a curve: where tails count, and where the middle does
 _DECIMALS = 5  # of a difference: float32 keeps six
 _MET = 5  # times that a difference must be seen to count as one
+# Draws on each input that `repeats` learns from. Of many more, outputs on a grid meet by chance,
+# and what chance says of each value drowns the rest of a score.
+_LEARNT = 4_000
 _PAIRED = 8  # columns, of which every two are compared
 _CLEARLY = 0.5  # by which a ceiling is above a claim that many draws can refute
 _FIT = 3  # one in so many draws is the adversary's to learn from
@@ -351,6 +354,8 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   Independent noise never gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
   """
+  zero = zero[:_LEARNT]
+  one = one[:_LEARNT]
   size = min(zero.shape[1], _PAIRED)
   left, right = np.triu_indices(size, 1)
   if not left.size:
