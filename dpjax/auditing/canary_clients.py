@@ -1,19 +1,22 @@
 """Canary clients: users put into a federation by fair coins, to be told apart afterwards.
 
-A canary client takes the place of a real one, whose data leave the run. It is drawn by the
-same sampler, run by the same execution, clipped and hidden by the same noise as everybody:
-a round knows it by nothing but its data, or what it sends. What it does, by kind:
+A canary client joins the others, or takes the place of a real one, whose data leave the run.
+It is drawn by the same sampler, run by the same execution, clipped and hidden by the same noise
+as everybody: a round knows it by nothing but its data, or what it sends. What it does, by kind:
 
 | kind          | a canary that is in                                                     |
 | ------------- | ----------------------------------------------------------------------- |
-| `direction`   | sends one direction of its own in every round, far longer than the clip |
-|               | norm: as much as a user may do (Andrew et al. 2023)                     |
+| `parameter`   | sends in every round a number for one parameter that nobody else has,   |
+|               | far longer than the clip norm: as much as a user may do. No model reads |
+|               | that parameter, so canaries leave the model as it is                    |
+| `direction`   | sends one direction among the model's own parameters, as long (Andrew   |
+|               | et al. 2023)                                                            |
 | `mislabelled` | trains, as others do, on its rows with wrong labels                     |
 | `random`      | trains on noise with random labels                                      |
 
 and, by the neighbouring relation, one that is out:
 
-| relation            | `direction`              | `mislabelled`, `random`  |
+| relation            | `parameter`, `direction` | `mislabelled`, `random`  |
 | ------------------- | ------------------------ | ------------------------ |
 | `add_or_remove_one` | no client                | no client                |
 | `replace_one`       | sends the opposite       | the client as it was     |
@@ -28,7 +31,13 @@ M(c) and M(c') of coins that differ in one place are runs on data that differ in
 as the relation says, and the guarantee of the run, (epsilon, delta)-DP for a user, is that M is
 (epsilon, delta)-DP in each coin. That is the only premise of Steinke, Nasr and Jagielski
 2023, Theorem 5.2, whatever the adversary computes from M(c) alone: `one_run`. `one_run_fdp`
-needs M to be Gaussian-DP besides. Scores here are functions of M(c), of directions and of rows;
+needs M to be Gaussian-DP besides. Canaries that join change nothing in this: under
+add_or_remove_one a promise is about federations of any size. M is run on the same clients,
+beside those canaries that are in; the sampler has room for all m of them, and its probability
+and the divisor are those of the federation without any. Parameters of canaries are a part of
+the messages, under one clip norm and one noise with the model's: a longer vector, for which
+the Gaussian mechanism promises the same. What is kept of the model at the end is
+post-processing of M. Scores here are functions of M(c), of directions and of rows;
 no coin is read before scores are parted. Not proved: that noise and coins which follow from
 one seed by unrelated streams are independent, as any run of a seed assumes.
 
@@ -63,8 +72,9 @@ from dpjax.types import Array, ArrayTree, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
 DIRECTION = "direction"
-# "gradient" needs a parameter for each canary, which the model of a federation has not got.
-CLIENT_KINDS = (DIRECTION, *(kind for kind in records.KINDS if kind != "gradient"))
+PARAMETER = "parameter"
+SENDERS = (PARAMETER, DIRECTION)  # kinds that send what they are told, and do not train
+CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
 # Keeps this apart from the coins of records, and of whatever else has a seed.
 _STREAM = 0x0CA9A21E6
@@ -103,15 +113,18 @@ def insert_canary_clients(
   seed: int,
   kind: str = DIRECTION,
   neighboring_relation: str = "add_or_remove_one",
+  join: bool = False,
 ) -> tuple[Federation, CanaryClients]:
   """A federation in which `num_canaries` clients are canaries, each in by a fair coin.
 
   Args:
     federation: not changed.
-    num_canaries: m <= its number of clients.
+    num_canaries: m <= its number of clients, unless they join.
     seed: of the choice of clients, of their change, and of the coins.
-    kind: "direction", "mislabelled" or "random"; see the first table above.
+    kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
     neighboring_relation: what a canary that is out leaves; see the second.
+    join: canaries come behind all clients, of whom none leaves; of kinds that send, under
+      add_or_remove_one. The plan's sampler needs room for so many more.
 
   Returns:
     (the federation to train on, the canaries). Train with a plan made for the federation as
@@ -128,7 +141,9 @@ def insert_canary_clients(
   validate.integer_at_least(0, seed=seed)
   validate.one_of(CLIENT_KINDS, kind=kind)
   validate.one_of(NeighboringRelation, neighboring_relation=neighboring_relation)
-  if num_canaries > federation.num_clients:
+  if join:
+    _check_join(kind, neighboring_relation)
+  elif num_canaries > federation.num_clients:
     raise UserError(
       f"must be <= {federation.num_clients}, the number of clients",
       field="num_canaries",
@@ -137,9 +152,13 @@ def insert_canary_clients(
   places_rng, change_rng, coin_rng = map(
     np.random.default_rng, np.random.SeedSequence([seed, _STREAM]).spawn(3)
   )
-  places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
+  if join:
+    places = federation.num_clients + np.arange(num_canaries)
+    federation = _with_places(federation, num_canaries)
+  else:
+    places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
   included = coin_rng.random(num_canaries) < 0.5
-  make = _senders if kind == DIRECTION else _trainers
+  make = _senders if kind in SENDERS else _trainers
   changed, canaries = make(
     federation, places, included, kind, change_rng, neighboring_relation
   )
@@ -148,6 +167,32 @@ def insert_canary_clients(
     moved = places - np.searchsorted(places[~included], places)
     canaries = canaries._replace(places=np.where(included, moved, -1))
   return _without(changed, places[~included], neighboring_relation), canaries
+
+
+def _check_join(kind: str, relation: str) -> None:
+  """Refuses canaries that must take somebody's place."""
+  if kind not in SENDERS:
+    raise UserError(
+      f"must be {PARAMETER!r} or {DIRECTION!r} with join=True, for others change a client's rows",
+      field="kind",
+      value=kind,
+    )
+  if relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
+    raise UserError(
+      "must be 'add_or_remove_one' with join=True: other relations fix the number of clients",
+      field="neighboring_relation",
+      value=relation,
+    )
+
+
+def _with_places(federation: Federation, count: int) -> Federation:
+  """Returns the federation with so many clients behind it who hold nothing."""
+  joined = [f"canary {number} of {count}" for number in range(count)]
+  return dataclasses.replace(
+    federation,
+    indices=[*federation.indices, *[np.zeros(0, np.int64)] * count],
+    client_ids=[*federation.client_ids, *joined],
+  )
 
 
 def _senders(
@@ -255,6 +300,19 @@ class Directions(NamedTuple):
     return hadamard(spread)[: self.count] * (np.sqrt(size) * self.scale)
 
 
+class OwnParameters(NamedTuple):
+  """Directions of canaries along parameters of their own, which `with_canaries` has put beside
+  the model's: exactly orthogonal to each other and to all that clients learn."""
+
+  count: int
+
+  def one(self, number: Array, like: ArrayTree) -> Any:
+    """The direction of canary `number`, from 0, as a tree like the parameters."""
+    zeros: Any = trees.zeros(like)
+    own = jax.nn.one_hot(number, self.count, dtype=zeros["canaries"].dtype)
+    return zeros | {"canaries": own}
+
+
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
   """The directions of canaries among updates of these parameters, a function of the seed.
 
@@ -304,7 +362,7 @@ def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohor
 
 
 def sender(
-  client: ClientAlgorithm, directions: Directions, *, l2_clip_norm: float
+  client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
   """A client that sends its direction if its rows are a canary's, with a weight of 1, in place
   of the difference; whatever else a message holds is 0 there."""
@@ -334,7 +392,7 @@ def sender(
 
 
 def sending(
-  map_clients: MapClients, directions: Directions, *, l2_clip_norm: float
+  map_clients: MapClients, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> MapClients:
   """The same execution of clients that are a `sender`: a server's noise is put to the test, and
   what clients add themselves a canary leaves out."""
@@ -353,7 +411,7 @@ class _Heard(NamedTuple):
 
 
 def heard(
-  client: ClientAlgorithm, directions: Directions, *, l2_clip_norm: float
+  client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
   """A client around a `sender`, of which a server that sees each message keeps how far all of
   them together lie along the canary's direction, in clip norms: of the client alone, for it
@@ -413,7 +471,7 @@ class Watched(NamedTuple):
 
 
 def watching(
-  directions: Directions,
+  directions: Directions | OwnParameters,
   *,
   unit: float,
   prob: float,
@@ -487,13 +545,16 @@ def _is_watched(node: Any) -> bool:
   return isinstance(node, Watched)
 
 
-def along(directions: Directions, moved: ArrayTree) -> Array:
+def along(directions: Directions | OwnParameters, moved: Any) -> Array:
   """How far something moved along each direction, [m], after what the crowd does is cut down.
 
   Honest clients move matrices in a few directions of theirs, and coordinates that matter;
   random signs lie in all alike. So singular values count up to 1.2 times their median, then
-  coordinates up to twice theirs: a function of what is seen, as sound as any.
+  coordinates up to twice theirs: a function of what is seen, as sound as any. Parameters of
+  the canaries' own are moved by nobody else, so nothing is cut there.
   """
+  if isinstance(directions, OwnParameters):
+    return jnp.asarray(moved["canaries"], jnp.float32)
   flat = flatten_util.ravel_pytree(jax.tree.map(_flattened, moved))[0]
   limit = _WIDE * jnp.median(jnp.abs(flat))
   # Where most coordinates are zero, nothing is cut.
@@ -539,7 +600,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
 
 
 def direction_scores(
-  directions: Directions, moved: ArrayTree, canaries: CanaryClients
+  directions: Directions | OwnParameters, moved: ArrayTree, canaries: CanaryClients
 ) -> Scores:
   """How far the parameters moved along each canary's direction, from the first to the last."""
   found = jax.jit(lambda moved: along(directions, moved))(moved)
@@ -547,7 +608,7 @@ def direction_scores(
 
 
 def watched_scores(
-  directions: Directions, state: ArrayTree, canaries: CanaryClients
+  directions: Directions | OwnParameters, state: ArrayTree, canaries: CanaryClients
 ) -> Scores:
   """Scores of `watching`, from the state of the federated algorithm."""
   found = [x for x in jax.tree.leaves(state, is_leaf=_is_watched) if _is_watched(x)]

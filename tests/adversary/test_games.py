@@ -6,15 +6,19 @@ Keys are fixed. The long form, with more draws, is `python -m launch.audit --all
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 import pytest
 
 import dpjax.federated
-from dpjax import secure
+from dpjax import mechanisms, secure
 from dpjax.accounting.discrete import DistributedNoise
-from dpjax.auditing.games import CONFIDENCE, play, registry
+from dpjax.auditing.games import CONFIDENCE, Claim, Game, play, registry, twins
 from dpjax.auditing.games import federated as federated_games
+from dpjax.auditing.games import game as game_module
+from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import secure as secure_games
+from dpjax.auditing.games.game import linear
 from dpjax.validate import UserError
 from tests.adversary import plants
 
@@ -115,6 +119,71 @@ def test_draws_at_once_are_those_of_rounds_as_users_run_them(name, monkeypatch):
   played = [g for g in registry.games("federated", name) if not _is_refused(g)]
   one_by_one = [[game.outputs(world, 3, 5) for world in range(2)] for game in played]
   np.testing.assert_allclose(at_once, one_by_one, rtol=1e-5, atol=1e-6)
+
+
+_PLANTS = {"honest": None, **twins.PLANTS}
+
+
+@pytest.mark.parametrize("plant", _PLANTS)
+def test_draws_of_whitening_at_once_are_those_of_the_mechanism(plant):
+  broken = functools.partial(twins.BrokenMechanism, mechanisms.Whitening, "Whitening")
+  numbers = {
+    "normalize_by": 2.0,
+    "noise_multiplier": 2.0,
+    "clip_norms": (1.0, 2.0, 3.0, 4.0, 5.0),
+    "num_directions": 3,
+  }
+  made = mechanisms.Whitening(**numbers)
+  if plant != "honest":
+    made = broken(_PLANTS[plant], numbers)
+  x = np.random.default_rng(0).normal(size=(3, 2, 2)).astype(np.float32)
+  quick = mechanism_games._spreads_of(made, (x, x), 1, 5, 4)
+  keys = jax.random.split(jax.random.fold_in(jax.random.key(5), 1), 4)
+  slow = [jax.tree.leaves(made(key, x)) for key in keys]
+  rows = [np.concatenate([np.ravel(leaf) for leaf in leaves]) for leaves in slow]
+  np.testing.assert_allclose(quick, rows, rtol=2e-5, atol=2e-5)
+
+
+def test_draws_at_once_are_not_believed_where_users_would_see_others():
+  keys = jax.random.split(jax.random.key(0), 40)
+  users = lambda key: [jax.random.normal(key, (2,))]
+  found = federated_games._as_users(users, keys, [np.zeros((40, 2))])
+  np.testing.assert_array_equal(found[0], [users(key)[0] for key in keys])
+  quick = [np.asarray(jax.vmap(users)(keys)[0])]
+  calls = []
+
+  def counted(key):
+    calls.append(key)
+    return users(key)
+
+  np.testing.assert_allclose(
+    federated_games._as_users(counted, keys, quick)[0], quick[0], rtol=1e-6
+  )
+  assert len(calls) == federated_games._ONE_BY_ONE
+
+
+def test_all_calls_of_a_game_make_equally_many_draws_and_none_twice():
+  asked = []
+
+  def outputs(world, seed, n):
+    asked.append(n)
+    return np.random.default_rng([world, seed]).normal(size=(n, 1))
+
+  claim = (Claim(1.0, 0.0),)
+  made = Game("toys", "one", "0, 1", "replace_one", claim, outputs, linear, at_once=64)
+  drawn = game_module._drawn(made, 0, 0, 150)
+  assert drawn.shape == (150, 1) and len(np.unique(drawn)) == 150
+  assert asked == [64, 64, 64]
+  game_module._drawn(made, 0, 0, 5)
+  assert asked[-1] == 8
+
+
+@pytest.mark.parametrize("claim", [Claim(4.0, 1e-5), Claim(2.0, 0.1), Claim(0.5, 0.0)])
+def test_so_many_draws_have_a_ceiling_clearly_above_the_claim_and_fewer_do_not(claim):
+  count = game_module.draws_to_refute(claim, most=50_000)
+  above = claim.epsilon + game_module._CLEARLY
+  assert game_module.ceiling(count, delta=claim.delta) > above
+  assert game_module.ceiling(count - 1, delta=claim.delta) <= above
 
 
 # Where rounding may make a vector of norm .5 nine times as long, and upwards sixteen times.

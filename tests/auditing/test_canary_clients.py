@@ -50,9 +50,9 @@ def test_a_losing_coin_leaves_what_the_relation_says(kind, relation):
     np.array_equal(x, federation.client(client).x) for client, x in held.items()
   )
   others = 20 + (won if kind == "mislabelled" else 0)  # whose labels alone are wrong
-  stays = lost if relation == "replace_one" and kind != "direction" else 0
+  stays = lost if relation == "replace_one" and kind not in cc.SENDERS else 0
   assert as_before == others + stays
-  if kind == "direction":
+  if kind in cc.SENDERS:
     told = np.concatenate([canaries.numbers[rows] for rows in made.indices])
     expected = {i + 1 for i in np.flatnonzero(canaries.included)}
     if relation == "replace_one":  # who is out pulls the other way
@@ -272,9 +272,37 @@ def test_in_1000_runs_the_bound_exceeds_the_proof_as_rarely_as_it_says(prob, rou
 # --- bad input
 
 
+def test_canaries_that_join_come_behind_clients_of_whom_nobody_leaves():
+  federation = _federation()
+  made, canaries = _insert(federation, kind="parameter", num_canaries=60, join=True)
+  won = int(canaries.included.sum())
+  assert made.num_clients == 40 + won and 0 < won < 60
+  for client in range(40):
+    np.testing.assert_array_equal(made.indices[client], federation.indices[client])
+  told = [int(canaries.numbers[rows[0]]) for rows in made.indices[40:]]
+  assert told == [number + 1 for number in np.flatnonzero(canaries.included)]
+  assert canaries.places[canaries.included].tolist() == list(range(40, 40 + won))
+  assert (canaries.places[~canaries.included] == -1).all()
+
+
+def test_parameters_of_canaries_are_apart_from_the_model_and_from_each_other():
+  params = {"model": {"w": jnp.ones(7)}, "canaries": jnp.zeros(3)}
+  own = cc.OwnParameters(3)
+  sent = [own.one(jnp.int32(number), params) for number in range(3)]
+  assert not any(np.any(one["model"]["w"]) for one in sent)
+  np.testing.assert_array_equal([one["canaries"] for one in sent], np.eye(3))
+  moved = {"model": {"w": 1e9 * jnp.ones(7)}, "canaries": jnp.array([5.0, -2.0, 0.5])}
+  np.testing.assert_array_equal(cc.along(own, moved), [5.0, -2.0, 0.5])
+
+
 @pytest.mark.parametrize(
   ("options", "match"),
   [
+    ({"join": True, "kind": "random"}, "kind='random': must be 'parameter' or 'direction'"),
+    (
+      {"join": True, "neighboring_relation": "replace_one"},
+      "neighboring_relation='replace_one': must be 'add_or_remove_one' with join=True",
+    ),
     ({"num_canaries": 41}, "num_canaries=41: must be <= 40, the number of clients"),
     ({"num_canaries": 1}, "num_canaries=1"),
     ({"seed": -1}, "seed=-1"),

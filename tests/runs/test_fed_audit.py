@@ -19,7 +19,7 @@ from tests.runs.stops import stop_after
 from tests.runs.test_federate import _NONE
 from tests.runs.test_federate import _config as small_config
 
-_AUDIT = {"audit.enabled": True, "audit.num_canaries": 20}
+_AUDIT = {"audit.enabled": True, "audit.kind": "direction", "audit.num_canaries": 20}
 
 
 def _config(**overrides):

@@ -46,10 +46,16 @@ def _keys(world: int, seed: int, n: int) -> Any:
   return jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
 
 
+@functools.lru_cache(maxsize=64)
+def _many(mechanism: Any) -> Callable[..., Any]:
+  """(keys [n], one input) -> n releases; one program for all calls."""
+  return jax.jit(jax.vmap(mechanism, in_axes=(0, None)))
+
+
 def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
   """[n, releases] of one number."""
   data = np.array([value], np.float32)
-  drawn = jax.jit(jax.vmap(mechanism, in_axes=(0, None)))(keys, data)
+  drawn = _many(mechanism)(keys, data)
   return np.asarray(drawn, np.float64).reshape(len(keys), -1)
 
 

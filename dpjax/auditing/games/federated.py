@@ -48,8 +48,10 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-# Share of the draws, where each is ordinary Python.
-_DEAR = 0.2
+# Draws of a call, where each is ordinary Python; the others are draws at once.
+_ONE_BY_ONE = 16
+# Relative to the largest number, between the two.
+_ROUNDING = 1e-4
 # From so many parameters on, the size of the noise itself shows.
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
@@ -188,24 +190,33 @@ def _game(
   *,
   params: Params,
   num_clients: int = 0,
-  one_by_one: bool = False,
+  at_once: Callable[[], federated.FederatedAlgorithm] | None = None,
   leaves: bool = False,
   choices: bool = False,
 ) -> Game:
   """`ROUNDS` rounds of what `build` makes, one noisy sum in each.
 
   Args:
+    at_once: the same algorithm for many draws at once, where `build` makes one whose draws are
+      made one by one: the first of them, to which those at once must be equal.
     leaves: the client takes part in the first round alone, so that noise which is drawn again
       in a later one shows it.
     choices: what clients keep differs from draw to draw.
   """
   made = functools.cache(build)
+  made_at_once = made if at_once is None else functools.cache(at_once)
   width = params.shape[-1]
 
   def outputs(world: int, seed: int, n: int) -> np.ndarray:
-    algorithm = made()
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+    every = _at_once(one_draw(made_at_once(), world), keys)
+    if at_once is not None:
+      every = _as_users(one_draw(made(), world), keys, every)
+    return np.concatenate([_shown(leaf) for leaf in every], axis=1)
+
+  def one_draw(algorithm: Any, world: int) -> Callable[[Any], list[Any]]:
     first = algorithm.init(params, num_clients) if num_clients else algorithm.init(params)
-    if choices and not one_by_one:
+    if choices:
       first = first._replace(memories=_Choices.like(first.memories))
     present = [world, *[0 if leaves else world] * (ROUNDS - 1)]
     cohorts = [
@@ -221,12 +232,9 @@ def _game(
         leaves += jax.tree.leaves((state.params, state.server))
       return leaves
 
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-    every = (_one_by_one if one_by_one else _at_once)(one, keys)
-    return np.concatenate([_shown(leaf) for leaf in every], axis=1)
+    return one
 
-  share = _DEAR if one_by_one else 1.0
-  return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear, share)
+  return Game(ROOM, subject, case, _ADD, claims(the_plan().epsilon), outputs, linear)
 
 
 def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
@@ -236,6 +244,24 @@ def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
 def _one_by_one(one: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
   """The same leaves [n, ...], draw by draw."""
   return [np.stack(leaves) for leaves in zip(*(map(np.asarray, one(key)) for key in keys))]
+
+
+def _as_users(
+  one: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
+) -> list[np.ndarray]:
+  """Leaves [n, ...] of which the first draws are made as users run them.
+
+  A round is a function of its noise key, so draws of the same keys are compared number by
+  number. Where they differ, all draws are made as users run them.
+  """
+  first = _one_by_one(one, keys[:_ONE_BY_ONE])
+  quick = [np.asarray(leaf) for leaf in at_once]
+  for mine, leaf in zip(first, quick, strict=True):
+    allowed = _ROUNDING * max(1.0, float(np.nan_to_num(np.abs(mine)).max(initial=0.0)))
+    if not np.allclose(mine, leaf[: len(mine)], rtol=0, atol=allowed, equal_nan=True):
+      return _one_by_one(one, keys)
+  rest = [leaf[len(mine) :] for mine, leaf in zip(first, quick, strict=True)]
+  return [np.concatenate(parts) for parts in zip(first, rest, strict=True)]
 
 
 def _algorithm(
@@ -249,24 +275,28 @@ def _algorithm(
 ) -> Games:
   """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
 
-  `map_clients`: None for all draws at once; else one by one, as users run it.
+  `map_clients`: None for all draws at once; else the first ones of them as users run it.
   """
   keeps_state = subject in _ROWS and _ROWS[subject].keeps_state
   kept: dict[str, Any] = {"num_clients": 4} if keeps_state else {}
-  kept |= {"one_by_one": map_clients is not None, "choices": choices}
+  kept |= {"choices": choices}
   at_once = functools.partial(_draws_at_once, choices) if choices else _draws_at_once
 
   def games(kind: Any, aggregate: Aggregate) -> list[Game]:
-    def build() -> federated.FederatedAlgorithm:
+    def build(execution: Callable[[], MapClients]) -> federated.FederatedAlgorithm:
       return kind(
         *arguments,
         key=jax.random.key(1),
-        map_clients=(map_clients or at_once)(),
+        map_clients=execution(),
         aggregator=aggregate(the_plan(), jax.random.key(0)),
         **options,
       )
 
-    one = functools.partial(_game, subject, build=build, params=params, **kept)
+    quick = lambda: build(at_once)
+    ways: dict[str, Any] = {"build": quick}
+    if map_clients is not None:
+      ways = {"build": functools.partial(build, map_clients), "at_once": quick}
+    one = functools.partial(_game, subject, params=params, **ways, **kept)
     return [one(case, worlds=pair, leaves=case == _LEAVES) for case, pair in worlds.items()]
 
   return games

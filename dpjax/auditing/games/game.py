@@ -16,6 +16,7 @@ A bound above the claim REFUTES it. A bound below it proves nothing: no attack c
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import time
@@ -31,16 +32,21 @@ from dpjax.validate import UserError
 CONFIDENCE = 0.999
 # Events that the adversary looks at, on its own draws.
 _THRESHOLDS = 400
-# Draws that are made at once.
-_CHUNK = 20_000
+# Draws of one call of `Game.outputs`.
+AT_ONCE = 1_024
 # Deltas of a curve: where tails count, and where the middle does.
 DELTAS = (1e-5, 0.01, 0.1)
 # Decimals of a difference: float32 keeps six.
 _DECIMALS = 5
 # Times that a difference must be seen to count as one.
 _MET = 5
+# Draws on each input that `repeats` learns from. Of many more, outputs on a grid meet by chance,
+# and what chance says of each value drowns the rest of a score.
+_LEARNT = 4_000
 # Columns, of which every two are compared.
 _PAIRED = 8
+# By which a ceiling is above a claim that many draws can refute.
+_CLEARLY = 0.5
 # One in so many draws is the adversary's to learn from.
 _FIT = 3
 
@@ -73,6 +79,7 @@ class Game:
     outputs: everything that is released, as numbers [n, features]; NaN counts as seen.
     adversary: how the score is learned.
     draws: as a share of what a game is given, where one draw is dear.
+    at_once: most draws of one call of `outputs`.
   """
 
   room: str
@@ -83,6 +90,7 @@ class Game:
   outputs: Outputs
   adversary: Adversary
   draws: float = 1.0
+  at_once: int = AT_ONCE
 
   @property
   def name(self) -> str:
@@ -155,7 +163,9 @@ def play(
 
 def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
   """[n, features], or None where this input is refused."""
-  size = min(n, _CHUNK)
+  # A compiled program serves one number of draws alone. So all calls make equally many, a power
+  # of two where few are asked for, and what is left over is dropped.
+  size = min(game.at_once, 1 << max(0, n - 1).bit_length())
   try:
     parts = [
       np.asarray(game.outputs(world, (seed * 1_000_003 + part) % 2**62, size), np.float64)
@@ -192,6 +202,30 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
   # Every output of one world is told from the other, and none the other way.
   bound = _log_ratio(np.array(counted), counted, np.array(0), counted, delta, significance)
   return max(0.0, float(bound))
+
+
+def draws_to_refute(
+  claim: Claim, *, most: int, confidence: float = CONFIDENCE
+) -> int | None:
+  """Returns how many draws have a ceiling clearly above a claim; None: more than `most`.
+
+  Args:
+    claim: whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores need not be perfect.
+    most: on each of the two inputs.
+    confidence: of this one claim.
+
+  >>> draws_to_refute(Claim(4.0, 1e-5), most=10_000)
+  1033
+  >>> draws_to_refute(Claim(9.0, 1e-5), most=10_000) is None
+  True
+  """
+  validate.integer_at_least(2, most=most)
+  clearly = lambda n: (
+    ceiling(n, delta=claim.delta, confidence=confidence) > claim.epsilon + _CLEARLY
+  )
+  if not clearly(most):
+    return None
+  return 2 + bisect.bisect_left(range(2, most), True, key=clearly)
 
 
 def held_out_bound(
@@ -331,6 +365,8 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   Independent noise never gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
   """
+  zero = zero[:_LEARNT]
+  one = one[:_LEARNT]
   size = min(zero.shape[1], _PAIRED)
   left, right = np.triu_indices(size, 1)
   if not left.size:

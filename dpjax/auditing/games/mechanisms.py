@@ -29,6 +29,8 @@ from dpjax.auditing.games.game import (
   together,
   two_sided,
 )
+from dpjax.mechanisms import whitening
+from dpjax.mechanisms.whitening import Whitening
 from dpjax.types import ArrayTree
 
 ROOM = "mechanisms"
@@ -228,7 +230,7 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 
 def _whitening(kind: Callable) -> list[Game]:
-  """Games with public norms, as `_channel_statistics`; one draw at a time, on the host."""
+  """Games with public norms, as `_channel_statistics`; drawn by `spreads`, on the host."""
   # Norms that an empty example's second moments about a noisy mean seldom reach.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   made = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
@@ -240,20 +242,78 @@ def _whitening(kind: Callable) -> list[Game]:
     (_REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
   )
   return [
-    dataclasses.replace(
-      one, outputs=functools.partial(_one_by_one, row[0], row[2:]), draws=0.3
-    )
+    dataclasses.replace(one, outputs=functools.partial(_spreads_of, row[0], row[2:]))
     for relation, row in rows
     for one in _games(linear, relation, row)
   ]
 
 
-def _one_by_one(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
+def _spreads_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-  drawn = [jax.tree.leaves(made(key, data[world])) for key in keys]
-  return np.array(
-    [np.concatenate([np.ravel(leaf) for leaf in one]) for one in drawn], float
-  )
+  # A broken twin makes releases of its own out of those of what it breaks.
+  drawn = made.at_once(spreads, keys, data[world]) if hasattr(made, "at_once") else None
+  drawn = spreads(made, keys, data[world]) if drawn is None else drawn
+  leaves = [np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(drawn)]
+  return np.concatenate(leaves, axis=1).astype(np.float64)
+
+
+def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.Spread:
+  """Returns what `Whitening` releases of few examples, by many keys at once.
+
+  The mechanism pads its examples to a thousand and works on the host between its five
+  releases, 10 ms a draw. Here each of the five is one program for all draws, made of the
+  functions of the mechanism itself, on examples padded to two: sums are exact, and zeros
+  add nothing to them.
+
+  Args:
+    mechanism: with public clip norms.
+    keys: [n], of the draws.
+    x: [examples, ..., channels].
+
+  Returns:
+    Fields [n, ...]: those of `mechanism(key, x)` for each key, but for the last bits.
+  """
+  n = len(keys)
+  shape = (max(2, len(x)), math.prod(x.shape[1:-1]), x.shape[-1])
+  chunk = np.zeros(shape, np.float32)
+  chunk[: len(x)] = np.reshape(x, (len(x), *shape[1:]))
+  split = jax.vmap(lambda key: jax.random.split(mechanism.own_key(key), 10))(keys)
+  found: dict[str, Any] = {}
+  known = [whitening._Map()] * n
+  for place, name in enumerate(mechanism.vectors):
+    norm = jnp.float32(mechanism.clip_norms[place])
+    stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *known)
+    high, low = _totals(name, stacked, chunk, jnp.int32(len(x)), norm)
+    summed = np.asarray(high, np.float64) + np.asarray(low, np.float64)
+    whole = np.round(summed)
+    parts = (np.float32(whole), np.float32(summed - whole))
+    found[name] = _noisy_means(mechanism, split[:, 2 * place + 1], *parts, norm)
+    if name == "variances":
+      found["floor"] = jax.vmap(mechanism._floor, in_axes=(0, None))(found[name], norm)
+    if name == mechanism.vectors[-1]:
+      break
+    fields = {field: np.asarray(values) for field, values in found.items()}
+    known = [
+      whitening._map(
+        {field: values[draw] for field, values in fields.items()},
+        shape[1:],
+        mechanism.num_directions,
+      )
+      for draw in range(n)
+    ]
+  norms = np.tile(np.array(mechanism.clip_norms, np.float32), (n, 1))
+  return whitening.Spread(**found, clip_norms=jnp.asarray(norms))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _totals(name: str, known: Any, chunk: Any, count: Any, norm: Any) -> Any:
+  of_draw = functools.partial(whitening._chunk_total, name)
+  return jax.vmap(of_draw, in_axes=(0, None, None, None))(known, chunk, count, norm)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _noisy_means(mechanism: Whitening, keys: Any, high: Any, low: Any, norm: Any) -> Any:
+  return jax.vmap(mechanism.noisy_mean_of, in_axes=(0, 0, 0, None))(keys, high, low, norm)
 
 
 def _randomized_response(kind: Callable) -> list[Game]:

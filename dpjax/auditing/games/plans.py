@@ -43,8 +43,8 @@ _FAR = 1e6
 _SEED = 7_919
 
 
-# The games of one sampler share its draws.
-@functools.lru_cache(maxsize=16)
+# The games of one sampler share its draws, of which each call makes `AT_ONCE`.
+@functools.lru_cache(maxsize=128)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -27,6 +27,8 @@ _CLIP = 0.5
 _FAR = 1e6
 # Share of the draws: each is a round on the host.
 _SHARE = 0.35
+# Draws at once: the host compiles nothing for their number.
+_AT_ONCE = 100
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
@@ -81,7 +83,17 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
       return np.array([size * np.asarray(drawn) for drawn in draws])
 
     prices = claims(_price(charged, relation))
-    return Game(ROOM, "skellam_mean", case, relation, prices, outputs, linear, _SHARE)
+    return Game(
+      ROOM,
+      "skellam_mean",
+      case,
+      relation,
+      prices,
+      outputs,
+      linear,
+      draws=_SHARE,
+      at_once=_AT_ONCE,
+    )
 
   return [one(case) for case in _WORLDS]
 

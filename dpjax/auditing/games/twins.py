@@ -209,6 +209,23 @@ class BrokenMechanism:
     second = self._broken(again, self._public(data), *others)
     return jax.tree.map(lambda a, b: jnp.stack([a, b]), found, second)
 
+  def at_once(self, draw: Callable[..., Any], keys: Any, data: Any) -> Any:
+    """Returns the releases [n, ...] of many keys.
+
+    Args:
+      draw: (an honest mechanism, keys, data) -> its releases.
+    """
+    seen = data
+    if self._plant.copies > 1:
+      seen = _counted(data, self._name, self._plant.copies)
+    found = draw(self._broken, keys, seen)
+    if not self._plant.keys:
+      return found
+    fresh = jax.vmap(lambda key: jax.random.fold_in(key, _FRESH_NUMBER))
+    again = keys if self._plant.keys == _REUSED else fresh(keys)
+    second = draw(self._broken, again, self._public(data))
+    return jax.tree.map(lambda a, b: jnp.stack([a, b], axis=1), found, second)
+
   def _public(self, data: Any) -> np.ndarray:
     if self._name in _PUBLIC:
       return np.array(_PUBLIC[self._name], data.dtype)

@@ -5,7 +5,8 @@ significance of 0.1 % is divided among the subject's games and their claims, so 
 bounds of a row hold together with 99.9 %. A pass is evidence, not a proof.
 
 Beside each bound stands its ceiling: what the same draws show of outputs that are always told
-apart. A claim above its ceiling CANNOT be refuted, whatever is broken; it takes more minutes.
+apart. A claim above its ceiling CANNOT be refuted, whatever is broken. So every game gets
+10,000 draws, and up to 25,000 where a claim needs them; what needs more takes more minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.accounting import lower, upper
 from dpjax.auditing.games import CONFIDENCE, Game, Result, play, registry
+from dpjax.auditing.games.game import draws_to_refute
 from dpjax.experiments.checks import resumable
 from dpjax.experiments.run import provenance, writers
 from dpjax.validate import UserError
@@ -31,6 +33,8 @@ RESULT = "result.json"
 TABLE = "table.md"
 CSV = "table.csv"
 PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
+LEAST = 10_000  # draws of one game, however few minutes there are
+AFFORDED = 25_000  # draws of one game, for whose sake a claim can be refuted
 MOST = 200_000  # draws of one game
 _YEAR = 366 * 24 * 60  # minutes
 _GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
@@ -43,7 +47,7 @@ class Settings:
   """Settings of an audit.
 
   Args:
-    minutes: for all games together, about.
+    minutes: for all games together, about; more where games need it for `LEAST` draws.
     only: a room, a subject or room.subject; "" for all.
     seed: of all draws.
   """
@@ -104,19 +108,28 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
 
 
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
-  """Plays as many draws as fit; the clock decides their number before they are made."""
-  draws = max(PILOT, round(PILOT / game.draws))
+  """Plays as many draws as fit, and no fewer than `_least`: decided before they are made."""
+  draws = round(PILOT / game.draws)
   play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
   started = time.perf_counter()
   play(game, num_draws=draws, seed=seed + 1_000_001)
   speed = draws / max(time.perf_counter() - started, 1e-3)
   wanted = round(speed * seconds * _GAMES_MINUTES)
+  most = round(MOST / game.draws)
   return play(
     game,
-    num_draws=min(max(wanted, draws), round(MOST / game.draws)),
+    num_draws=min(max(wanted, round(_least(game, confidence) / game.draws)), most),
     seed=seed,
     confidence=confidence,
   )
+
+
+def _least(game: Game, confidence: float) -> int:
+  """Returns with how many draws each claim can be refuted, but for claims that need more than
+  `AFFORDED`; at least `LEAST`."""
+  each = 1 - (1 - confidence) / len(game.claims)
+  needed = [draws_to_refute(claim, most=AFFORDED, confidence=each) for claim in game.claims]
+  return max(LEAST, *(count or LEAST for count in needed))
 
 
 def _facts(result: Result) -> dict[str, Any]:

@@ -106,6 +106,7 @@ _AUDITS_OFF: dict[Any, dict[str, Any]] = {
     "method": "one_run",
   },
   "direction": {"method": "one_run"},
+  "auto": {"num_canaries": 50, "kind": "direction", "method": "one_run"},
 }
 
 

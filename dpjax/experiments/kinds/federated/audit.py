@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,11 @@ from dpjax.validate import UserError
 NOTE = (
   "Canaries are part of this run: {out_of} clients left the federation and {included} came "
   "back as canaries ({kind}). The accuracy and the model are those of that changed federation."
+)
+JOINED_NOTE = (
+  "Canaries are part of this run: {included} of {out_of} joined the federation ({kind}), and "
+  "nobody left it. The accuracy and the model are those of its clients: canaries move none of "
+  "the model's parameters."
 )
 SUMS = "every noisy sum that the server forms"
 MEMBERS_SUMS = f"{SUMS}, and who is in it"
@@ -40,7 +47,7 @@ class Audited(NamedTuple):
   """The canaries of a run; `directions` None where they are known by their rows alone."""
 
   canaries: auditing.CanaryClients
-  directions: canary_clients.Directions | None
+  directions: canary_clients.Directions | canary_clients.OwnParameters | None
   prob: float  # of a client to take part in a round
   target: AuditTarget
 
@@ -55,8 +62,42 @@ class Audited(NamedTuple):
     return self.directions is not None and self.target.sees == MESSAGES
 
 
+def resolved(config: FedConfig) -> FedConfig:
+  """Returns the config whose audit leaves nothing to choose; the same where none is asked for."""
+  if not config.audit.enabled:
+    return config
+  return dataclasses.replace(config, audit=privacy.audit_settings(config))
+
+
+def inserting(config: FedConfig) -> Callable[..., Any]:
+  """Returns what puts canaries into the federation of this run."""
+  join = config.audit.kind == canary_clients.PARAMETER and privacy.canaries_join(config)
+  return functools.partial(auditing.insert_canary_clients, join=join)
+
+
+def beside(
+  config: FedConfig, params: Params, apply: Callable[..., Any]
+) -> tuple[Params, Callable[..., Any]]:
+  """Parameters and model of a run, the canaries' beside the model's where they have any."""
+  if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
+    return params, apply
+  whole = auditing.with_canaries(params, config.audit.num_canaries)
+  return whole, lambda params, x: apply(params["model"], x)
+
+
+def of_model(audited: Audited | None, params: Any) -> Params:
+  """Returns the parameters without those of canaries."""
+  if audited is None or not isinstance(audited.directions, canary_clients.OwnParameters):
+    return params
+  return params["model"]
+
+
 def check(config: FedConfig) -> None:
-  """Raises UserError for what cannot be audited, as far as can be told without data."""
+  """Raises UserError for what cannot be audited, as far as can be told without data.
+
+  Args:
+    config: with the audit's settings `resolved`.
+  """
   audits.check(config.audit, auditing.CLIENT_KINDS, auditing.CLIENT_SCORES)
   if config.audit.enabled:
     _check_claim(config)
@@ -86,9 +127,10 @@ def _check_kind(config: FedConfig) -> None:
       field="audit.method",
       value=method,
     )
-  sends = kind == canary_clients.DIRECTION
+  sends = kind in canary_clients.SENDERS
   if sends and config.privacy.method == "none":
-    others = " or ".join(repr(k) for k in auditing.CLIENT_KINDS if k != kind)
+    trained = set(auditing.CLIENT_KINDS) - set(canary_clients.SENDERS)
+    others = " or ".join(repr(k) for k in sorted(trained))
     raise UserError(
       f"needs a privacy.method with a clip norm, not 'none'; use {others}",
       field="audit.kind",
@@ -162,6 +204,8 @@ def prepared(
   if canaries is None:
     return None
   directions = None
+  if config.audit.kind == canary_clients.PARAMETER:
+    directions = canary_clients.OwnParameters(config.audit.num_canaries)
   if config.audit.kind == canary_clients.DIRECTION:
     directions = canary_clients.directions(
       params, num_canaries=config.audit.num_canaries, seed=config.seed
@@ -294,7 +338,7 @@ def facts(
     delta=config.privacy.delta,
     epsilon=claimed,
     seed=config.seed,
-    note=NOTE,
+    note=JOINED_NOTE if inserting(config).keywords["join"] else NOTE,
   )
   final = config.audit.score == "final"
   found["audit"] |= {

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import optax
 
-from dpjax import auditing, federated, secure, trees, validate
 from dpjax import data as data_lib
+from dpjax import federated, secure, trees, validate
 from dpjax.data import Federation
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
@@ -82,6 +82,7 @@ class FedRun(NamedTuple):
 def check(config: FedConfig) -> None:
   """Raises UserError for what can be told without data."""
   bounds.typed(config)
+  config = audit.resolved(config)
   fed_bounds.federation(config)
   validate.one_of(privacy.METHODS, **{"privacy.method": config.privacy.method})
   validate.one_of(execution.NAMES, execution=config.execution)
@@ -204,7 +205,7 @@ def _check_client_optimizer(config: FedConfig) -> None:
 def digest(config: FedConfig) -> bytes:
   """Of the config but for where data lie, how it is executed, in which the processes of one run
   may differ, and what an audit that is switched off would do. Public."""
-  fields = to_dict(config)
+  fields = to_dict(audit.resolved(config))
   fields["data"].pop("data_dir")
   for name in ("execution", *_EXECUTED, *config.where):
     fields.pop(name)
@@ -411,6 +412,7 @@ def assemble(
     random: None for the streams of config and data.
   """
   check(config)
+  config = audit.resolved(config)
   federation, test = load_data(config) if data is None else data
   num_clients = privacy.public_size(config, federation)  # before canaries
   # cohorts check the capacity for it, also where it is the config that declares it
@@ -418,18 +420,20 @@ def assemble(
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
-  make = auditing.insert_canary_clients
+  params, apply = audit.beside(config, params, model.apply)
   mechanism = distributed.mechanism(config, trees.size(params))
   target = audit.target_of(config, plan, num_clients, mechanism)
-  federation, canaries = audits.insert(config, federation, target.claim, make)
+  federation, canaries = audits.insert(
+    config, federation, target.claim, audit.inserting(config)
+  )
   audited = audit.prepared(config, canaries, target, params, num_clients)
-  parts = (config, task.loss(model.apply), plan, random, num_clients, audited, mechanism)
+  parts = (config, task.loss(apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
     promise=privacy.make_promise(config, plan, reported, num_clients, mechanism),
     algorithm=_algorithm(*parts),
     params=params,
-    apply=model.apply,
+    apply=apply,
     random=random,
     federation=federation,
     num_clients=num_clients,
@@ -454,6 +458,7 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
     data: what `load_data` returns, to share them between runs.
   """
   check(config)
+  config = audit.resolved(config)
   work = lambda *parts: _work(config, assemble(config, *parts))
   parts = (load_data, with_features, data, work)
   return build_central.job_on_data(config, digest(config), *parts)
@@ -470,7 +475,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
       fed.audited,
       fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler, start=start),
     ),
-    released=federated.params_of,
+    released=lambda state: audit.of_model(fed.audited, federated.params_of(state)),
     evaluate=lambda state: fed.task.evaluate(
       fed.apply, federated.params_of(state), fed.test
     ),

@@ -187,10 +187,15 @@ class FedPrivacyConfig(WithChoices):
 class FedAuditConfig(AuditConfig):
   """Canary clients, and the lower bound on epsilon that they prove."""
 
-  num_canaries: Annotated[int, "clients; each comes back by a fair coin"] = 50
-  kind: Annotated[str, "direction (of each canary's message) | mislabelled | random"] = (
-    "direction"
-  )
+  num_canaries: Annotated[
+    int,
+    "clients, each in by a fair coin; 0: 1,000 where they join the others, 50 in others' places",
+  ] = 0
+  kind: Annotated[
+    str,
+    "parameter (of its own, beside the model's) | direction (among the model's parameters) | "
+    "mislabelled | random | auto (parameter where canaries can join, else direction)",
+  ] = "auto"
   score: Annotated[str, "rounds (every aggregate is seen) | final (the model alone)"] = (
     "rounds"
   )
