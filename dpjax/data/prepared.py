@@ -24,10 +24,11 @@ from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.dataset import first_line as first_line
 from dpjax.data.npz import UNDECLARED
+from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 
-COMMON = ("digits", "random_process", "mnist", "fashion_mnist", "cifar10", "shakespeare")
+COMMON = tuple(PUBLISHED)  # names that errors and lists show
 _CHUNK = 1_000  # records decoded at once: bounds the memory of decoded Python objects
 _CLASS_KEYS = ("pythonClassName", "python_class_name")  # in features.json
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
