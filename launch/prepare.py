@@ -31,7 +31,8 @@ from typing import Any
 
 from absl import flags
 
-from dpjax.data import EMBEDDED, prepared, tff
+from dpjax.data import prepared, tff
+from dpjax.data.published import is_embedded
 from dpjax.validate import UserError
 from launch import app
 
@@ -130,7 +131,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
 def main() -> None:
   name = _DATASET.value
   root = prepared.data_root(_DATA_DIR.value)
-  if name in EMBEDDED:
+  if is_embedded(name):
     app.refuse_given(["data_dir"], "a data set that is written to a folder")
     print(f"{name} is embedded: nothing to prepare")
     return

@@ -22,8 +22,13 @@ from dpjax import accounting, data, models
 from dpjax.auditing.games import federated as federated_games
 from dpjax.auditing.games import mechanisms as mechanism_games
 from dpjax.auditing.games import play, registry
+from dpjax.data import published
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds import unused
+from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.kinds.federated import build
+from dpjax.validate import UserError
+from launch import list as launch_list
 from tests import commands, pitfalls
 from tests.adversary import plants
 
@@ -39,19 +44,21 @@ class Net(nn.Module):
     x = nn.tanh(nn.Dense(self.width)(x.reshape(x.shape[0], -1)))
     return nn.Dense(self.num_classes)(x)
 """
-_DATA = """
+_DATA = '''
 import numpy as np
 
 from dpjax import data
 
 def load():
+  """Corners of a triangle."""
+
   def split(name, n):
     y = np.arange(n) % 3
     own = {"name": "corners", "split": name, "nominal_size": 60}
     return data.from_arrays(np.eye(3)[y], y, num_classes=3, **own)
 
   return split("train", 60), split("test", 30)
-"""
+'''
 _MECHANISM = """
 import dataclasses
 
@@ -109,6 +116,22 @@ def test_a_model_by_name_is_one_row(monkeypatch):
   monkeypatch.setitem(module._ENTRIES, "perceptron", row)
   assert "perceptron" in models.names()
   assert models.build("perceptron", num_classes=2, features=(3,)).features == (3,)
+
+
+def test_a_data_set_by_name_is_one_row(tmp_path, monkeypatch):
+  (tmp_path / "corner_data.py").write_text(_DATA)
+  monkeypatch.syspath_prepend(tmp_path)
+  row = published.Published(60, loader="corner_data.load")
+  monkeypatch.setitem(published.PUBLISHED, "corners", row)
+  train, test = data.load("corners")
+  assert (len(train), train.nominal_size, len(test)) == (60, 60, 30)
+  with pytest.raises(UserError, match="comes whole into memory"):
+    data.load("corners", resident=False)
+  with pytest.raises(UserError, match="num_examples=61: 'corners' declares 60"):
+    data.load("corners", num_examples=61)
+  assert "data.data_dir" in unused.of_data(DataConfig(name="corners"))
+  assert "  corners " in launch_list.page(("data",))
+  del sys.modules["corner_data"]
 
 
 @pytest.fixture

@@ -24,10 +24,12 @@ from dpjax.data import text
 from dpjax.data.dataset import Dataset, from_arrays, in_files
 from dpjax.data.dataset import first_line as first_line
 from dpjax.data.npz import UNDECLARED
+from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 
-COMMON = ("digits", "random_process", "mnist", "fashion_mnist", "cifar10", "shakespeare")
+# Names that errors and lists show.
+COMMON = tuple(PUBLISHED)
 # Records decoded at once: it bounds the memory of decoded Python objects.
 _CHUNK = 1_000
 # Names of a class in features.json.

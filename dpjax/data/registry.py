@@ -8,21 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import data, names, validate
-from dpjax.data import digits, npz
+from dpjax.data import npz
 from dpjax.data.dataset import Dataset
-from dpjax.data.published import nominal_size
+from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
 from dpjax.validate import UserError
 
-
-def _random_process() -> tuple[Dataset, Dataset]:
-  """Synthetic images of a random process, 10 classes; public, for training before private data."""
-  return data.load_random_process()
-
-
-# name -> (train, test): nothing has to lie in a folder
+# Name -> (train, test): nothing has to lie in a folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
-  "digits": digits.load_digits,
-  "random_process": _random_process,
+  name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
 }
 
 
@@ -105,7 +98,7 @@ def _load(
     return npz.load_folder(
       own_path(name, data_dir), num_classes=num_classes, resident=resident
     )
-  whole = (*EMBEDDED, *data.shakespeare_lines.LOADERS, "shakespeare")
+  whole = [known for known, row in PUBLISHED.items() if row.loader]
   in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
@@ -118,12 +111,9 @@ def _load(
     return npz.load_npz(own_path(name, data_dir), num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
-  if name in EMBEDDED:
-    return EMBEDDED[name]()
-  if name in data.shakespeare_lines.LOADERS:
-    return data.shakespeare_lines.LOADERS[name](data_dir)
-  if name == "shakespeare":
-    return data.shakespeare.load_shakespeare(data_dir)
+  if name in whole:
+    row = PUBLISHED[name]
+    return row.load()(data_dir) if row.in_folder else row.load()()
   return data.prepared.load_prepared(
     name,
     prepared_root(name, data_dir),

@@ -111,10 +111,3 @@ def load_roles(folder: Folder = None) -> tuple[Dataset, Dataset]:
   train = np.concatenate([blocks_of(own[:MOST_LINES], MOST_LINES) for own, _ in roles])
   test = blocks_of(np.concatenate([own for _, own in roles]), MOST_LINES)
   return _datasets("shakespeare_roles", train, test)
-
-
-LOADERS = {
-  "shakespeare_lines": load_lines,
-  "shakespeare_roles": load_roles,
-  "shakespeare_public_lines": load_public_lines,
-}

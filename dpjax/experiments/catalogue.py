@@ -19,7 +19,8 @@ import flax.linen as nn
 from dpjax import accounting, auditing, models, names, sampling, training
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.data import EMBEDDED, npz, prepared, shakespeare, shakespeare_lines
+from dpjax.data import npz, prepared
+from dpjax.data.published import PUBLISHED
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import ftrl
@@ -153,25 +154,18 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Those of `prepared.COMMON`, with whether they are here, and the forms of other names."""
+  """Those of `PUBLISHED`, with whether they are here, and the forms of other names."""
   root = prepared.data_root()
-  embedded = {**EMBEDDED, "shakespeare": shakespeare.load_shakespeare}
 
   def told(name: str) -> str:
-    if name in embedded:
-      return sentence(embedded[name].__doc__)
+    if PUBLISHED[name].loader:
+      return sentence(PUBLISHED[name].load().__doc__)
     if prepared.is_prepared(name, root):
       return f"prepared, in {root}"
     return f"not in {root}: {prepared.prepare_command(name, root)}"
 
-  lines = {n: sentence(load.__doc__) for n, load in shakespeare_lines.LOADERS.items()}
-  return (
-    {name: told(name) for name in prepared.COMMON}
-    | lines
-    | {
-      "FILE.npz": sentence(npz.load_npz.__doc__),
-    }
-  )
+  rows = {name: told(name) for name in PUBLISHED}
+  return rows | {"FILE.npz": sentence(npz.load_npz.__doc__)}
 
 
 def _models() -> Rows:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
   from dpjax.models.registry import build as build
   from dpjax.models.registry import check_options as check_options
   from dpjax.models.registry import documented as documented
+  from dpjax.models.registry import is_language as is_language
   from dpjax.models.registry import names as names
   from dpjax.models.registry import needs_features as needs_features
   from dpjax.models.registry import options as options

@@ -27,6 +27,7 @@ class _Entry(NamedTuple):
   make: Callable[..., nn.Module] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
+  is_language: bool = False  # it predicts the next token of a text
 
 
 def _wide_resnet(depth: int) -> _Entry:
@@ -57,7 +58,9 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
-  "transformer": _Entry(transformer.Transformer, _transformer, fixed=("vocab_size",)),
+  "transformer": _Entry(
+    transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
+  ),
 }
 
 
@@ -128,6 +131,15 @@ def needs_features(name: str) -> str | None:
   ('scattering', None)
   """
   return _entry(name).features
+
+
+def is_language(name: str) -> bool:
+  """Returns whether a model predicts the next token of a text, and classifies nothing.
+
+  >>> is_language("transformer"), is_language("mlp")
+  (True, False)
+  """
+  return _entry(name).is_language
 
 
 def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:

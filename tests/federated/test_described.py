@@ -11,7 +11,7 @@ import pytest
 from dpjax import federated
 from dpjax.experiments.kinds.federated import config
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.federated import described
+from dpjax.federated import algorithms, described
 from dpjax.validate import UserError
 from tests.federated import problems, registry
 
@@ -51,7 +51,7 @@ def test_a_later_algorithm_is_found_by_its_line(monkeypatch):
   def gentle_avg(loss_fn, client_tx, server_tx=None, **options):
     return federated.fed_avg(loss_fn, client_tx, server_tx, **options)
 
-  package = federated.algorithms
+  package = algorithms
   lines = dict(described._lazy.listed(package.__name__))
   monkeypatch.setattr(package, "gentle_avg", gentle_avg, raising=False)
   monkeypatch.setitem(

@@ -13,10 +13,8 @@ import os
 import pathlib
 from typing import Any
 
-from dpjax import data as data_lib
 from dpjax import models, sampling
-from dpjax.data import EMBEDDED
-from dpjax.data.published import PUBLISHED
+from dpjax.data.published import PUBLISHED, is_embedded
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -80,11 +78,10 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   folder = data.name.endswith("/")
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)
   own = is_path(data.name)
-  embedded = data.name in EMBEDDED or own or path.is_absolute()
-  published = data.name.partition(":")[0] in PUBLISHED  # images, or text of its own length
-  # shakespeare comes in windows, and lines, of its own length
-  no_text = (*EMBEDDED, "shakespeare", *data_lib.shakespeare_lines.LOADERS)
-  text = data.name not in no_text and not published and not is_file and not own
+  embedded = is_embedded(data.name) or own or path.is_absolute()
+  # Images, or text in windows and lines of its own length.
+  published = data.name.partition(":")[0] in PUBLISHED
+  text = not published and not is_file and not own
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
     text, "a text of tensorflow-datasets", "data.max_length"
   )

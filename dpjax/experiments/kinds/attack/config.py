@@ -14,7 +14,7 @@ import importlib
 import types
 from typing import Annotated, Any, ClassVar
 
-from dpjax import validate
+from dpjax import models, validate
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import fields
@@ -166,8 +166,10 @@ def _check_train(train: TrainConfig) -> None:
     raise UserError(
       "must be false, an attack trains many models", field="train.release", value=True
     )
-  if train.model.name == "transformer":
-    raise UserError("must classify records", field="train.model.name", value="transformer")
+  if models.is_language(train.model.name):
+    raise UserError(
+      "must classify records", field="train.model.name", value=train.model.name
+    )
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
@@ -191,9 +193,11 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
       field="federate.secure_sum",
       value=summed,
     )
-  if federate.model.name == "transformer":
+  if models.is_language(federate.model.name):
     raise UserError(
-      "must take images or numbers", field="federate.model.name", value="transformer"
+      "must take images or numbers",
+      field="federate.model.name",
+      value=federate.model.name,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dpjax import data, losses, metrics, training
+from dpjax import data, losses, metrics, models, training
 from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -44,18 +44,18 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Classification, or the next token where the model is a transformer over text; with a
-  user's own loss where the config names one. The scores stay those of the task. Embeddings
-  of two views where it is named."""
+  """Classification, or the next token where the model is one of language; with a user's own
+  loss where the config names one. The scores stay those of the task. Embeddings of two views
+  where it is named."""
   if config.loss == embeddings.NAME:
     return _embedding(config)
-  task = _LANGUAGE if config.model.name == "transformer" else _CLASSIFICATION
+  task = _LANGUAGE if models.is_language(config.model.name) else _CLASSIFICATION
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "
       "does not hold",
       field="model.name",
-      value="transformer",
+      value=config.model.name,
     )
   if task is _LANGUAGE and of_people(dataset):
     task = task._replace(loss=_OF_PEOPLE)

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from dpjax import models
-from dpjax.data import EMBEDDED
+from dpjax.data.published import is_embedded
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -74,7 +74,7 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
   is_file = data.name.endswith(".npz")
-  embedded = data.name in EMBEDDED or (is_file and path.is_absolute())
+  embedded = is_embedded(data.name) or (is_file and path.is_absolute())
   return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
     "data.max_length": "text, and relevance is of images",
     "data.num_users": "users that the data name (launch.federate)",
