@@ -65,6 +65,7 @@ class PoissonSampledKind(EventKind):
 
   def renyi_two(self, part: Any) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
+    # Exact at order 2: the chi-square divergence of a mixture is q^2 times that of the whole.
     return amplified(whole, part.sampling_probability**2)
 
   def largest_loss(self, part: Any) -> float:
@@ -74,6 +75,7 @@ class PoissonSampledKind(EventKind):
   def mu_squared(self, part: Any) -> tuple[float, bool]:
     if not isinstance(part.event, dpa.GaussianDpEvent):
       return super().mu_squared(part)
+    # The central limit of Bu et al. 2020; see `gdp`.
     square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
     return square, False
 
