@@ -61,5 +61,9 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.num_bins, cyclic=True)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # All bins come from one draw per run, so step t finds its own without the steps before
+    # it.
     bins = once(seed).integers(self.num_bins, size=num_examples)
+    # A bin of random size may exceed the capacity. That must raise: to cut it would be
+    # another scheme.
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)

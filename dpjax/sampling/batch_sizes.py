@@ -7,7 +7,8 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-_LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
+# Below it the steps of a pass are no whole number of float64.
+_LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
@@ -37,6 +38,7 @@ def whole_passes(sampling_prob: float) -> bool:
   >>> whole_passes(0.25), whole_passes(0.3)
   (True, False)
   """
+  # 1 / 3 and the like are no floats: their pass is whole up to rounding.
   return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
 
 

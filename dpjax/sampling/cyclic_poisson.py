@@ -60,6 +60,8 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
+    # The sampling probability of a run is that over all steps; a turn comes once in
+    # `groups`.
     return cls(prob=prob, num_groups=groups, capacity=size.slots)
 
   @classmethod
@@ -81,7 +83,10 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # The group is drawn once per run, the coin anew in each step: the proof needs both.
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
+    # A draw above the capacity raises: its chance is accounted in delta, a cut would not
+    # be.
     return self.checked(np.flatnonzero(taken), step)

@@ -82,10 +82,12 @@ class RandomAllocationSampler(PaddedSampler):
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent:
     validate.integer_at_least(0, step=step)
+    # A whole pass is accounted at its first step, so a run may stop anywhere in it.
     first = step % self.steps_per_pass == 0
     return self.event(inner) if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
+    # The generator belongs to the pass, so each of its steps reads the same allocation.
     places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
     return self.checked(np.flatnonzero(places == place), step)
