@@ -153,7 +153,7 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Those of `prepared.COMMON`, with whether they are here, and the forms of other names."""
+  """Returns rows of known data sets, each with whether it is here, and the forms of other names."""
   root = prepared.data_root()
   embedded = {**EMBEDDED, "shakespeare": shakespeare.load_shakespeare}
 

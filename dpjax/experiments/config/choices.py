@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """Of an annotation, `Annotated[ClipRule, Choice(RULES)]`: the values that a field takes.
+  """Metadata `Annotated[ClipRule, Choice(RULES)]`: the values that a config field takes.
 
   Args:
     table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
@@ -121,7 +121,7 @@ class Setting:
     return type(self).function(*args, **named, **own)
 
   def __reduce__(self) -> Any:
-    """As such classes are rows of tables, pickle does not find them by name."""
+    """Returns a recipe for pickle, which cannot find such a class by name: tables hold it."""
     return _again, (self._place, dict(vars(self)))
 
 

@@ -162,7 +162,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
 
 def _unwritten(value: Any, hint: Any) -> Any:
-  """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
+  """Restores what JSON cannot hold: tuples from lists, and infinity from text."""
   choice = choice_of(hint)
   members = _members(hint)
   named = choice is not None and isinstance(value, dict) and value.get("name")

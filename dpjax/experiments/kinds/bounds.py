@@ -1,4 +1,4 @@
-"""What must hold for fields that several kinds of config share, beyond the rules beside them."""
+"""Checks of fields that several kinds of config share, beyond the rules beside the fields."""
 
 from __future__ import annotations
 

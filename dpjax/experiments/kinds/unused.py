@@ -74,8 +74,10 @@ def of_training(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """What can be told from the name; `of_dataset` tells the rest. A folder that LEAF wrote may
-  hold text, another one holds the arrays of an .npz."""
+  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the rest.
+
+  A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
+  """
   path = pathlib.Path(os.path.expanduser(data.name))
   folder = data.name.endswith("/")
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)

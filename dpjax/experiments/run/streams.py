@@ -225,8 +225,9 @@ def joined(*digests: bytes) -> bytes:
 
 
 def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """One digest of the data of a run and of what its code read and computed on import, which may
-  follow from them. As secret as the data.
+  """Joins the digest of a run's data with that of what its code read and computed on import.
+
+  The second may follow from the data. So the result is as secret as the data.
 
   >>> bound_data(b"data", run_code.Code({}, {}))
   b'data'
@@ -242,8 +243,10 @@ def run_id(config: bytes, data: bytes, random: Streams) -> str:
 
 
 def ledger_name(config: bytes) -> str:
-  """What a ledger calls the noise key of a seeded run: its config's name. A fingerprint of
-  the key itself would be a test for a guess of the data."""
+  """Names the noise key of a seeded run for its ledger, by the config alone.
+
+  A fingerprint of the key itself would be a test for a guess of the data.
+  """
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 

@@ -113,8 +113,10 @@ def _memory(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """What `remember` wrote; {} for a run that has begun and does not remember, None for one
-  that has not begun."""
+  """Reads what `remember` wrote in this folder.
+
+  Returns {} for a run that has begun and remembers nothing, None for one that has not begun.
+  """
   path = _memory(workdir)
   if path.exists():
     held = writers.read_json(path)

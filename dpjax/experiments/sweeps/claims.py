@@ -27,7 +27,7 @@ def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """One row for each (curve, data set, target epsilon), over its seeds."""
+  """Returns a row for each (curve, data set, target epsilon), over its seeds."""
   groups: dict[tuple, list[Row]] = {}
   for result in results:
     key = (result["curve"], result["dataset"], result["epsilon_target"])

@@ -62,8 +62,10 @@ def _populations(rows: list[Row]) -> set[str | None]:
 
 
 def population(config: Any) -> str:
-  """Whose data a run is on, and for a federated one what makes them one user; where two are
-  equal, so are the units that are hidden."""
+  """Describes the data of a run, and for a federated run what makes records one user.
+
+  Where two descriptions are equal, so are the units that are hidden.
+  """
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
   if part is not None:

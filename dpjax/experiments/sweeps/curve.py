@@ -94,8 +94,10 @@ def _places(values: Sequence[float | None]) -> dict[float | None, float]:
 def summarize(
   rows: Sequence[Row], *, x: str, y: str, series: str | None = None
 ) -> list[Row]:
-  """One row per (series, x): number of seeds and how many of them ended without a finite y;
-  mean, smallest and largest y of the others, NaN where there are none.
+  """Returns one row per (series, x): seeds, failures and statistics of y.
+
+  Failures are seeds that ended without a finite y. The mean, smallest and largest y are those
+  of the other seeds, NaN where there are none.
 
   The epsilon of a group is the largest of its runs. x is None without an epsilon; runs whose
   x is NaN have no place and are left out.

@@ -182,7 +182,7 @@ def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
-  """Those that are asked for, and those that have run: what is drawn is of all that there is.
+  """Returns the points asked for and those that have run: tables show all that there is.
 
   Args:
     only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
@@ -266,7 +266,7 @@ def tell_dropped(points: Iterable[Point]) -> None:
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
-  """What sweep.json knows of points that this call leaves out: without a result they failed."""
+  """Reads from sweep.json the failed points that this call leaves out."""
   rest = {point.name for point in grid.points} - {point.name for point in now.points}
   if not rest or not (workdir / FILE).exists():
     return {}

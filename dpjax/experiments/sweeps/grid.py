@@ -340,7 +340,7 @@ def _unique(values: Any, name: str) -> None:
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
-  """What of a result its row holds; raises unless what is to be drawn is there."""
+  """Picks what a row holds from a result; raises unless what is to be drawn is there."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
   given = {*axes, *point.overrides, None}
@@ -355,7 +355,7 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Those of x and series that name a field of the base, not a key of the result."""
+  """Lists which of x and series name a field of the base config, not a key of the result."""
   known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)

@@ -76,9 +76,11 @@ class OnData(Config, Protocol):
 
 
 def digest(config: TrainConfig) -> bytes:
-  """Of everything in the config but for where data lie and on which devices it runs, so that
-  a run can be repeated on another machine, what an audit that is switched off would do, and
-  the loss of the task. Public."""
+  """Returns the public digest of everything in the config that shapes the run.
+
+  It leaves out where data lie and on which devices it runs, so that a run can be repeated on
+  another machine. An audit that is switched off and the task's own loss are left out, too.
+  """
   fields = to_dict(config)
   for name in config.where:
     fields.pop(name)
@@ -170,7 +172,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
 def preprocessed(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """What `load_data` returns without features, of data that are loaded."""
+  """Returns loaded (train, test) centred and limited as the config says, without features."""
   if config.data.center:
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
@@ -179,7 +181,7 @@ def preprocessed(
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """What `load_data` returns, of what it returned without features."""
+  """Adds the features of the model to loaded (train, test), as `load_data` returns them."""
   own = normalization.per_example(config)
   kept = data.cache.folder()
   given: Any = own, kept, config.resident
@@ -464,8 +466,11 @@ def job_on_data(
 
 
 def batches(run: Run, start: int = 0) -> Generator[Any]:
-  """Those of the steps from `start` on, on the devices. Data that lie in files are read, in a
-  thread that ends with the generator, while the batch before is trained on."""
+  """Yields the batches of the steps from `start` on, placed on the devices.
+
+  Data that lie in files are read in a thread, while the batch before is trained on. The thread
+  ends with the generator.
+  """
   split = None
   placed = {}
   if run.mesh is not None:

@@ -172,7 +172,7 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
-  """One training of a method. What it costs is a stage of the method's own ledger."""
+  """Returns the work of training one method; its cost is a stage of the method's own ledger."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return loop.Work(
@@ -190,7 +190,7 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
 
 
 def promise(found: relevance.Privacy, num_records: int) -> Promise:
-  """What a method states, as every run states it."""
+  """Converts the guarantee that a method states into the form that every run states."""
   return Promise(
     kind=found.kind,
     delta=found.delta,
@@ -320,7 +320,7 @@ def is_released(config: RelevanceConfig) -> bool:
 
 
 def digest(config: RelevanceConfig) -> bytes:
-  """Of everything in the config but for where data lie and what an audit would do. Public."""
+  """Returns the public digest of the config, without where data lie and what an audit does."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   fields.pop("audit")

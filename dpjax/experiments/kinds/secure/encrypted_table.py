@@ -73,7 +73,7 @@ def prepare(
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
-  """One regression, from encryption to decrypted predictions."""
+  """Measures a regression, from encryption to decrypted predictions."""
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 

@@ -53,7 +53,7 @@ def load_data(config: SecureConfig) -> str:
 
 
 def data_digest(loaded: str) -> bytes:
-  """Of what is drawn, beside the seed."""
+  """Returns the digest of the drawn vectors' description; the seed is added elsewhere."""
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
@@ -65,7 +65,7 @@ def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
-  """One sum."""
+  """Measures a single secure sum: its total, its messages and its seconds."""
   task = config.task
   dtype = ready.vectors[0].dtype
   like = {
