@@ -69,7 +69,8 @@ def _meant(found: Any) -> str:
   module, _, name = path[1].rpartition(".")
   try:
     return sentence(getattr(importlib.import_module(f"dpjax.{module}"), name).__doc__)
-  except (ImportError, AttributeError):  # a method of something near
+  # A method of something near.
+  except (ImportError, AttributeError):
     return words
 
 
@@ -81,7 +82,8 @@ def _told(found: Any) -> str:
     found = found.func
   if dataclasses.is_dataclass(found):
     numbers = {f.name: f.default for f in dataclasses.fields(found)}
-    made = f"{getattr(found, '__name__', '')}("  # by dataclass, where nobody wrote one
+    # A docstring that `dataclass` made, where nobody wrote one, repeats the numbers.
+    made = f"{getattr(found, '__name__', '')}("
     if (found.__doc__ or "").startswith(made):
       return _with("", numbers)
   return _with(_meant(found), numbers)
@@ -212,7 +214,8 @@ def _users(path: str) -> str:
     return f"{_told(found)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(found).parameters.values())
-  except ValueError:  # of native code, which has none to look at
+  # Native code has no signature to look at.
+  except ValueError:
     parameters = []
   if parameters and parameters[0].name == "loss_fn":
     return f"{words} (--config.algorithm of launch.federate)"
