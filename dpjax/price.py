@@ -87,8 +87,7 @@ def run_event(question: Question) -> accounting.DpEvent:
 
 
 def solve(question: Question) -> Question:
-  """The question with its unknown filled in, on the private side; epsilon is left to
-  `epsilon_of`.
+  """Fills in the unknown of a question, on the private side; `epsilon_of` computes epsilon.
 
   >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> round(solve(asked).noise_multiplier, 2)
@@ -136,7 +135,7 @@ def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
 
 
 def epsilon_of(question: Question, accountant: str) -> float:
-  """Epsilon of the whole run, with the sampler as its law says."""
+  """Computes the epsilon of the whole run, under the sampling scheme of its sampler."""
   return accounting.epsilon(
     run_event(question),
     delta=question.delta,
@@ -196,9 +195,11 @@ def check_bounded(run: Bounded) -> None:
 
 
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
-  """(what it is worth, epsilon) under add_or_remove_one: simulated, labelled so; proved for
-  the same run; and proved for cyclic Poisson batches of the same expected size. "launch.train" is
-  what a run pays, which leaves a share of delta for batches above its capacity.
+  """Returns rows (what it is worth, epsilon) under add_or_remove_one.
+
+  Simulated ones are labelled so. The others are proved: for the same run, and for cyclic Poisson
+  batches of the same expected size. "launch.train" is what a run costs, which leaves a share of
+  delta for batches above its capacity.
 
   Raises:
     UserError: another sampler, a sampling_prob that is not 1 / min_sep for balls_in_bins or above

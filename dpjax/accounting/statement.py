@@ -79,6 +79,7 @@ def privacy_statement(
     statistics: what was fitted to the data before the first step and is part of `event`, in
       words; "" where nothing was.
 
+  >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
   >>> print(text[text.index("accountant"):])
   accountant  epsilon

@@ -26,7 +26,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   Args:
     num_bins: steps of a pass.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = BallsInBinsSampler(num_bins=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]

@@ -12,8 +12,10 @@ _LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
-  """The batch of fixed size that a sampling probability stands for: sampling_prob * n,
-  rounded, at least 1. The ONE place that decides it, for what runs and for what is charged.
+  """Returns the batch of fixed size that a sampling probability stands for.
+
+  It is sampling_prob * n, rounded, at least 1. This is the ONE place that decides it, for what
+  runs and for what is accounted.
 
   >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
   (2, 1)
@@ -43,8 +45,14 @@ def whole_passes(sampling_prob: float) -> bool:
 
 
 def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
-  """Raises UserError, for a sampler that is `told`, unless a pass is a whole number of steps. The
-  ONE place that decides it, for what runs and for what is charged."""
+  """Raises UserError unless a pass is a whole number of steps.
+
+  This is the ONE place that decides it, for what runs and for what is accounted.
+
+  Args:
+    told: names the sampler in the message.
+    name: of the field, for the message.
+  """
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:
     raise UserError(

@@ -34,7 +34,7 @@ class CyclicPoissonSampler(PaddedSampler):
     prob: probability in (0, 1] to take part in a turn; the expected batch is
       prob / num_groups of the examples.
     num_groups: steps between an example's turns; 1 is Poisson sampling.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]

@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """How often one takes part in the long run, who rests for min_sep - 1 steps after it."""
+  """Returns how often an example takes part, which rests for min_sep - 1 steps after it."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
@@ -51,14 +51,14 @@ def _renewals(
 class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
 
-  Started as if it had been running for ever, so that every batch has the same law: an
+  Started as if it had been running for ever, so that every batch has the same distribution: an
   example is in it with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
     prob: probability in (0, 1] of a free example to take part.
     min_sep: least distance between two steps of one example.
     num_steps: steps of the run; a later one raises.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t).tolist() for t in range(4)]

@@ -27,7 +27,7 @@ class RandomAllocationSampler(PaddedSampler):
 
   Args:
     steps_per_pass: steps of a pass.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = RandomAllocationSampler(steps_per_pass=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]

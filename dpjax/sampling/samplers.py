@@ -143,8 +143,9 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, a function of (seed, step); there may
-    be none.
+    """Draws the indices of the examples that take part in `step`; there may be none.
+
+    They are a function of (seed, step).
 
     Raises:
       UserError: data of another size than it was made for; a draw above the capacity.
@@ -192,8 +193,10 @@ class Sampler(abc.ABC):
     return -math.inf
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """This sampler with the fewest slots (a multiple of 8) that one draw exceeds with
-    log-probability at most `log_overflow_prob`."""
+    """Returns this sampler with the smallest padded batch size that is enough.
+
+    It is a multiple of 8. One draw exceeds it with log-probability at most `log_overflow_prob`.
+    """
     raise UserError(
       "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
     )
@@ -203,6 +206,7 @@ def assumption(part: object) -> str:
   """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
 
+  >>> from dpjax.sampling import PoissonSampler
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
   ('', "Generator: its event is its author's word")
   """
@@ -285,9 +289,11 @@ class PaddedSampler(Sampler):
     return self.capacity
 
   def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot. Where that is
-    too small for a float, Chernoff's bound on it.
+    """Computes log P(a draw from num_examples exceeds the capacity); -inf if it cannot.
 
+    Where that is too small for a float, it is Chernoff's bound on it.
+
+    >>> from dpjax.sampling import PoissonSampler
     >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
     -inf
     >>> round(PoissonSampler(prob=0.1, capacity=9999).log_overflow_prob(10_000))
@@ -303,7 +309,9 @@ class PaddedSampler(Sampler):
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """
+    """Returns this sampler with the fewest slots that are enough; see `Sampler.fitted_to`.
+
+    >>> from dpjax.sampling import PoissonSampler
     >>> sampler = PoissonSampler(prob=0.01, capacity=1)
     >>> sampler.fitted_to(60_000, log_overflow_prob=-30).capacity
     792
@@ -349,8 +357,9 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-  """The stream of one step, or of any other place; those of other places or seeds are
-  independent of it.
+  """Returns the generator of one step, or of any other place.
+
+  Generators of other places or seeds are independent of it.
 
   >>> generator(0, 5).random() == generator(0, 5).random()
   True

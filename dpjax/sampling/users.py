@@ -1,7 +1,7 @@
 """User-level privacy: the unit is a user, with everything that user contributed.
 
 All examples of one user are grouped into ONE block, and a block is to the rest of dpjax
-what an example is elsewhere: it is sampled, clipped and charged as a whole.
+what an example is elsewhere: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
   plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
