@@ -30,10 +30,13 @@ from dpjax.validate import UserError
 RESULT = "result.json"
 TABLE = "table.md"
 CSV = "table.csv"
-PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
-MOST = 200_000  # draws of one game
+# Draws by which the speed of a game is measured. They count for nothing else.
+PILOT = 600
+# Draws of one game.
+MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
-_GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
+# Share of the time that is given to the counted draws.
+_GAMES_MINUTES = 0.9
 
 Say = Callable[[str], None]
 
@@ -106,13 +109,15 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
   """Plays as many draws as fit; the clock decides their number before they are made."""
   draws = max(PILOT, round(PILOT / game.draws))
-  play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
+  # The first play compiles, so it is not timed.
+  play(game, num_draws=draws, seed=seed + 1_000_000)
   started = time.perf_counter()
   play(game, num_draws=draws, seed=seed + 1_000_001)
   speed = draws / max(time.perf_counter() - started, 1e-3)
   wanted = round(speed * seconds * _GAMES_MINUTES)
   return play(
     game,
+    # Fixed before they are made: a number that followed the results would break the test.
     num_draws=min(max(wanted, draws), round(MOST / game.draws)),
     seed=seed,
     confidence=confidence,
