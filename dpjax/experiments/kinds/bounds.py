@@ -100,6 +100,7 @@ def dotted(error: UserError, config: Any) -> UserError:
     for leaf in fields.leaves(config)
     if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
+  # Two fields of one name and value: naming either could blame the wrong one.
   return error.of(field=paths[0]) if len(paths) == 1 else error
 
 

@@ -83,7 +83,8 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)
   own = is_path(data.name)
   embedded = data.name in EMBEDDED or own or path.is_absolute()
-  published = data.name.partition(":")[0] in PUBLISHED  # images, or text of its own length
+  # Images, or text of its own length.
+  published = data.name.partition(":")[0] in PUBLISHED
   # shakespeare comes in windows, and lines, of its own length
   no_text = (*EMBEDDED, "shakespeare", *data_lib.shakespeare_lines.LOADERS)
   text = data.name not in no_text and not published and not is_file and not own
@@ -106,7 +107,8 @@ def of_options(model: ModelConfig) -> Unused:
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
   """
-  if is_path(model.name):  # only its call tells
+  # Only its call tells.
+  if is_path(model.name):
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}

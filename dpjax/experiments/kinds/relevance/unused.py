@@ -18,7 +18,8 @@ from dpjax.relevance.settings import Paper, Rigorous
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
-PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
+# Methods that perturb gradients.
+PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)
 _CLAIMED = ("adlm", "ilm")
 
 

@@ -126,5 +126,6 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     apart = float(np.abs(logits - net.logits(x)).max())
     held["error"] = np.maximum(held["error"], apart)
 
+  # The last question may hold fewer images than a ciphertext has room for.
   number = -(-count // each)
   return pieces.filled(number, init, ask, name="questions", phase="questions")
