@@ -1,5 +1,6 @@
-"""What a private run costs, or what it may do, from its numbers alone: before there are data,
-a model or a `Plan`.
+"""Cost of a private run, or what it may do, from its numbers alone.
+
+No data, model or `Plan` are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from dpjax.accounting.matrix import Strategy
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.validate import UserError
 
-EVERYBODY = "none"  # no sampler: all records in every step
+# No sampler: all records in every step.
+EVERYBODY = "none"
 SAMPLERS = (*sampling.answered("exact"), EVERYBODY)
 BOUNDED = sampling.answered("simulated")  # whose participation is bounded: `bounded_rows`
 UNKNOWNS = ("epsilon", "noise_multiplier", "num_steps", "sampling_prob")
@@ -72,6 +74,7 @@ def event(question: Question) -> accounting.DpEvent:
   noise = accounting.gaussian_event(question.noise_multiplier or 0.0)
   drawn = _sampler(question)
   sampled = noise if drawn is None else drawn.event(noise)
+  # `SAMPLERS` lists only those whose event an accountant knows.
   assert sampled is not None, question.sampler
   return sampled
 
@@ -79,12 +82,12 @@ def event(question: Question) -> accounting.DpEvent:
 def run_event(question: Question) -> accounting.DpEvent:
   """Returns the event of the whole run; of a pass that has begun, the whole pass."""
   num_steps = question.num_steps or 0
+  # Rounded up: a pass that has begun costs as much as a whole one.
   return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
 
 
 def solve(question: Question) -> Question:
-  """The question with its unknown filled in, on the private side; epsilon is left to
-  `epsilon_of`.
+  """Fills in the unknown of a question, on the private side; `epsilon_of` computes epsilon.
 
   >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> round(solve(asked).noise_multiplier, 2)
@@ -109,6 +112,8 @@ def solve(question: Question) -> Question:
   kind = question.kind
   assert kind is not None, "without a sampler the probability is known: 1"
 
+  # The search may ask for any probability. A run can have only those of whole batches or
+  # passes.
   def near(prob: float) -> float:
     return kind.nearest_prob(prob, question.num_examples or 0)
 
@@ -124,12 +129,13 @@ def solve(question: Question) -> Question:
 
 def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
   """`value` with six significant digits, rounded to the private side."""
+  # Rounding to nearest could fall on the side of too little noise.
   scale = 10.0 ** (5 - math.floor(math.log10(value)))
   return to_integer(value * scale) / scale
 
 
 def epsilon_of(question: Question, accountant: str) -> float:
-  """Epsilon of the whole run, with the sampler as its law says."""
+  """Computes the epsilon of the whole run, under the sampling scheme of its sampler."""
   return accounting.epsilon(
     run_event(question),
     delta=question.delta,
@@ -139,8 +145,10 @@ def epsilon_of(question: Question, accountant: str) -> float:
 
 
 def epsilon_in_training(question: Question, accountant: str) -> float:
-  """What `launch.train` prints for this run: batches of a random size have a capacity, and a
-  share of delta pays for a draw above it."""
+  """Computes the epsilon that `launch.train` prints for this run.
+
+  Batches of a random size have a capacity. A share of delta covers a draw above it.
+  """
   share = OVERFLOW_SHARE if question.can_overflow else 0.0
   smaller = question._replace(delta=question.delta - share * question.delta)
   return epsilon_of(smaller, accountant)
@@ -161,7 +169,8 @@ class Bounded(NamedTuple):
   @property
   def strategy(self) -> Strategy:
     """Coefficients that are best for this number of steps and bands."""
-    from dpjax.noise import correlated  # loads JAX, which nothing else here needs
+    # Imported here, since it loads JAX, which nothing else of this file needs.
+    from dpjax.noise import correlated
 
     if self.bands == 1:
       return correlated.Independent()
@@ -175,6 +184,7 @@ def check_bounded(run: Bounded) -> None:
   validate.probability(sampling_prob=run.sampling_prob)
   bins = run.sampler == "balls_in_bins"
   turn = run.sampling_prob * run.min_sep
+  # min_sep may leave examples free for longer. In bins each takes part exactly once a pass.
   if turn > 1 + 1e-9 or (bins and turn < 1 - 1e-9):
     raise UserError(
       f"must be {'' if bins else 'at most '}1 / min_sep, {1 / run.min_sep!r}, "
@@ -185,9 +195,11 @@ def check_bounded(run: Bounded) -> None:
 
 
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
-  """(what it is worth, epsilon) under add_or_remove_one: simulated, labelled so; proved for
-  the same run; and proved for cyclic Poisson batches of the same expected size. "launch.train" is
-  what a run pays, which leaves a share of delta for batches above its capacity.
+  """Returns rows (what it is worth, epsilon) under add_or_remove_one.
+
+  Simulated ones are labelled so. The others are proved: for the same run, and for cyclic Poisson
+  batches of the same expected size. "launch.train" is what a run costs, which leaves a share of
+  delta for batches above its capacity.
 
   Raises:
     UserError: another sampler, a sampling_prob that is not 1 / min_sep for balls_in_bins or above
@@ -221,6 +233,8 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
     )
     rows.append((f"proved, charged by no run ({by})", proved))
   laws: dict[str, dict[str, Any]] = {"proved, unamplified": {"cyclic": bins}}
+  # Cyclic Poisson batches of the same size are proved only while bands fit between two
+  # turns.
   if not bins and run.bands <= run.min_sep and turn < 1:
     laws["cyclic poisson"] = {"cyclic": True, "sampling_prob": turn}
   for law, more in laws.items():
@@ -239,7 +253,8 @@ def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
   rows = []
   for answer in answers:
     total = answer.num_steps or 0
-    shares = np.linspace(0, 1, _CURVE_POINTS) ** 2  # closer where the curve bends
+    # Squares are closer together at the start, where the curve bends.
+    shares = np.linspace(0, 1, _CURVE_POINTS) ** 2
     steps = sorted({max(1, round(share * total)) for share in shares})
     names = ("noise_multiplier", "sampling_prob", "delta", "neighboring_relation")
     fixed = {name: getattr(answer, name) for name in names}
@@ -264,7 +279,8 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
-  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+  # Imported here, since it is slow. It draws by Agg, so it needs no display.
+  from matplotlib.figure import Figure
 
   figure = Figure(figsize=(9, 4.5), layout="constrained")
   axes = figure.subplots()

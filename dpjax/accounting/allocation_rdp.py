@@ -33,10 +33,13 @@ from scipy import special
 
 from dpjax import validate
 
-_STEP = 0.02  # of u: what the rule errs by is below 1e-12 of it up to the order 1100
-_FIRST = -42.0  # log c; phi(c) < exp(-280) long before
+# Step of u: the rule errs by less than 1e-12 of its value up to the order 1100.
+_STEP = 0.02
+# Range of log c. phi(c) < exp(-280) long before its end.
+_FIRST = -42.0
 _LAST = 60.0
-_LOWEST = -280.0  # of log phi: e^-300 is the error of its rule
+# Of log phi: the rule for phi itself errs by e^-300.
+_LOWEST = -280.0
 _UNIT = 2.0**-53
 
 
@@ -59,6 +62,7 @@ def allocation_rdp(
   wanted = np.asarray(orders, float)
   shift = 1 / noise_multiplier
   gaussian = wanted * shift**2 / 2  # of the sum that a pass is the mixture of
+  # With so little noise amplification would save nothing worth having.
   if num_steps == 1 or shift > 30:
     return gaussian
   found = np.maximum(
@@ -73,14 +77,18 @@ def _removed(num_steps: int, shift: float, orders: np.ndarray) -> np.ndarray:
   counts = np.arange(top + 1)
   one = shift**2 * counts * (counts - 1) / 2 - special.gammaln(counts + 1)
   total = one
+  # The T-th power by squaring: 2 log2(T) products of series in place of T.
   for bit in bin(num_steps)[3:]:
     total = _multiplied(total, total)
     total = _multiplied(total, one) if bit == "1" else total
   sizes = 1 + np.abs(one) + counts * math.log(num_steps)  # of the logarithms
+  # Each product sums positive terms, so errors stay relative. The bound on them is added.
   rounding = 64 * _UNIT * counts * (2 + math.log2(num_steps)) * np.maximum.accumulate(sizes)
   moments = total + special.gammaln(counts + 1) - counts * math.log(num_steps)
-  moments[:2] = 0.0  # (a - 1) D_a at 0 and 1
+  # (a - 1) D_a is zero at 0 and 1.
+  moments[:2] = 0.0
   moments[2:] += rounding[2:]
+  # Convex in the order, so between integers its chord is an upper bound.
   return np.interp(orders, counts, moments) / (orders - 1)
 
 
@@ -90,6 +98,7 @@ def _multiplied(left: np.ndarray, right: np.ndarray) -> np.ndarray:
   padded = np.append(np.full(size - 1, -np.inf), right)[::-1]  # right[n - j] at [n, j]
   shifted = np.lib.stride_tricks.sliding_window_view(padded, size)[::-1]
   terms = left + shifted  # [n, j]
+  # The largest term is taken out before exp: the coefficients themselves overflow.
   most = terms.max(axis=1)
   return most + np.log(np.exp(terms - most[:, None]).sum(axis=1))
 
@@ -103,10 +112,13 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
   for place, power in enumerate(powers):
     values = power * times + logs
     last = values[-1] - values[-2]
-    before = power * times[0] - math.log(math.expm1(power * _STEP))  # phi <= 1
+    # Below the grid phi is at most 1, and the integrand a geometric series.
+    before = power * times[0] - math.log(math.expm1(power * _STEP))
+    # Above it log phi is concave, so the last ratio bounds all later ones.
     beyond = values[-1] + last - math.log(-math.expm1(last)) if last < 0 else math.inf
     total = special.logsumexp([special.logsumexp(values), before, beyond])
     found[place] = total + math.log(_STEP) - special.gammaln(power)
+  # The addend covers the error of the trapezoid rule.
   return found / powers + 1e-12 * (1 + 1 / powers)
 
 
@@ -117,13 +129,16 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
   step = min(0.04, math.pi**2 / (300 * shift))
   z = np.arange(-26, 26, step)
   density = np.exp(-z * z / 2)
+  # Normalised, so that the rule integrates the constant 1 without error.
   density /= density.sum()
   found = np.empty(0)
+  # In blocks, since the table of [u, z] would be too large at once.
   for start in range(0, len(rates), 256):
     block = rates[start : start + 256, None]
     terms = np.exp(block + shift * z - shift**2 / 2)  # c X at [u, z]
     with np.errstate(divide="ignore"):
-      if block.max() < -1:  # phi > 1 - c: what is missing from 1, to all its digits
+      # phi > 1 - c here: what is missing from 1 is kept to all its digits.
+      if block.max() < -1:
         logs = np.log1p(np.expm1(-terms) @ density)
       else:
         logs = np.log(np.exp(-terms) @ density)

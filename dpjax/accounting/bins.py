@@ -45,7 +45,8 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-_LEAST = 1e-6  # share of the common part, if it is not zero: keeps grids of losses coarse
+# Share of the common part, if it is not zero: it keeps grids of losses coarse.
+_LEAST = 1e-6
 
 
 def balls_in_bins_event(
@@ -78,11 +79,14 @@ def balls_in_bins_event(
   images = turn_images(strategy, num_steps, num_bins)  # [num_steps, <= num_bins]
   gram = images.T @ images
   far = np.abs(np.subtract.outer(np.arange(len(gram)), np.arange(len(gram))))
+  # Bins lie on a circle: the last one is next to the first of the following pass.
   far = np.minimum(far, num_bins - far) >= spacing
   largest = float(gram.diagonal().max())
   common = float(gram[far].max(initial=0.0))
   if spacing >= (strategy.bands or num_bins) or num_bins // spacing == 1:
-    common = 0.0  # rows of different bins are disjoint; or there is one bin
+    # Rows of different bins are disjoint, or there is one bin.
+    common = 0.0
+  # Step 4 of the proof. A larger common part is larger in every entry, hence sound.
   common = min(largest, max(common, _LEAST * largest)) if common > 0 else 0.0
   parts = [_gaussian(noise_multiplier, common)] if common > 0 else []
   left = largest - common
@@ -117,7 +121,9 @@ def balls_in_bins_proved(
   """
   validate.integer_at_least(1, num_bins=num_bins)
   spacings = {1 << power for power in range(num_bins.bit_length())}
+  # At the reach of the bands the images are orthogonal, which needs no common part.
   spacings |= {min(strategy.bands or 1, num_bins)}
+  # Spacings that give the same event are accounted once.
   events = {
     repr(event): event
     for event in (

@@ -67,7 +67,9 @@ def calibrate_sampling_prob(
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  by_inverse = lambda inverse: make_event(1 / inverse)  # so that more is more private
+  # More noise and less sampling are both more private: one search serves both by the
+  # inverse.
+  by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
   return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
 
@@ -114,6 +116,7 @@ def _costs(
   @functools.cache
   def cost_by(name: str) -> _Cost:
     by = {"delta": delta, "accountant": name or accountant, **options}
+    # The search asks for the ends of its bracket again and again.
     return functools.cache(lambda parameter: epsilon_of(make_event(parameter), **by))
 
   return cost_by
@@ -125,7 +128,8 @@ def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
     return otherwise
   try:
     return search() or otherwise
-  except UserError:  # the accountant asked for decides
+  # RDP may not know the event. The accountant that was asked for decides.
+  except UserError:
     return otherwise
 
 
@@ -159,6 +163,7 @@ def _least(
 ) -> float | None:
   """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
+  # The step is squared each time: a good start costs little, a bad one a few more trials.
   step = 1.1
   while cost(private) > target:
     if private >= high:
@@ -182,9 +187,11 @@ def _between(
   """Narrows cost(private) <= target < cost(unsafe) until it is within tol of the target."""
   for trial in range(200):
     near = cost(private) >= target * (1 - tol)
+    # A cost that jumps over the target never comes near it: the bracket's width ends the search.
     if near or abs(math.log(unsafe / private)) < 1e-10:
       break
     middle = _interpolate(cost, private, unsafe, target * (1 - tol / 2), trial)
+    # `private` always costs at most the target, so the answer is on the private side.
     private, unsafe = (middle, unsafe) if cost(middle) <= target else (private, middle)
   return private
 
@@ -193,9 +200,12 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   """Where the log-log line through a and b meets `aim`; every third time, the middle."""
   cost_a = cost(a)
   cost_b = cost(b)
+  # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
+  # progress.
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
+  # Clipped, so that the guess never falls on an end, where it would teach nothing.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 

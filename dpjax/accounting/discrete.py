@@ -31,6 +31,8 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 from dpjax import validate
 from dpjax.validate import UserError
 
+# Integers, for which the bound on Skellam noise is proved. Few large ones serve tiny
+# losses.
 ORDERS = (*range(2, 129), 256, 512, 1024)
 NOISES = ("skellam", "discrete_gaussian")
 
@@ -43,6 +45,7 @@ def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
   """
   validate.positive(l2_sensitivity=l2_sensitivity)
   validate.integer_at_least(1, dim=dim)
+  # For integers |x| <= x^2, so the L1 norm is at most the squared L2 norm.
   return l2_sensitivity * min(math.sqrt(dim), l2_sensitivity)
 
 
@@ -85,6 +88,7 @@ def summed_discrete_gaussian_rdp(
     order / 2 * (l2**2 + 2 * l1 * tau + tau**2 * dim),
     order / 2 * (l2 + math.sqrt(dim) * tau) ** 2,
   )
+  # Proposition 14 proves all three. Which one is least depends on the dimension.
   return np.min(each, axis=0)
 
 
@@ -108,6 +112,7 @@ def skellam_rdp(
   validate.positive(
     variance=variance, l2_sensitivity=l2_sensitivity, l1_sensitivity=l1_sensitivity
   )
+  # The divergence rises with the order, so that of the next integer is an upper bound.
   order = np.ceil(np.array(orders, float))
   square = l2_sensitivity**2
   few = ((2 * order - 1) * square + 6 * l1_sensitivity) / (4 * variance**2)

@@ -38,6 +38,7 @@ from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.accounting.text import upper
 
 VERDICTS = ("unsound", "unproved", "loose", "right")
+# PLD is within one percent of exact here, so a claim this close is not called unsound.
 _EXACT_WITHIN = 0.99
 _LOOSE_FROM = 1.1
 
@@ -194,7 +195,8 @@ def _row(
   relation: str = "add_or_remove_one",
 ) -> Comparison:
   options: Any = {"delta": delta, "neighboring_relation": relation}
-  pld = None  # there is none for the fixed-size batches, which alone have replace_one
+  # PLD has no analysis of fixed-size batches, which alone have replace_one.
+  pld = None
   if relation != "replace_one":
     pld = epsilon_of(event, accountant="pld", **options)
   rdp = epsilon_of(event, accountant="rdp", **options)
@@ -289,7 +291,8 @@ def write(rows: Sequence[Comparison], directory: str, delta: float) -> list[path
 
 
 def _plot(rows: Sequence[Comparison], path: pathlib.Path, delta: float) -> None:
-  from matplotlib.figure import Figure  # slow to import; draws by Agg, needs no display
+  # Imported here, since it is slow. It draws by Agg, so it needs no display.
+  from matplotlib.figure import Figure
 
   figure = Figure(figsize=(11, 4.8), layout="constrained")
   left, right = figure.subplots(1, 2)

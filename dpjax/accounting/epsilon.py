@@ -53,9 +53,12 @@ class Counting(TypedDict, total=False):
 # by at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). Added back, 2.5
 # fold.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
-_INTERVAL = 4e-4  # widest grid of privacy losses, unless they are huge
-_WIDEST = 100.0  # a grid that would have to be wider shows no finite epsilon worth having
-_MAX_POINTS = (2e5, 4e6)  # of one step's grid, of the composed grid
+# Widest grid of privacy losses, unless they are huge.
+_INTERVAL = 4e-4
+# A grid that would have to be wider shows no finite epsilon worth having.
+_WIDEST = 100.0
+# Points of one step's grid, and of the composed grid: a bound on memory.
+_MAX_POINTS = (2e5, 4e6)
 
 
 def epsilon(
@@ -89,6 +92,8 @@ def epsilon(
     least = 2 * _pld_rounding(steps)
     both = epsilon_of_both(functools.partial(one, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
+    # Both are proved, so their minimum is. With little noise the plain sum is the tighter
+    # one.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return one(steps, delta)
 
@@ -136,6 +141,7 @@ def epsilon_curve(
   >>> epsilon_curve(dpa.GaussianDpEvent(4.0), [0, 4], delta=1e-5).round(3)
   array([0.   , 1.993])
   """
+  # One step's distribution is cached, so that only the composition is repeated.
   each = [epsilon(composed(step_event, n), delta=delta, **counting) for n in steps]
   return np.array(each, float)
 
@@ -157,6 +163,7 @@ def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
+  # Below it the rounding of the FFT, which is subtracted, would leave no delta at all.
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
@@ -168,6 +175,8 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
     return 0.0
   plain = merged_parts(unamplified(steps))
   if plain != steps:
+    # With little noise the analysis of an amplified step may be looser than that of the
+    # plain one.
     return min(_pld_quantile(steps, delta), _pld_quantile(plain, delta))
   return _pld_quantile(steps, delta)
 
@@ -175,6 +184,7 @@ def _pld_epsilon(steps: Parts, delta: float) -> float:
 def _pld_quantile(steps: Parts, delta: float) -> float:
   if _interval(steps) > _WIDEST:
     return math.inf
+  # Rounding can make delta too small, so it is taken off the delta that is asked for.
   return float(_pld(steps).get_epsilon_for_delta(delta - _pld_rounding(steps)))
 
 
@@ -193,6 +203,7 @@ def _pld_values(steps: Parts, epsilons: list[float]) -> list[float]:
     return [1.0] * len(epsilons)
   pld = _pld(steps)
   rounding = _pld_rounding(steps)
+  # Added here for the same reason: the true delta may be larger by the rounding.
   return [float(pld.get_delta_for_epsilon(value)) + rounding for value in epsilons]
 
 
@@ -202,10 +213,12 @@ def _pld_rounding(steps: Parts) -> float:
 
 
 def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
+  # A dict has no hash, and the cache needs one.
   return _pld_of(tuple(steps.items()))
 
 
-@functools.lru_cache(maxsize=2)  # replacing asks the same run at several deltas
+# Few, as one can hold millions of points. Replacing asks the same run at several deltas.
+@functools.lru_cache(maxsize=2)
 def _pld_of(steps: tuple[tuple[DpEvent, int], ...]) -> pld_lib.PrivacyLossDistribution:
   interval = _interval(dict(steps))
   ones = [(_pld_one(part, interval), times) for part, times in steps]

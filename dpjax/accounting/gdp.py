@@ -51,7 +51,9 @@ def approximate(
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
   squares = {part: kind_of(part).mu_squared(part) for part in steps}
+  # Exactly rounded: a sum over many parts would otherwise lose digits of a proved value.
   mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
+  # One sampled part makes the whole an approximation.
   is_exact = all(exact for _, exact in squares.values())
   epsilon_kind = "proved" if is_exact else "approximation"
   return Approximation(epsilon(mu, delta=delta), mu, epsilon_kind)

@@ -62,8 +62,10 @@ class Charge:
       raise UserError(
         "must be a string, not empty", field="noise_key_id", value=self.noise_key_id
       )
-    known = parts(self.event)  # also refuses events that nobody could account
+    # It also refuses events that nobody could account.
+    known = parts(self.event)
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
+    # Noise relative to an unbounded norm covers nothing, whatever its multiplier.
     if math.isinf(self.l2_clip_norm) and proves:
       raise UserError(
         f"must be finite for event={self.event!r}",
@@ -128,12 +130,15 @@ class Ledger:
     )
 
   def _add(self, charge: Charge) -> Ledger:
+    # Before anything is recorded: a gap is an uncharged release, a repeat is noise drawn
+    # twice.
     _check_follows(self.charges, charge)
     index = _last_of_key(self.charges, charge.noise_key_id)
     facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
     if index is None or facts(self.charges[index]) != facts(charge):
       return Ledger((*self.charges, charge))
     last = self.charges[index]
+    # One entry for a run of equal steps: the checkpoint stays small over millions of them.
     longer = dataclasses.replace(last, num_steps=last.num_steps + charge.num_steps)
     return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
 
@@ -151,7 +156,8 @@ class Ledger:
   def _relation(self, asked: str) -> str:
     """The one under which everything was charged; UserError where another is asked for."""
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
-    recorded.pop("", None)  # of charges that prove nothing
+    # Charges that prove nothing have no relation to agree with.
+    recorded.pop("", None)
     asked = str(asked) or next(iter(recorded), "add_or_remove_one")
     if set(recorded) - {asked}:
       raise UserError(
@@ -197,6 +203,7 @@ class Ledger:
     dpjax.accounting.ledger.BudgetExceeded: epsilon=1.9: the budget at delta=1e-05 is ...
     """
     more = composed(dpa.NoOpDpEvent() if proposed is None else proposed, num_steps)
+    # The past and the proposal are composed together. Epsilons of two parts do not add up.
     spent = epsilon_of(
       dpa.ComposedDpEvent([self.event(), more]),
       delta=budget.delta,
@@ -227,6 +234,8 @@ class Ledger:
       raise UserError("must be a mapping with version 2", field="ledger", value=data)
     ledger = cls()
     for charge in data.get("charges", ()):
+      # Entered one by one, so that a file with a gap or a repeat is refused as a run would
+      # be.
       ledger = ledger._add(_charge_from_json(charge))
     return ledger
 
@@ -243,6 +252,7 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
   first = charge.first_step
   index = _last_of_key(charges, key)
   if index is None:
+    # A new key starts another run on the data, or goes on where a resumed run stopped.
     allowed = {0, *(earlier.next_step for earlier in charges)}
     if first not in allowed:
       raise UserError(
@@ -270,7 +280,8 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
 
 def _charge_to_json(charge: Charge) -> dict[str, Any]:
   fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
-  clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm  # strict JSON
+  # Strict JSON has no infinity.
+  clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
   return {**fields, "event": event_to_json(charge.event), "l2_clip_norm": clip}
 
 

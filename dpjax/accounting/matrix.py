@@ -43,9 +43,12 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
-_DENSE = 4096  # steps up to which a dense matrix is made where none of the above helps
-_MOST_ENTRIES = 2**28  # of an array, 2 GiB of float64, that is held a few times
-_ZERO = 1e-12  # entries of C within this of zero count as not negative: rounding
+# Steps up to which a dense matrix is made where none of the above helps.
+_DENSE = 4096
+# Entries of an array that is held a few times: 2 GiB of float64.
+_MOST_ENTRIES = 2**28
+# Entries of C within this of zero count as not negative: rounding.
+_ZERO = 1e-12
 
 
 class Strategy(Protocol):
@@ -94,11 +97,14 @@ def sensitivity(
   if cyclic:
     return float(np.sqrt(_cyclic_squared(gram, min_sep, times)))
   if _falling_toeplitz(matrix):
+    # For such C the closest steps from the first on are worst (Kalinin 2024).
     comb = np.arange(times) * min_sep
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
+  # Each step with its heaviest partners, then the heaviest such steps: an upper bound,
+  # since partners of different steps may disagree.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
@@ -123,7 +129,8 @@ def _falling_toeplitz(matrix: np.ndarray) -> bool:
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
   """Largest sum of at most `times` weights (>= 0) whose places differ by min_sep or more."""
-  best = np.zeros(len(weights) + min_sep)  # of the places from i on
+  # By dynamic programming: best[i] is that of the places from i on.
+  best = np.zeros(len(weights) + min_sep)
   for _ in range(times):
     longer = np.zeros_like(best)
     with_each = weights + best[min_sep:]
@@ -155,9 +162,11 @@ def turn_images(
   steps = np.arange(num_steps)[:, None]
   patterns = (steps % turns == np.arange(min(turns, num_steps))).astype(np.float64)
   image = strategy.multiply(patterns)
+  # The bound takes equal gradients as the worst case. Negative entries break that.
   if image.min() < -_ZERO:
     raise UserError("C must have no negative entry", field="correlation", value=strategy)
   image = image / np.array(factors)[:, None] if factors else image
+  # The cache hands out this array itself, so that a write would change later answers.
   image.flags.writeable = False
   return image
 
@@ -192,7 +201,10 @@ def participation_costs(
     costs = np.cumsum(squares, axis=0).max(axis=1)
   else:
     costs = _separated_costs(strategy, num_steps, min_sep, factors)
+  # Released rows stay released: no prefix costs less than a shorter one, whatever rounding
+  # says.
   costs = np.maximum.accumulate(costs)
+  # The cache hands out this array itself.
   costs.flags.writeable = False
   return costs
 
@@ -223,8 +235,11 @@ def _separated_costs(
       value=Verbatim(type(strategy).__name__),
     )
   rows = np.array(factors)[:, None] if factors else 1.0
+  # With at most min_sep bands the columns of one example are orthogonal, so their norms add
+  # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
+  # An example is in each window of min_sep steps at most once: the worst column of each.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -259,6 +274,7 @@ def amplified_costs(
   squares = turn_images(strategy, num_steps, num_groups, factors) ** 2
   groups = squares.shape[1]  # num_groups; of steps that are fewer, one each
   turns = -(-num_steps // groups)
+  # Zero rows after the last step, so that every group has whole turns.
   padded = np.zeros(((turns + 1) * groups, groups))
   padded[:num_steps] = squares
   norms = [
@@ -298,11 +314,13 @@ def correlated_events(
     costs = amplified_costs(strategy, num_groups=min_sep, **options)
     turns = [_event(cost, noise_multiplier) for cost in costs]
     sampled = [poisson_sampled_event(turn, sampling_prob=sampling_prob) for turn in turns]
+    # A turn is accounted at its first step, so a run may stop anywhere in it.
     quiet = [dpa.NoOpDpEvent()] * (min(min_sep, num_steps) - 1)
     return tuple(itertools.chain.from_iterable([one, *quiet] for one in sampled))[
       :num_steps
     ]
   costs = participation_costs(strategy, min_sep=min_sep, cyclic=cyclic, **options)
+  # Squared sensitivities add up, so step t is accounted as the increment that it brings.
   return tuple(_event(cost, noise_multiplier) for cost in np.diff(costs, prepend=0.0))
 
 

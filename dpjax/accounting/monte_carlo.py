@@ -31,8 +31,11 @@ from dpjax.validate import UserError, Verbatim
 # Steps between two of one example: each simulated run keeps so many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
-_CHUNK = 4_000_000  # numbers drawn at a time
-_GRID = 1e-3 * 1.005 ** np.arange(2800)  # epsilons that may be answered, to 1160
+# Numbers drawn at a time: a bound on memory.
+_CHUNK = 4_000_000
+# Epsilons that may be answered, up to 1160. Fixed before the draws, so that none is chosen
+# by them.
+_GRID = 1e-3 * 1.005 ** np.arange(2800)
 
 
 class MonteCarloEpsilon(NamedTuple):
@@ -89,7 +92,8 @@ def _check_simulation(
   validate.positive(noise_multiplier=noise_multiplier)
   validate.integer_in(1, _MOST_SAMPLES, num_samples=num_samples)
   validate.open_unit(delta=delta, confidence=confidence)
-  log_miss = math.log(2 / (1 - confidence))  # half for either direction
+  # Half for either direction.
+  log_miss = math.log(2 / (1 - confidence))
   if num_samples * -math.log1p(-delta) < log_miss:
     raise UserError(
       f"must be >= {math.ceil(log_miss / delta)} to certify delta={delta!r} at "
@@ -104,6 +108,8 @@ def _certified(
 ) -> MonteCarloEpsilon:
   """From sorted losses in both directions."""
   number = len(losses[0])
+  # A smaller bar than delta: what the mean may be for the true delta to hold with
+  # confidence.
   limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
   return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
@@ -154,6 +160,7 @@ def min_sep_epsilon(
       value=Verbatim(type(strategy).__name__),
     )
   run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
+  # A stream of its own: both simulations may be asked with the same seed.
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
   chunk = max(1, _CHUNK // (num_steps + min_sep))
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
@@ -165,7 +172,8 @@ def min_sep_epsilon(
 def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
   """C[t + k, t] at [k, t], zero beyond the last row: all that a banded C has."""
   bands = min(strategy.bands or 1, num_steps)
-  images = turn_images(strategy, num_steps, bands)  # columns of one image are disjoint
+  # Columns that are `bands` apart are disjoint, so one image holds them all.
+  images = turn_images(strategy, num_steps, bands)
   padded = np.vstack([images, np.zeros((bands, images.shape[1]))])
   steps = np.arange(num_steps)
   return np.array([padded[steps + k, steps % bands] for k in range(bands)])
@@ -207,7 +215,8 @@ class _MinSep(NamedTuple):
     what is free from step t on. Columns of one set share no row, so factors of steps
     multiply. All in logarithms: with little noise one factor is beyond float64."""
     bands, steps = self.columns.shape
-    with np.errstate(divide="ignore"):  # log 0: nobody is free before the first step
+    # log 0: nobody is free before the first step.
+    with np.errstate(divide="ignore"):
       takes = np.log(self.prob)
       leaves = np.log1p(-self.prob)
       first = np.log(self._first())
@@ -226,6 +235,8 @@ class _MinSep(NamedTuple):
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
   """Sorted log-likelihood ratios in favour of the drawn hypothesis, in both directions."""
   values, vectors = np.linalg.eigh(gram)
+  # Not by Cholesky: the Gram matrix may be singular, and its eigenvalues negative by
+  # rounding.
   root = vectors * np.sqrt(np.maximum(values, 0.0))  # root root^T = gram
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB1B5,)))
   bins = len(gram)
@@ -248,6 +259,7 @@ def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.n
 
 def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
   """Mean of max(0, 1 - exp(epsilon - loss)) over sorted losses."""
+  # The losses are sorted, so only those above epsilon are read.
   above = losses[np.searchsorted(losses, epsilon) :]
   return float(-np.expm1(epsilon - above).sum() / len(losses))
 
@@ -257,7 +269,8 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
   epsilon, so bisection finds what a walk from the top would."""
   low = -1
   high = len(_GRID) - 1
-  if not _mean_delta(losses, _GRID[high]) <= limit:  # nor where it is no number
+  # Written so that NaN fails the test, too.
+  if not _mean_delta(losses, _GRID[high]) <= limit:
     return math.inf
   while high - low > 1:
     middle = (low + high) // 2
@@ -279,6 +292,7 @@ def _largest_mean(number: int, delta: float, log_miss: float) -> float:
 
 def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
   """About the largest x in [low, high] with holds(x), given holds(low) and that it ends."""
+  # More halvings than float64 has digits.
   for _ in range(100):
     middle = (low + high) / 2
     low, high = (middle, high) if holds(middle) else (low, middle)

@@ -14,8 +14,10 @@ import numpy as np
 
 from dpjax import validate
 
-OVERFLOW_SHARE = 0.05  # of delta, set aside for a Poisson draw above the capacity
-LADDER = 1.01  # ratio of the amounts that may be set aside
+# Share of delta that is set aside for a Poisson draw above the capacity.
+OVERFLOW_SHARE = 0.05
+# Ratio of the amounts that may be set aside.
+LADDER = 1.01
 
 
 def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
@@ -27,6 +29,7 @@ def log_allowed(delta: float, epsilon: float, num_steps: int) -> float:
   """
   epsilon = epsilon if math.isfinite(epsilon) else 0.0
   share = math.log(OVERFLOW_SHARE) + math.log(delta) - math.log(max(num_steps, 1))
+  # log(1 + e^epsilon) without overflow at large epsilon.
   return share - np.logaddexp(0.0, epsilon)
 
 
@@ -61,9 +64,12 @@ def set_aside(
   rung = 0
   while (aside := least * LADDER**rung) < delta:
     price = log_abort_prob + float(np.logaddexp(0.0, epsilon_at(delta - aside)))
+    # The addend forgives rounding of the logarithm on the first rung.
     if price <= math.log(aside) + 1e-12:
       return aside
+    # No higher rung can help: epsilon only grows as less delta is left.
     if math.isinf(price):
       return None
+    # Rungs in between are below the price already, so none that is enough is passed over.
     rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
   return None

@@ -70,7 +70,8 @@ def declare(scheme: str, proof: Proved) -> Proved:
   return proof
 
 
-declare("none", Proved(RELATIONS))  # every record in every step
+# Every record is in every step: noise alone, proved under each relation.
+declare("none", Proved(RELATIONS))
 declare("unproved", NOTHING_PROVED)
 
 

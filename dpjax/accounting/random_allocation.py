@@ -47,13 +47,19 @@ from scipy import fft, special
 
 from dpjax import validate
 
-_CELLS = (2**16, 2**20)  # least and most of the window of L
-_FINE = 0.05  # wanted width of a cell, in s: what it adds to the variance is lost in it
-_TAILS = (8.0, 7.0)  # standard deviations of a term's loss with room: z >= 1, less noise
-_MOST_SHIFT = 4.0  # 1 / z from which on no amplification is claimed: nothing is left of it
-_LEAST_SHIFT = 1e-3  # and up to which: cells would be coarser than the loss
+# Least and most cells of the window of L.
+_CELLS = (2**16, 2**20)
+# Wanted width of a cell, in s. What it adds to the variance is lost in it.
+_FINE = 0.05
+# Standard deviations of a term's loss that have room: for z >= 1, and for less noise.
+_TAILS = (8.0, 7.0)
+# 1 / z from which on no amplification is claimed: nothing is left of it.
+_MOST_SHIFT = 4.0
+# And up to which none is: cells would be coarser than the loss.
+_LEAST_SHIFT = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
-_CELL_ERROR = 1e-13  # relative, of one cell's mass at s = 1: quadrature and rounding
+# Relative error of one cell's mass at s = 1: quadrature and rounding.
+_CELL_ERROR = 1e-13
 _UNIT = 2.0**-53
 _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
@@ -131,10 +137,12 @@ def _spread(
 
   `tilted`: masses are P's, which are L times Q's. Both shares are raised by their rounding.
   """
+  # More mass is a larger divergence, so rounding up is sound.
   masses = masses * (1 + 16 * _UNIT / interval)
   cells = np.floor(np.log(ratios) / interval)
   below = np.exp(cells * interval)
   above = np.exp((cells + 1) * interval)
+  # The mean is kept by linear weights. Rounding may leave [0, 1] at the ends.
   up = np.clip((ratios - below) / (above - below), 0.0, 1.0)
   moved_up = masses * up * (above / ratios if tilted else 1.0)
   moved_down = masses * (1 - up) * (below / ratios if tilted else 1.0)
@@ -164,8 +172,10 @@ def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
   one, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
   having = one * np.arange(len(one)) * window.width if removed else None
   masses, error = _sum(one, having, num_steps, window.cells)
+  # Mass beyond this edge wraps round the circle onto a smaller loss.
   edge = window.first + (window.cells if removed else 0)
   wrapped = _tail(one, having, num_steps, edge, above=removed)
+  # The transform counts cells from 0 round the circle. The window starts elsewhere.
   start = window.first % window.cells
   return _Law(
     window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
@@ -187,6 +197,7 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
     high = min(num_steps * cap, num_steps + 20 * spread + cap)
   low = max(0.0, low)
   if not cells:
+    # Powers of two, which the transform takes fastest.
     wanted = 2 ** math.ceil(math.log2((high - low) / (_FINE * shift)))
     cells = min(max(wanted, _CELLS[0]), _CELLS[1])
   width = (high - low) / (cells - 4)
@@ -208,7 +219,8 @@ def _one_term(
   (masses at 0, h, .., (cells - 1) h, what is beyond under P)."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
-  first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))  # by closed form before it
+  # Near 0 the cells are wide beside the density: closed forms. Beyond, they would cancel.
+  first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2
   below = special.ndtr(edges)
@@ -216,10 +228,12 @@ def _one_term(
   mean = np.diff(special.ndtr(edges - shift)) / width
   near = np.arange(first)
   far = np.arange(first, cells - 1)
+  # The differences below lose digits. Their rounding is bounded and added.
   cancelled = 128 * _UNIT * (near + 1) * below[1:]
   up[:first] = np.maximum(0.0, mean - near * inside) + cancelled
   down[:first] = np.maximum(0.0, (near + 1) * inside - mean) + cancelled
-  for node, weight in zip((_NODES + 1) / 2, _WEIGHTS / 2):  # all terms are positive
+  # Quadrature of positive terms alone, so nothing cancels.
+  for node, weight in zip((_NODES + 1) / 2, _WEIGHTS / 2):
     place = far + node
     z = np.log(place * width) / shift + shift / 2
     mass = weight * np.exp(-z * z / 2) / (math.sqrt(2 * math.pi) * shift * place)
@@ -227,7 +241,8 @@ def _one_term(
     down[first:] += (1 - node) * mass
   masses = np.append(down, 0.0) + np.append(0.0, up)
   last = math.log((cells - 1) * width) / shift + shift / 2
-  masses[0 if removed else -1] += special.ndtr(-last)  # what lies beyond the grid
+  # What lies beyond the grid: step 3 of the proof.
+  masses[0 if removed else -1] += special.ndtr(-last)
   beyond = float(special.ndtr(shift - last)) if removed else 0.0
   return masses * (1 + _CELL_ERROR * max(1.0, 1 / shift)), 1.01 * beyond
 
@@ -251,6 +266,7 @@ def _sum(
   image = long(one)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
+  # One tilted term under P, so all others are T - 1.
   power = _power(image, num_steps - (having is not None))
   if having is not None:
     power = power * long(having)
@@ -258,7 +274,8 @@ def _sum(
   each = num_steps * (off + 4 * _LONG_UNIT) * 1.01
   error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
   error += off * float(np.linalg.norm(found))
-  rounded = 2 * _UNIT  # to double, relative: raised by it
+  # To double, relative: the masses are raised by it.
+  rounded = 2 * _UNIT
   return np.maximum(0.0, found) * (1 + rounded), math.sqrt(cells) * error
 
 
@@ -282,6 +299,8 @@ def _tail(
   if not above and edge <= 0:
     return 0.0
   places = np.arange(len(one)) - edge / num_steps  # of a term, relative to an equal share
+  # Any rate gives a bound, and the best of some is taken. The largest keep exp within
+  # float64.
   rates = np.geomspace(1 / (edge + len(one)), 600 / np.abs(places).max(), 25)
   best = math.inf
   for rate in rates if above else -rates:
@@ -289,4 +308,5 @@ def _tail(
     common = math.log(one @ weights)
     first = common if having is None else math.log(having @ weights)
     best = min(best, (num_steps - 1) * common + first)
+  # The addend covers the rounding of T logarithms.
   return math.exp(min(0.0, best + 1e-9 * num_steps))

@@ -18,7 +18,8 @@ EPSILON_KINDS = {
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
-NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."  # without noise
+# Of a run without noise.
+NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
 _RELATIONS = {
   "add_or_remove_one": "one {unit} more or less",
   "replace_one": "one {unit} exchanged for any other",
@@ -78,6 +79,7 @@ def privacy_statement(
     statistics: what was fitted to the data before the first step and is part of `event`, in
       words; "" where nothing was.
 
+  >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
   >>> print(text[text.index("accountant"):])
   accountant  epsilon
@@ -88,6 +90,7 @@ def privacy_statement(
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
   if epsilons is None:
+    # Epsilon and the failure must hold together at the delta that is stated.
     left = delta - delta_set_aside
     rows = {
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
@@ -121,6 +124,7 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
       event, delta=delta, neighboring_relation=relation, accountant=accountant
     )
   except UserError as error:
+    # A statement is still worth having by the other accountant.
     return f"not available ({error})"
   return upper(value, decimals=4)
 

@@ -43,8 +43,11 @@ def accountable(
   steps = merged_parts(event)
   for part in steps:
     _check_supported(part, str(neighboring_relation), accountant)
+  # Replacing in two uses the parts as they are; their noise is not halved.
   if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
     return steps
+  # dp_accounting's two accountants read noise under REPLACE_ONE differently: converted
+  # here, once.
   return {kind_of(part).under_replace_one(part): times for part, times in steps.items()}
 
 
@@ -128,6 +131,7 @@ def check_event(
         value=relation,
       )
   proofs = [proof, *rows.values()]
+  # Both must prove it: the row of the sampler, and those of the events that it states.
   known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
   if accountant not in known:
     ways = " or ".join(map(repr, known))

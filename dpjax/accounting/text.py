@@ -9,7 +9,8 @@ from __future__ import annotations
 import decimal
 import math
 
-_LOWER = ("audited", "lower")  # words in the name of a lower bound
+# Words in the name of a lower bound.
+_LOWER = ("audited", "lower")
 _PROMISED = ("epsilon", "delta")
 
 
@@ -62,8 +63,11 @@ def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> 
   value = float(value)
   if not math.isfinite(value):
     return f"{value}"
+  # From the shortest text, as JSON writes it: the binary value of 1e-5 would round up to
+  # 1.001e-05.
   exact = decimal.Decimal(repr(value))
   if decimals is not None:
+    # Room for every digit of a float64: the default of 28 would raise for large ones.
     with decimal.localcontext(prec=400):
       return f"{exact.quantize(decimal.Decimal(1).scaleb(-decimals), rounding):f}"
   context = decimal.Context(prec=digits, rounding=rounding)

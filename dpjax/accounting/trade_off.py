@@ -20,10 +20,13 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 
 # Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-_POINTS = 129  # of a curve: each pair is a tangent of the line of true positives
-_WIDEST = 100.0  # where no epsilon is finite at the slack
+# Of a curve: each pair is a tangent of the line of true positives.
+_POINTS = 129
+# Where no epsilon is finite at the slack.
+_WIDEST = 100.0
 _MOST = 1e4  # of mu
-_ROUNDING = 1e-14  # of a Gaussian's delta, times 1 + epsilon
+# Of a Gaussian's delta, times 1 + epsilon.
+_ROUNDING = 1e-14
 
 
 class TradeOff(NamedTuple):
@@ -43,6 +46,7 @@ class TradeOff(NamedTuple):
     """
     x = np.asarray(fpr, float)[..., None]  # [..., 1] against the pairs
     with np.errstate(over="ignore", invalid="ignore"):
+      # e^epsilon may overflow to infinity, whose product with 0 would be NaN.
       first = np.where(x > 0, np.exp(self.epsilons) * x, 0.0) + self.deltas
     second = 1 - np.exp(-self.epsilons) * (1 - self.deltas - x)
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
@@ -113,7 +117,8 @@ class TradeOff(NamedTuple):
     first = -far[:-1] * width
     last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
-    meet = np.clip((last - risen) / bend, 0.0, 1.0)  # where the tangents of both ends do
+    # Where the tangents of both ends meet.
+    meet = np.clip((last - risen) / bend, 0.0, 1.0)
     tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))
     between = tangents >= self.deltas[:-1] + fallen * meet
     return bool((own >= self.deltas).all() and between.all())
@@ -138,6 +143,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   epsilons = np.linspace(0, min(last, _WIDEST), _POINTS if last else 1)
   deltas = delta_curve(event, epsilons.tolist(), **counting)
   if epsilons[-1] == last:
+    # The last epsilon was found for this slack, so delta at it is no larger.
     deltas[-1] = min(deltas[-1], slack)
   return TradeOff(epsilons, deltas)
 

@@ -50,7 +50,8 @@ def select_rdp(
   gamma = stopping_prob(mean_trials, shape)
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
   at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
-  later = [np.min(at_each[order >= own]) for own in order]  # divergences grow with order
+  # Divergences grow with the order, so that of a larger one is a bound, too.
+  later = [np.min(at_each[order >= own]) for own in order]
   return np.array(later)
 
 
@@ -77,11 +78,13 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
     return 1.0
   if shape == 1:
     return 1 / mean_trials
+  # In logarithms, as gamma may be far below any fixed tolerance.
   excess = lambda log_gamma: math.log(_mean(math.exp(log_gamma), shape) / mean_trials)
   low = math.log(min(1.0, 1 / mean_trials))
   while excess(low) < 0:
     low *= 2
   root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
+  # A smaller gamma has more trials and costs more: the private side of the root's error.
   return math.exp(root) * (1 - 1e-9)
 
 
@@ -91,6 +94,7 @@ def _mean(gamma: float, shape: float) -> float:
     return 1.0
   log_gamma = math.log(gamma)
   if shape == 0:
+    # The limit of the formula below, which is 0 / 0 here.
     return math.expm1(-log_gamma) / -log_gamma
   return shape * math.expm1(-log_gamma) / -math.expm1(shape * log_gamma)
 
@@ -119,7 +123,8 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   if shape == 1:
     return int(rng.geometric(gamma))
   drawn = 0
-  while drawn == 0:  # truncated: never zero
+  # The law is truncated: never zero.
+  while drawn == 0:
     drawn = int(rng.negative_binomial(shape, gamma))
   return drawn
 

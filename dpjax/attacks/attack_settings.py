@@ -1,4 +1,4 @@
-"""What a config sets of an attack, and what its run reads: base classes for `launch.attack`.
+"""Base classes for the attacks of `launch.attack`: their settings, and what their runs read.
 
 An attack of `launch.attack` is a frozen dataclass that derives from one of these, whose fields
 all have defaults. A row of `registry.ATTACKS` gives it a name; a user's own is named by its

@@ -1,4 +1,4 @@
-"""What the launchers run: typed configs, one run, its kinds, sweeps of runs and checks of runs.
+"""Experiments of the launchers: typed configs, one run, its kinds, sweeps and checks of runs.
 
 The library of differential privacy stands below this package and imports nothing of it.
 

@@ -70,7 +70,8 @@ def _meant(found: Any) -> str:
   module, _, name = path[1].rpartition(".")
   try:
     return sentence(getattr(importlib.import_module(f"dpjax.{module}"), name).__doc__)
-  except (ImportError, AttributeError):  # a method of something near
+  # A method of something near.
+  except (ImportError, AttributeError):
     return words
 
 
@@ -82,7 +83,8 @@ def _told(found: Any) -> str:
     found = found.func
   if dataclasses.is_dataclass(found):
     numbers = {f.name: f.default for f in dataclasses.fields(found)}
-    made = f"{getattr(found, '__name__', '')}("  # by dataclass, where nobody wrote one
+    # A docstring that `dataclass` made, where nobody wrote one, repeats the numbers.
+    made = f"{getattr(found, '__name__', '')}("
     if (found.__doc__ or "").startswith(made):
       return _with("", numbers)
   return _with(_meant(found), numbers)
@@ -154,7 +156,7 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Those of `PUBLISHED`, with whether they are here, and the forms of other names."""
+  """Returns a row for each of `PUBLISHED`: whether it is here; and the forms of other names."""
   root = prepared.data_root()
 
   def told(name: str) -> str:
@@ -206,7 +208,8 @@ def _users(path: str) -> str:
     return f"{_told(found)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(found).parameters.values())
-  except ValueError:  # of native code, which has none to look at
+  # Native code has no signature to look at.
+  except ValueError:
     parameters = []
   if parameters and parameters[0].name == "loss_fn":
     return f"{words} (--config.algorithm of launch.federate)"

@@ -90,6 +90,7 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
 
 def at_least_one(stacked: ArrayTree) -> Any:
   """The same, with a slot of padding where there is no client at all."""
+  # Not every rule is defined for no clients at all. Padding counts for nobody.
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
 
@@ -123,6 +124,7 @@ def weighted_mean() -> Aggregator:
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     del state
+    # One NaN, or one infinite weight, would otherwise decide the mean.
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = jnp.where(counted, weights, 0.0)
     return trees.weighted_sum(messages, weights), jnp.sum(weights)
@@ -184,7 +186,8 @@ def dp_mean(
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
     scale = transforms.clip_scale(state)
-    if scale is not None:  # a public number, from what earlier rounds have released
+    # A public number, from what earlier rounds have released.
+    if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
     return summed.total, centred_count(summed) if clip.rule.adapts else None
@@ -204,6 +207,7 @@ def _weighted(messages: Any, weights: Array) -> Any:
   def scaled(leaf: Array) -> Array:
     leaf = trees.at_least_float32(leaf)
     factor = weights.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
+    # 0 x NaN would be NaN: a client that does not count must send exactly nothing.
     return jnp.where(factor == 0, 0, leaf * factor)
 
   return jax.tree.map(scaled, messages)
@@ -258,9 +262,11 @@ def client_noise(
     weighted = _weighted(one, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
+    # A key of its own: noise shares no stream with dropout or rounding of this client.
     state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
+    # The weight is in the message already. Sent by itself it would tell the client's size.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
   return client._replace(finish=finish)

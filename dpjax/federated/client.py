@@ -56,7 +56,7 @@ class Local(NamedTuple):
   key: Array  # of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
-    """One more step, on the examples [B] of `mask` with this sum of losses."""
+    """Counts one more step, on the examples [B] of `mask` with this sum of losses."""
     return self._replace(
       loss_sum=self.loss_sum + loss,
       num_seen=self.num_seen + jnp.sum(mask),
@@ -129,6 +129,7 @@ def capped(cap: int) -> Weighting:
 
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
+  # The rule is asked about at least 1, and its answer for nobody replaced by 0.
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
 
 
@@ -140,6 +141,7 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
+  # Padding repeats rows of the client, so its losses must be left out.
   total = jnp.sum(jnp.where(mask, losses, 0))
   return total / jnp.maximum(jnp.sum(mask), 1), total
 
@@ -158,8 +160,10 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """As `mean_grad`, but a `ClippedSum` for a plan's transform: privacy for one EXAMPLE
-  inside its client. Use it with `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
+  """Returns a `mean_grad` that hides one EXAMPLE inside its client.
+
+  It yields a `ClippedSum` for a plan's transform. Use it with
+  `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
   """
   summed_fn = plan.clipped_grad(loss_fn, method="vmap")
 
@@ -176,6 +180,7 @@ def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtr
   An optimizer that draws noise must be such a function: built once, it would give every
   client the same noise.
   """
+  # An Optax transformation is a named tuple; anything else makes one of a key.
   tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
   return optax.with_extra_args_support(tx)
 
@@ -184,6 +189,7 @@ def difference(received: Received, local: Local) -> Params:
   """w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
+    # Wide before the subtraction: two close bfloat16 numbers would cancel.
     lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
     local.params,
     received.params,
@@ -249,6 +255,7 @@ def local_training(
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     found, loss = grad_fn(local.params, examples, mask)
     found = found if adjust is None else adjust(found, received, local)
+    # Made anew in each step with the same key: it is pure, and its state is in `local`.
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
     updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
     params = optax.apply_updates(local.params, updates)

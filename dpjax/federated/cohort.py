@@ -30,6 +30,7 @@ def bucket(n: int) -> int:
   >>> [bucket(n) for n in (0, 3, 9, 100, 300)]
   [0, 3, 10, 112, 320]
   """
+  # Three leading bits are kept, so that rounding up adds a quarter at most.
   step = 1 << max(0, (max(n, 1) - 1).bit_length() - 3)
   return -(-n // step) * step
 
@@ -123,6 +124,7 @@ class LocalWork:
     [[True, True], [True, False], [True, True], [True, False]]
     """
     used = self.num_used(num_examples)
+    # A batch of all examples has a size for each client. Rounded, few of them are compiled.
     size = self.batch_size or bucket(max(used, 1))
     steps = -(-used // size)
     places = np.zeros((self.epochs, steps * size), np.int64)
@@ -159,6 +161,7 @@ def cohort_of(
 
   def batches(client: int) -> LocalBatches:
     held = federation.indices[client]
+    # 1 keeps these streams apart from the sampler's, which spawns by the step alone.
     stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
     rng = np.random.Generator(np.random.Philox(stream))
     places, mask = work.rows(len(held), rng)
@@ -197,6 +200,7 @@ def cohorts(
       field="aggregator",
     )
   validate.integer_at_least(0, rng=rng, start=start)
+  # Before the first draw: a capacity that overflows too often is refused as a whole.
   plan.check_capacity(federation.num_clients, federation.nominal_users)
 
   def generate() -> Iterator[Cohort]:

@@ -57,7 +57,7 @@ class Entries(NamedTuple):
 
 
 class Signs(NamedTuple):
-  """One sign each, and one length for all."""
+  """A message of one sign per coordinate, and one length for all."""
 
   positive: Array  # [D] bool
   scale: Array  # []
@@ -89,9 +89,11 @@ def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
   """Stochastic rounding: the expectation of the rounded number is the number."""
   low = jnp.min(x)
   high = jnp.max(x)
+  # A leaf of equal numbers has no width, and 0 / 0 would be NaN.
   width = jnp.where(high > low, high - low, 1.0)
   exact = (x - low) / width * (2**bits - 1)
   index = jnp.floor(exact + jax.random.uniform(key, x.shape))
+  # Rounding may reach one level above the last, for which there is no code.
   return Levels(jnp.clip(index, 0, 2**bits - 1).astype(jnp.int32), low, high)
 
 
@@ -149,6 +151,7 @@ def hadamard(x: Array) -> Array:
   Array([0.5, 0.5, 0.5, 0.5], dtype=float32)
   """
   size = x.shape[0]
+  # log2(D) stages of sums and differences, where the matrix would take D^2.
   for stride in (1 << i for i in range(size.bit_length() - 1)):
     pairs = x.reshape(-1, 2, stride)
     x = jnp.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).ravel()
@@ -185,6 +188,7 @@ def rotated(bits: int = 4) -> Compressor:
   validate.integer_in(1, 16, bits=bits)
 
   def encode(key: Array, x: Array) -> Levels:
+    # Both sides know the rotation. The rounding must be independent of it to be unbiased.
     rotation, rounding = jax.random.split(key)
     return _round_to_levels(rounding, rotate(rotation, x), bits)
 
@@ -196,7 +200,7 @@ def rotated(bits: int = 4) -> Compressor:
 
 
 def drive() -> Compressor:
-  """One bit each: the signs of the rotated message, scaled by ||R x||_1 / D.
+  """DRIVE, one bit per coordinate: the rotated message's signs, scaled by ||R x||_1 / D.
 
   That scale has the smallest squared error (Vargaftik et al. 2021, section 4); the error is
   about 1 - 2 / pi = 0.36 of the squared norm, whatever the message.
@@ -249,7 +253,8 @@ def compressed(
     wanted = trees.add(sent.message, left_out) if error_feedback else sent.message
     key = jax.random.fold_in(local.key, ROUNDING_KEY)
     decoded = compressor.decode(key, compressor.encode(key, wanted), wanted)
-    counts = sent.weight > 0  # a client that does not count sends exactly nothing
+    # A client that does not count sends exactly nothing.
+    counts = sent.weight > 0
     decoded = jax.tree.map(lambda leaf: jnp.where(counts, leaf, 0), decoded)
     if error_feedback:
       memory = {"own": memory, "left_out": trees.add(wanted, trees.scale(decoded, -1.0))}

@@ -1,4 +1,4 @@
-"""What is known about an algorithm or an aggregator, stated once, beside its code.
+"""Facts about an algorithm or an aggregator, stated once, beside its code.
 
 A config's choices, the fields that a run reads, what an attack or an audit may ask for, the
 games of `launch.audit` and the lines of `launch.list` all read these facts. So a new

@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 
 
 class Placement(NamedTuple):
-  """One way to add noise; standard deviations per coordinate, in the units of the clip norm."""
+  """A way to add noise; standard deviations per coordinate, in units of the clip norm."""
 
   name: str
   trusted: str
@@ -38,7 +38,7 @@ class Placement(NamedTuple):
 
 
 def local_event(noise_multiplier: float, num_messages: int = 1) -> dpa.DpEvent:
-  """What `num_messages` messages of one client tell the server, under "replace_one".
+  """Event of `num_messages` messages of one client to the server, under "replace_one".
 
   Args:
     noise_multiplier: as `client_noise` was given it, relative to the clip norm.
@@ -98,6 +98,7 @@ def compare_placements(
     neighboring_relation=NeighboringRelation.REPLACE_ONE,
   )
   root = math.sqrt(num_clients)
+  # Variances add up, so `stay` shares make the whole noise.
   share = std / math.sqrt(stay)
 
   def placement(name: str, trusted: str, client: float, server: float, mean: float):

@@ -116,6 +116,7 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
   """
   if memories is None:
     return None
+  # On the host, since states of all clients may be more than a device holds.
   for part in jax.device_get(parts):
     sound = _sound(part.memories, part.mask)
     rows = jax.tree.map(lambda leaf: leaf[sound], part.memories)  # noqa: B023
@@ -132,6 +133,7 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 
   def stacked(mapped: Any, state: Any) -> Any:
     count = mapped.sent.weight.shape[0]
+    # Few sizes, so that cohorts of random size cost few compilations.
     size = max(1, bucket(count))
     sent, mask = jax.device_put((padded(mapped.sent, size), np.arange(size) < count))
     if aggregator.check is not None:
@@ -233,10 +235,12 @@ def federated(
 
   def message(params: Params, own: Any) -> Any:
     received = Received(params, server.extra(server.init(params)))
+    # Traced for shapes alone, so any key and no example will do.
     local = client.init(received, own, jnp.int32(0), key)
     return client.finish(received, local)[0].message
 
   def init(params: Params, num_clients: int = 0) -> FederatedState:
+    # A copy: the caller may change or donate its own.
     params = jax.tree.map(jnp.array, params)
     own = None if memory is None else memory(params)
     memories = None if own is None else ClientStates(own, num_clients)
@@ -268,6 +272,7 @@ def federated(
     mean, aggregated = combine(mapped, state.aggregator)
     # those that worked and sent finite numbers: whose memories moved
     counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
+    # How many took part is itself a secret where clients are sampled.
     size = None if aggregator.private else jax.device_put(np.float32(np.sum(counted)))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(

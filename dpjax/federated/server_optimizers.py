@@ -74,9 +74,11 @@ def fed_opt(
   moved = SECOND_MOMENTS[name]
 
   def init(params: Any) -> FedOptState:
+    # In half precision small squares underflow, or are lost beside v.
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),
+      # v_-1 = tau^2, as the paper has it. Optax begins elsewhere.
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 

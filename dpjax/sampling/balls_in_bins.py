@@ -26,7 +26,7 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
 
   Args:
     num_bins: steps of a pass.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = BallsInBinsSampler(num_bins=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
@@ -61,5 +61,9 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.num_bins, cyclic=True)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # All bins come from one draw per run, so step t finds its own without the steps before
+    # it.
     bins = once(seed).integers(self.num_bins, size=num_examples)
+    # A bin of random size may exceed the capacity. That must raise: to cut it would be
+    # another scheme.
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)

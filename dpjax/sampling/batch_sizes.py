@@ -7,12 +7,15 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-_LEAST_PROB = 1e-15  # below it the steps of a pass are no whole number of float64
+# Below it the steps of a pass are no whole number of float64.
+_LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
-  """The batch of fixed size that a sampling probability stands for: sampling_prob * n,
-  rounded, at least 1. The ONE place that decides it, for what runs and for what is charged.
+  """Returns the batch of fixed size that a sampling probability stands for.
+
+  It is sampling_prob * n, rounded, at least 1. This is the ONE place that decides it, for what
+  runs and for what is accounted.
 
   >>> whole_batch_size(0.015, 100), whole_batch_size(1e-6, 100)
   (2, 1)
@@ -37,12 +40,19 @@ def whole_passes(sampling_prob: float) -> bool:
   >>> whole_passes(0.25), whole_passes(0.3)
   (True, False)
   """
+  # 1 / 3 and the like are no floats: their pass is whole up to rounding.
   return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
 
 
 def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob") -> None:
-  """Raises UserError, for a sampler that is `told`, unless a pass is a whole number of steps. The
-  ONE place that decides it, for what runs and for what is charged."""
+  """Raises UserError unless a pass is a whole number of steps.
+
+  This is the ONE place that decides it, for what runs and for what is accounted.
+
+  Args:
+    told: names the sampler in the message.
+    name: of the field, for the message.
+  """
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:
     raise UserError(

@@ -73,6 +73,7 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   @property
   def slots(self) -> int:
+    # Where the steps of a pass do not divide the data, the first batches hold one example more.
     return -(-self.num_examples // self.steps_per_pass)
 
   @property
@@ -82,4 +83,6 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
     order = once(seed).permutation(num_examples)
+    # A stride through the permutation partitions it, with batch sizes that differ by one at
+    # most.
     return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])

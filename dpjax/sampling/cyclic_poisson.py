@@ -34,7 +34,7 @@ class CyclicPoissonSampler(PaddedSampler):
     prob: probability in (0, 1] to take part in a turn; the expected batch is
       prob / num_groups of the examples.
     num_groups: steps between an example's turns; 1 is Poisson sampling.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = CyclicPoissonSampler(prob=1.0, num_groups=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
@@ -60,6 +60,8 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
+    # The sampling probability of a run is that over all steps; a turn comes once in
+    # `groups`.
     return cls(prob=prob, num_groups=groups, capacity=size.slots)
 
   @classmethod
@@ -81,7 +83,10 @@ class CyclicPoissonSampler(PaddedSampler):
     return dp_accounting.PoissonSampledDpEvent(self.prob, inner)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # The group is drawn once per run, the coin anew in each step: the proof needs both.
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
+    # A draw above the capacity raises: its chance is accounted in delta, a cut would not
+    # be.
     return self.checked(np.flatnonzero(taken), step)

@@ -56,6 +56,7 @@ class FixedSizeSampler(SizedSampler):
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int) -> float:
+    # Only whole batches exist, so only their shares can be run and accounted.
     return whole_batch_size(prob, num_examples) / num_examples
 
   @property
@@ -68,6 +69,8 @@ class FixedSizeSampler(SizedSampler):
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # The event names the size of the data. A draw from other data would not be that event.
     self.check_size(num_examples)
     rng = generator(seed, step)
+    # The order inside a batch carries nothing. Sorted, it is that of Poisson batches.
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))

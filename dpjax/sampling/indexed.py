@@ -27,6 +27,8 @@ def size_of(data: Indexed) -> int:
   """
   try:
     size = len(data)
+  # A class of somebody may fail in any way, and its message may hold records: neither is
+  # shown.
   except Exception:
     size = None
   if size is None:
@@ -55,6 +57,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
     rows = rows_of(data, indices)
     return rows if is_known else _own_arrays(data, rows)
 
+  # One look before the run, so that unreadable data fail here and not in the middle of it.
   read(np.zeros(1, np.int64))
   if not is_known:
     _check_order(data, read, size)
@@ -82,9 +85,11 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
-  except Exception as error:  # whatever it is, its text may hold what was looked for
+  # Whatever it is, its text may hold what was looked for.
+  except Exception as error:
     failure = type(error).__name__
-  if failure:  # outside of the handler, so that the error keeps nothing of the other one
+  # Outside of the handler, so that the error keeps nothing of the other one.
+  if failure:
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
   if not leaves:
     raise UserError(f"{_needs(data)}, whose data[indices] holds no array")
@@ -92,6 +97,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)
     lengths = shape[:1] if shape else ()
+    # A source that says so returns more rows than asked for, never fewer.
     enough = adds_rows and lengths > (len(indices),)
     if lengths != (len(indices),) and not enough:
       raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
@@ -138,7 +144,8 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
     copies = jax.tree.map(
       lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
     )
-  except Exception as error:  # its text may hold records
+  # Its text may hold records.
+  except Exception as error:
     failure = type(error).__name__
   if failure:
     raise UserError(f"{_needs(data)}, of which NumPy cannot read one ({failure})")
@@ -155,7 +162,9 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
   would put the padding into slots that count, so that one record counts many times. A row that
   holds something of the others, such as their mean, has an influence that no clipping bounds.
   """
+  # First row, last row, and both in falling order with a repeat: sorting cannot hide in it.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
+  # Two looks tell data that are drawn anew each time from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
   for one, other, rows in zip(*looks[0]):
     if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
@@ -175,5 +184,6 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
 
 def _contents(examples: Any) -> list[list[bytes]]:
   """Returns the bytes of the rows of each leaf."""
+  # Keys have no bytes that NumPy could read.
   leaves = [leaf for leaf in jax.tree.leaves(examples) if not trees.is_key(leaf)]
   return [[row.tobytes() for row in np.asarray(leaf)] for leaf in leaves]

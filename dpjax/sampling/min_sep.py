@@ -21,23 +21,28 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """How often one takes part in the long run, who rests for min_sep - 1 steps after it."""
+  """Returns how often an example takes part, which rests for min_sep - 1 steps after it."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
+# The steps of all examples are drawn at once. Every `draw` of a run reads the same array.
 @functools.lru_cache(maxsize=2)
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
 ) -> np.ndarray:
   """Steps of each example, [at most ceil(num_steps / min_sep), num_examples], rising."""
   rng = once(seed)
+  # Nobody takes part more often: two steps of one example are min_sep apart.
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
-  locked = rng.random(num_examples) < (min_sep - 1) * rate  # as if running for ever
+  # As if running for ever: the stationary chance to rest is (min_sep - 1) * rate, and each
+  # of the resting steps is as likely.
+  locked = rng.random(num_examples) < (min_sep - 1) * rate
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
   steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
+  # The cache hands out this array itself, so that a write would change later draws.
   steps.flags.writeable = False
   return steps
 
@@ -46,14 +51,14 @@ def _renewals(
 class MinSepSampler(UnamplifiedSampler, PaddedSampler):
   """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
 
-  Started as if it had been running for ever, so that every batch has the same law: an
+  Started as if it had been running for ever, so that every batch has the same distribution: an
   example is in it with probability prob / (1 + (min_sep - 1) prob).
 
   Args:
     prob: probability in (0, 1] of a free example to take part.
     min_sep: least distance between two steps of one example.
     num_steps: steps of the run; a later one raises.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = MinSepSampler(prob=1.0, min_sep=2, num_steps=4, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t).tolist() for t in range(4)]
@@ -101,13 +106,15 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
     (1.0, 0.25)
     """
-    return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))  # rounding may exceed 1
+    # Rounding may exceed 1.
+    return min(1.0, rate / max(1 - (min_sep - 1) * rate, rate))
 
   @property
   def participation(self) -> Participation:
     return Participation(self.min_sep, cyclic=False)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    # Later steps were not drawn. To draw them apart would break the least distance.
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)

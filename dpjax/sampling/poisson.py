@@ -20,7 +20,7 @@ class PoissonSampler(PaddedSampler):
 
   Args:
     prob: sampling probability in (0, 1].
-    capacity: slots of a batch. `Plan.fitted_sampler` chooses it.
+    capacity: padded batch size. `Plan.fitted_sampler` chooses it.
 
   >>> sampler = PoissonSampler(prob=0.5, capacity=8)
   >>> sampler.draw(6, seed=0, step=0).size <= 8

@@ -27,7 +27,7 @@ class RandomAllocationSampler(PaddedSampler):
 
   Args:
     steps_per_pass: steps of a pass.
-    capacity: slots of a batch, as for PoissonSampler.
+    capacity: padded batch size, as for PoissonSampler.
 
   >>> sampler = RandomAllocationSampler(steps_per_pass=2, capacity=4)
   >>> taken = [sampler.draw(4, seed=0, step=t) for t in range(2)]
@@ -82,10 +82,12 @@ class RandomAllocationSampler(PaddedSampler):
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent:
     validate.integer_at_least(0, step=step)
+    # A whole pass is accounted at its first step, so a run may stop anywhere in it.
     first = step % self.steps_per_pass == 0
     return self.event(inner) if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
+    # The generator belongs to the pass, so each of its steps reads the same allocation.
     places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
     return self.checked(np.flatnonzero(places == place), step)

@@ -1,4 +1,4 @@
-"""What every sampler is: who takes part in a step, and what event that is to the accountant.
+"""Base classes of samplers: who takes part in a step, and the event that the accountant sees.
 
 A sampler's fields are public: they may be printed. The size of the data and the seed are
 arguments of its methods, because they belong to the data holder. Every draw is a pure
@@ -38,7 +38,7 @@ class Participation(NamedTuple):
 
 
 class Sizing(NamedTuple):
-  """What a run says to the sampler that its config names."""
+  """Public numbers from which a run sizes the sampler that its config names."""
 
   sampling_prob: float  # of one example to be in a batch, on average
   num_examples: int  # public
@@ -93,6 +93,8 @@ class Sampler(abc.ABC):
   def __init_subclass__(cls, **options: Any) -> None:
     """Keeps scheme and proof of a class together: who states one does not inherit the other."""
     super().__init_subclass__(**options)
+    # Only what this class states itself counts: an inherited proof belongs to another
+    # scheme.
     stated = cls.__dict__
     if "law" not in stated and ("name" in stated or "proof" in stated):
       cls.law = cls.name or cls.__name__
@@ -118,6 +120,8 @@ class Sampler(abc.ABC):
     """Returns the least number of steps between two of one example: a pass, or as asked."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
+    # 1 / sampling_prob may be just below a whole number by rounding. The addend repairs
+    # that.
     return size.separation or max(1, int(1 / size.sampling_prob + 1e-9))
 
   @classmethod
@@ -139,8 +143,9 @@ class Sampler(abc.ABC):
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Indices of the examples that take part in `step`, a function of (seed, step); there may
-    be none.
+    """Draws the indices of the examples that take part in `step`; there may be none.
+
+    They are a function of (seed, step).
 
     Raises:
       UserError: data of another size than it was made for; a draw above the capacity.
@@ -168,6 +173,7 @@ class Sampler(abc.ABC):
     A pass that has begun is paid in full.
     """
     event = self.event(inner)
+    # Rounded up: a pass that has begun costs as much as a whole one.
     return event and composed(event, -(-num_steps // self.steps_per_event))
 
   @property
@@ -187,8 +193,10 @@ class Sampler(abc.ABC):
     return -math.inf
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """This sampler with the fewest slots (a multiple of 8) that one draw exceeds with
-    log-probability at most `log_overflow_prob`."""
+    """Returns this sampler with the smallest padded batch size that is enough.
+
+    It is a multiple of 8. One draw exceeds it with log-probability at most `log_overflow_prob`.
+    """
     raise UserError(
       "must be a PoissonSampler or its kin to have a capacity", field="sampler", value=self
     )
@@ -198,11 +206,13 @@ def assumption(part: object) -> str:
   """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
 
+  >>> from dpjax.sampling import PoissonSampler
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
   ('', "Generator: its event is its author's word")
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
+  # A method set on the object would run in place of the one that the proof is about.
   exchanged = [n for n in getattr(part, "__dict__", {}) if callable(getattr(kind, n, None))]
   if kind.__module__.startswith("dpjax.") and known and not exchanged:
     return ""
@@ -218,6 +228,8 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   drawn = sampler.draw(num_examples, seed=seed, step=step)
   if not assumption(sampler):
     return drawn
+  # Repeated or foreign indices would give one record more weight than the sensitivity
+  # allows.
   found = np.asarray(drawn)
   right = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
   right = right and np.unique(found).size == found.size <= sampler.slots
@@ -277,9 +289,11 @@ class PaddedSampler(Sampler):
     return self.capacity
 
   def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the capacity); -inf if it cannot. Where that is
-    too small for a float, Chernoff's bound on it.
+    """Computes log P(a draw from num_examples exceeds the capacity); -inf if it cannot.
 
+    Where that is too small for a float, it is Chernoff's bound on it.
+
+    >>> from dpjax.sampling import PoissonSampler
     >>> PoissonSampler(prob=0.5, capacity=10).log_overflow_prob(10)
     -inf
     >>> round(PoissonSampler(prob=0.1, capacity=9999).log_overflow_prob(10_000))
@@ -289,21 +303,27 @@ class PaddedSampler(Sampler):
     rate = self.rate
     if n <= self.capacity:
       return -math.inf
+    # In logarithms: the chance is compared with a share of delta, and both may be below
+    # 1e-300.
     exact = float(stats.binom.logsf(self.capacity, n, rate))
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """
+    """Returns this sampler with the fewest slots that are enough; see `Sampler.fitted_to`.
+
+    >>> from dpjax.sampling import PoissonSampler
     >>> sampler = PoissonSampler(prob=0.01, capacity=1)
     >>> sampler.fitted_to(60_000, log_overflow_prob=-30).capacity
     792
     """
 
+    # Multiples of 8, so that data of nearly the same size share one compiled shape.
     def of(eighths: int) -> Any:
       return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
 
     low = 0
     high = 1
+    # Doubling, then bisection: the chance falls as the capacity grows.
     while of(high).log_overflow_prob(num_examples) > log_overflow_prob:
       low = high
       high = 2 * high
@@ -332,16 +352,20 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   if share <= rate:
     return 0.0
   rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+  # The factor gives back what rounding could take, on the side of a larger bound.
   return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-  """The stream of one step, or of any other place; those of other places or seeds are
-  independent of it.
+  """Returns the generator of one step, or of any other place.
+
+  Generators of other places or seeds are independent of it.
 
   >>> generator(0, 5).random() == generator(0, 5).random()
   True
   """
+  # A counter-based generator with its own spawn key: step t needs no draw of the steps
+  # before, and a resumed run repeats it.
   sequence = np.random.SeedSequence(seed, spawn_key=place)
   return np.random.Generator(np.random.Philox(sequence))
 
@@ -357,6 +381,7 @@ def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
+  # Index 0 always exists. The mask removes what it adds.
   padded = np.zeros(slots, np.int64)
   padded[: indices.size] = indices
   return padded, np.arange(slots) < indices.size

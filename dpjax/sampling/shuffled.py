@@ -79,6 +79,7 @@ class ShuffledSampler(Sampler):
   def sized(cls, size: Sizing) -> Self:
     batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
     is_proved = size.neighboring_relation in cls.proof.relations
+    # With add_or_remove_one nothing is proved, so the size of the data stays private there.
     return cls(batch_size, size.num_examples if is_proved else None)
 
   @property
@@ -113,11 +114,14 @@ class ShuffledSampler(Sampler):
     validate.integer_at_least(0, step=step)
     if self.num_examples is None:
       return None
+    # The record is in one unknown step of the epoch. Its cost is accounted before any of
+    # them.
     first = step % self.steps_per_epoch == 0
     return inner if first else dp_accounting.NoOpDpEvent()
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
+    # The permutation belongs to the epoch, so that any of its steps can be drawn by itself.
     order = generator(seed, epoch).permutation(num_examples)
     return order[position * self.batch_size : (position + 1) * self.batch_size]

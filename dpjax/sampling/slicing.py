@@ -17,6 +17,7 @@ def slice_slots(slots: int, count: int) -> int:
   3
   """
   validate.integer_at_least(1, slots=slots, slices=count)
+  # Rounded up, so that `count` slices hold every slot.
   return -(-slots // count)
 
 
@@ -33,5 +34,6 @@ def slices(
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
   rows = slice_slots(slots, count)
+  # Always `count` slices, also empty ones: their number would tell how many were drawn.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)

@@ -65,6 +65,7 @@ class TruncatedPoissonSampler(SizedSampler):
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
+    # A multiple of 8, as `PaddedSampler.fitted_to` takes.
     capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
     return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
 
@@ -94,4 +95,6 @@ class TruncatedPoissonSampler(SizedSampler):
     taken = np.flatnonzero(rng.random(num_examples) < self.prob)
     if taken.size <= self.capacity:
       return taken
+    # Whom a cut keeps must be uniform, and independent of the data: the proof averages over
+    # it.
     return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))

@@ -1,7 +1,7 @@
 """User-level privacy: the unit is a user, with everything that user contributed.
 
 All examples of one user are grouped into ONE block, and a block is to the rest of dpjax
-what an example is elsewhere: it is sampled, clipped and charged as a whole.
+what an example is elsewhere: it is sampled, clipped and accounted as a whole.
 
   blocks = group_by_user(train, user_ids, max_examples_per_user=8)
   plan = dpjax.Plan.calibrated(sampler=UserSampler(prob=0.01, capacity=64), ...)
@@ -51,6 +51,7 @@ class UserBlocks:
   def __getitem__(self, users: Any) -> Batch:
     rows = self.members[users]
     mask = self.mask[users]
+    # One read of all rows: many data sets are slow to index and fast to gather.
     flat = self.data[rows.reshape(-1)]
     block = jax.tree.map(lambda leaf: leaf.reshape(*rows.shape, *leaf.shape[1:]), flat)
     return Batch(block, mask)
@@ -91,11 +92,13 @@ def group_by_user(
       f"one), got shape {ids.shape} of {ids.dtype}",
       field="user_ids",
     )
+  # A stable sort keeps each user's examples in the order of the data, which "first" needs.
   order = np.argsort(ids, kind="stable")
   names, starts = np.unique(ids[order], return_index=True)
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
   kept = [keep(name, own) for name, own in zip(names, rows)]
+  # Padding repeats row 0, which always exists. The mask tells it apart.
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
   for user, own in enumerate(kept):
@@ -106,6 +109,7 @@ def group_by_user(
 def _kept(name: Any, own: np.ndarray, *, most: int, choose: str, seed: int) -> np.ndarray:
   if own.size <= most or choose == "first":
     return own[:most]
+  # Seeded by the user alone: were one stream shared, another user would shift the choice.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
   chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(own.size)[:most]
   return own[np.sort(chosen)]

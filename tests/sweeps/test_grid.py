@@ -436,7 +436,7 @@ def test_an_infinite_epsilon_is_the_run_without_noise(base):
 def test_an_infinite_epsilon_of_the_base_is_refused():
   config = _config(grid={"optimizer.learning_rate": [0.1, 0.2]})
   config.base.privacy.epsilon = math.inf
-  with pytest.raises(UserError, match="base.privacy.epsilon=inf: must be finite"):
+  with pytest.raises(UserError, match="base.privacy.epsilon=inf: must be a finite number"):
     sweep.points(config)
 
 

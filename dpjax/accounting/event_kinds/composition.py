@@ -37,7 +37,7 @@ class NonPrivateKind(EventKind):
 
 
 class SelfComposedKind(EventKind):
-  """One event, several times."""
+  """Composition of one event with itself, `count` times."""
 
   name = "self_composed"
   event = dpa.SelfComposedDpEvent
@@ -76,6 +76,7 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
   validate.integer_at_least(0, num_steps=num_steps)
   if num_steps == 0:
     return dpa.NoOpDpEvent()
+  # A Python integer: JSON has no word for the integers of NumPy.
   return dpa.SelfComposedDpEvent(step_event, int(num_steps))
 
 

@@ -41,6 +41,7 @@ class FixedSizeKind(EventKind):
         yield dpa.SampledWithoutReplacementDpEvent(total, size, inner), 1
 
   def under_replace_one(self, part: Any) -> DpEvent:
+    # The noise is relative to the sensitivity, which is 2 C where a record is exchanged.
     inner = kind_of(part.event).under_replace_one(part.event)
     return dpa.SampledWithoutReplacementDpEvent(
       part.source_dataset_size, part.sample_size, inner

@@ -15,7 +15,7 @@ from dpjax.accounting.text import lower
 
 
 class GaussianKind(EventKind):
-  """One sum of every record, with Gaussian noise."""
+  """A sum over every record, with Gaussian noise."""
 
   name = "gaussian"
   event = dpa.GaussianDpEvent
@@ -26,10 +26,12 @@ class GaussianKind(EventKind):
     validate.non_negative(noise_multiplier=event.noise_multiplier)
     noise_multiplier = level(event.noise_multiplier)
     if not noise_multiplier:
+      # No accountant is asked about a sum without noise: its epsilon is infinite.
       return [(dpa.NonPrivateDpEvent(), 1)]
     return [(dpa.GaussianDpEvent(noise_multiplier), 1)]
 
   def under_replace_one(self, part: Any) -> DpEvent:
+    # Exchanging a record moves a clipped sum by up to 2 C.
     return dpa.GaussianDpEvent(part.noise_multiplier / 2)
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
@@ -40,6 +42,7 @@ class GaussianKind(EventKind):
 
   def largest_loss(self, part: Any) -> float:
     shift = 1 / part.noise_multiplier
+    # The loss is normal with mean shift^2 / 2 and deviation shift.
     return shift**2 / 2 + 10 * shift
 
   def mu_squared(self, part: Any) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""What an event must say of itself, and the table of those that do.
+"""The interface that an event implements to be accounted, and the table of all events.
 
 An event is data: a class of dp_accounting, or one of dpjax's. Its `EventKind` holds everything
 that accounting knows about it: how it is written to JSON, its normal form, under which
@@ -40,7 +40,7 @@ _LARGEST_LEVEL = 1e100
 
 
 class EventKind:
-  """What the accountants know of the events of one class.
+  """Everything that the accountants know about the events of one class.
 
   Subclasses override what differs. An event that cannot be accounted by itself, such as a
   composition, says so in `elements` and needs nothing of what follows it.
@@ -97,6 +97,10 @@ class EventKind:
     """
     raise NotImplementedError
 
+  def rows(self) -> dict[str, Proved]:
+    """Returns the rows of `accounting.PROVED` that events of this kind have."""
+    return {self.scheme: self.proof} if hasattr(self, "proof") else {}
+
   def row_of(self, part: Any) -> tuple[str, Proved]:
     """Returns the scheme and the proof of one elementary event."""
     del part
@@ -121,6 +125,7 @@ class EventKind:
     relation = dpa.NeighboringRelation[self.rdp_relation]
     with quiet():
       curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
+    # A divergence that rounds to zero or below would make any number of steps free.
     return np.maximum(curve, _RDP_ROUNDING)
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
@@ -174,8 +179,8 @@ def register(*kinds: EventKind) -> None:
         )
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
-    if hasattr(kind, "proof"):
-      declare(kind.scheme, kind.proof)
+    for scheme, proof in kind.rows().items():
+      declare(scheme, proof)
 
 
 def kind_of(event: Any) -> EventKind:
@@ -212,6 +217,7 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     raise UserError("must be a mapping with a 'kind'", field="event", value=data)
   validate.one_of(KINDS, kind=data.get("kind"))
   kind = KINDS[data["kind"]]
+  # Neither a missing field nor an unknown one is guessed at: it would be another guarantee.
   if set(data) != {"kind", *kind.fields}:
     raise UserError(
       f"must have exactly the fields {list(kind.fields)}", field="event", value=dict(data)
@@ -248,6 +254,7 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   counts = parts(event)
   gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
   if gaussians:
+    # Exactly rounded, over as many terms as a run has noise levels.
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
   return counts
@@ -272,6 +279,7 @@ def sampled(event: Any, allowed: tuple[type, ...]) -> list[DpEvent]:
   inner = merged_parts(event.event)
   if not inner:
     return []
+  # Without noise, no sampling helps: a record that is drawn is shown.
   if dpa.NonPrivateDpEvent() in inner:
     return [dpa.NonPrivateDpEvent()]
   (part, times), *others = inner.items()
@@ -305,6 +313,7 @@ def describe(event: DpEvent, unit: str) -> str:
 
 def amplified(loss: float, prob: float) -> float:
   """Returns log(1 + prob (e^loss - 1)), without overflow."""
+  # expm1 keeps the digits of a small loss. A large one would overflow exp.
   if loss < 1:
     return math.log1p(prob * math.expm1(loss))
   return loss + math.log(prob + (1 - prob) * math.exp(-loss))
@@ -320,6 +329,7 @@ def quiet() -> Iterator[None]:
   logger = logging.getLogger("absl")
   logger.addFilter(is_kept)
   try:
+    # Overflow at large orders is expected there: the order is excluded.
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):
       yield
   finally:

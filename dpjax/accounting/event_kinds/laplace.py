@@ -15,7 +15,7 @@ from dpjax.accounting.text import lower
 
 
 class LaplaceKind(EventKind):
-  """One sum of every record, with Laplace noise; its multiplier is scale / L1 bound."""
+  """A sum over every record, with Laplace noise; its multiplier is scale / L1 bound."""
 
   name = "laplace"
   event = dpa.LaplaceDpEvent
@@ -30,6 +30,7 @@ class LaplaceKind(EventKind):
     return [(dpa.LaplaceDpEvent(noise_multiplier), 1)]
 
   def under_replace_one(self, part: Any) -> DpEvent:
+    # Exchanging a record moves a clipped sum by up to twice the L1 bound.
     return dpa.LaplaceDpEvent(part.noise_multiplier / 2)
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
@@ -40,6 +41,7 @@ class LaplaceKind(EventKind):
     return min(1 / part.noise_multiplier**2, 1 / part.noise_multiplier)
 
   def largest_loss(self, part: Any) -> float:
+    # The loss of Laplace noise is bounded: pure differential privacy.
     return 1 / part.noise_multiplier
 
   def describe(self, part: Any, unit: str) -> str:

@@ -19,11 +19,11 @@ from dpjax.accounting.event_kinds.kind import (
   sampled,
 )
 from dpjax.accounting.event_kinds.laplace import sampled_laplace_pld
-from dpjax.accounting.proved import ADD, ZERO, Proved, declare
+from dpjax.accounting.proved import ADD, ZERO, Proved
 from dpjax.accounting.text import upper
 
 _OF_LAPLACE = "poisson of Laplace noise"
-_PROOF_OF_LAPLACE = declare(_OF_LAPLACE, Proved((ADD, ZERO), ("pld",)))
+_PROOF_OF_LAPLACE = Proved((ADD, ZERO), ("pld",))
 
 
 class PoissonSampledKind(EventKind):
@@ -49,6 +49,9 @@ class PoissonSampledKind(EventKind):
       else:
         yield dpa.PoissonSampledDpEvent(event.sampling_probability, inner), 1
 
+  def rows(self) -> dict[str, Proved]:
+    return {self.scheme: self.proof, _OF_LAPLACE: _PROOF_OF_LAPLACE}
+
   def row_of(self, part: Any) -> tuple[str, Proved]:
     if isinstance(part.event, dpa.LaplaceDpEvent):
       return _OF_LAPLACE, _PROOF_OF_LAPLACE
@@ -65,6 +68,7 @@ class PoissonSampledKind(EventKind):
 
   def renyi_two(self, part: Any) -> float:
     whole = kind_of(part.event).renyi_two(part.event)
+    # Exact at order 2: the chi-square divergence of a mixture is q^2 times that of the whole.
     return amplified(whole, part.sampling_probability**2)
 
   def largest_loss(self, part: Any) -> float:
@@ -74,6 +78,7 @@ class PoissonSampledKind(EventKind):
   def mu_squared(self, part: Any) -> tuple[float, bool]:
     if not isinstance(part.event, dpa.GaussianDpEvent):
       return super().mu_squared(part)
+    # The central limit of Bu et al. 2020; see `gdp`.
     square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
     return square, False
 

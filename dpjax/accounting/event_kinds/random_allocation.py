@@ -1,4 +1,4 @@
-"""One pass of random allocation: every record in one step of the pass, drawn uniformly."""
+"""Event of a pass of random allocation: each record joins one uniformly drawn step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
 from dpjax.accounting.random_allocation import allocation_pld
 from dpjax.validate import UserError
 
-_MOST_STEPS = 10**15  # of a pass: integers that are floats, too
+# Steps of a pass: integers up to here are floats, too.
+_MOST_STEPS = 10**15
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationDpEvent(dpa.DpEvent):
-  """One pass of `num_steps` Gaussian sums; a record is in one of them.
+  """A pass of `num_steps` Gaussian sums, in which each record joins one sum.
 
   Its step is drawn uniformly, independently of the other records, and kept secret. Fewer steps
   of a pass cost no more than all. The next pass draws anew.

@@ -14,11 +14,12 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
-_SMALL = 1e-6  # of a pure epsilon: from there on, float64 has room for it beside 1
+# Of a pure epsilon: from here on, float64 has room for it beside 1.
+_SMALL = 1e-6
 
 
 class RandomizedResponseKind(EventKind):
-  """One answer out of `num_buckets`, exchanged for a random one with `noise_parameter`.
+  """Randomized response: an answer out of `num_buckets`, random with prob. `noise_parameter`.
 
   It has no noise multiplier: its epsilon stands as it is under every relation.
   """
@@ -49,6 +50,7 @@ class RandomizedResponseKind(EventKind):
 
   def renyi_two(self, part: Any) -> float:
     loss = self.largest_loss(part)
+    # The divergence of a pure epsilon is at most epsilon, and about its square where small.
     return min(loss, math.expm1(min(loss, 1.0)) ** 2)
 
   def largest_loss(self, part: Any) -> float:

@@ -59,6 +59,7 @@ class RepeatAndSelectKind(EventKind):
     return merged_parts(part.event)
 
   def under_replace_one(self, part: Any) -> DpEvent:
+    # Exchanging a record moves the sums of every run, so each part is converted.
     runs = {
       kind_of(inner).under_replace_one(inner): times
       for inner, times in merged_parts(part.event).items()
@@ -80,6 +81,7 @@ class RepeatAndSelectKind(EventKind):
 
 def _of_runs(parts: Mapping[DpEvent, int], mean: float, shape: float) -> DpEvent:
   """Returns the event with the parts of one run in tuples, which can be hashed."""
+  # Events are keys of counters and caches, and lists cannot be hashed.
   run = tuple(dpa.SelfComposedDpEvent(part, times) for part, times in parts.items())
   whole = dpa.ComposedDpEvent(run)  # type: ignore[arg-type]
   return RepeatAndSelectDpEvent(whole, mean, shape)

@@ -51,6 +51,7 @@ class TruncatedPoissonKind(EventKind):
     prob = event.sampling_probability
     capacity = event.truncated_batch_size
     size = event.dataset_size
+    # Nobody ever takes part, so nothing is released about anybody.
     if prob == 0 or capacity == 0 or size == 0:
       return []
     # The constructors check the numbers.
@@ -63,6 +64,7 @@ class TruncatedPoissonKind(EventKind):
     return [(part, 1)]
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    # Named, since the default relation of dp_accounting is another one.
     return pld_lib.from_truncated_subsampled_gaussian_mechanism(
       part.dataset_size,
       part.sampling_probability,

@@ -18,15 +18,24 @@ from dpjax import sampling, trees
 from dpjax.accounting import RandomAllocationDpEvent
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
 
+# A sound run reaches six standard errors with a chance of 2e-9 for each number looked at.
 _Z = 6.0
-_DRAWS = (50, 400)  # batches whose law is looked at: fewest and most
-_INDICES = 40_000_000  # of them, as many as this many coins allow
-_PAIRED = 2048  # examples of which every two are compared; of more, neighbours
-_ROWS = 2000  # batches in which each row is counted, of a run that has fewer steps
-_REPEATS = 200_000_000  # the same for batches that are only compared with each other
-_SEEDS = 1500  # compared with each other
-_SEED_INDICES = 4_000_000  # of them, as many as this many coins allow
-_OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))  # low and high bits differ
+# Batches whose law is looked at: fewest and most.
+_DRAWS = (50, 400)
+# Of these batches, as many as this many coins allow.
+_INDICES = 40_000_000
+# Examples of which every two are compared; of more, neighbours.
+_PAIRED = 2048
+# Batches in which each row is counted, of a run that has fewer steps.
+_ROWS = 2000
+# As `_INDICES`, for batches that are only compared with each other.
+_REPEATS = 200_000_000
+# Seeds that are compared with each other.
+_SEEDS = 1500
+# Of these seeds, as many as this many coins allow.
+_SEED_INDICES = 4_000_000
+# Low and high bits differ, so that a seed that is cut on the way is found.
+_OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))
 
 
 def _z(value: float, mean: float, variance: float) -> float:
@@ -54,7 +63,8 @@ def _law(event: Any, n: int) -> _Law | None:
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
     return _Law(n, q, n * q * (1 - q), n * q**2, overlaps)
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-    if event.source_dataset_size != n:  # of a part of the data: not uniform over all
+    # Of a part of the data: not uniform over all of them.
+    if event.source_dataset_size != n:
       return None
     b = event.sample_size
     m = event.source_dataset_size
@@ -77,7 +87,8 @@ def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
   variance = square - mean**2
   missing = mean - square / n
   spread = missing**2 / max(n - 1, 1) + (square**2 - mean**4) / n**2
-  again = 2 * mean**2 * variance / n**2  # neighbouring overlaps share a batch
+  # Neighbouring overlaps share a batch, so they are correlated.
+  again = 2 * mean**2 * variance / n**2
   return _Law(n, mean / n, variance, mean**2 / n, spread + again, most)
 
 
@@ -184,7 +195,8 @@ def _missing_sizes(sizes: list[int], law: _Law) -> float:
   smaller = float(stats.binom.cdf(min(sizes) - 1, law.n, law.rate))
   larger = float(stats.binom.sf(max(sizes), law.n, law.rate))
   if law.capacity is not None and max(sizes) >= law.capacity:
-    larger = 0.0  # nothing is larger
+    # Nothing is larger.
+    larger = 0.0
   # In the logarithm, because the chance of so many misses may be no float.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
   return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
@@ -244,6 +256,7 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
   """Every example is in one step of each pass. Steps of different passes are independent, each
   a Poisson sample."""
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+  # Another place in each pass, since steps of one pass are not independent.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
   law = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
   assert law is not None
@@ -332,7 +345,8 @@ def _unused_bits(
     for bit in range(width)
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
-  if sum(_ways(own[i].size, n) for i in several) < 25:  # too few batches to tell
+  # Too few batches are possible to tell.
+  if sum(_ways(own[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
 
@@ -347,6 +361,8 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
     drawn = [np.sort(np.asarray(subject.draw(n, seed=seed, step=t))) for t in steps[:2]]
+    # Among so many seeds two would agree by chance: with e^-21 = 1e-9 at most they are
+    # compared.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
@@ -377,6 +393,7 @@ def _comes_again(subject: Subject, n: int) -> float:
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
   for drawn in map(np.sort, _of_run(subject, n)):
+    # Batches so small come again by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
@@ -438,6 +455,7 @@ def records_alone(subject: Subject) -> Row:
     if indices.size < 2 or read > _RECORDS:
       continue
     whole = _read(subject, indices)
+    # Augmented data change by themselves, so nothing can be said of company.
     if _differ(whole, _read(subject, indices)).any():
       return not_applicable(
         name, "the data give other records each time that they are read"
@@ -461,6 +479,7 @@ def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
   """Which records are not the same, bit for bit, [len(indices)] bool."""
   if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
     return np.ones(len(some[0]), bool)
+  # Bytes in place of numbers: NaN equals itself there, and -0 is not 0.
   rows = lambda leaf: np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8)
   pairs = [rows(a) != rows(b) for a, b in zip(some, others)]  # of each leaf: [n, bytes]
   return np.any([pair.any(axis=1) for pair in pairs], axis=0)

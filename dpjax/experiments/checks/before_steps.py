@@ -16,10 +16,14 @@ from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
-_FACTORS = (0.0, -1.0, 1e4, 1e9)  # of one example, in place of its neighbour
-_QUIET = 1e-3  # noise multiplier of the runs that are compared
-_LOUD = 100.0  # epsilon of the medians that they follow
-_SLACK = 1e-2  # of a clip norm: grid and rounding of such a run
+# Of one example, in place of its neighbour: absent, mirrored, huge.
+_FACTORS = (0.0, -1.0, 1e4, 1e9)
+# Noise multiplier of the runs that are compared: the move must show above it.
+_QUIET = 1e-3
+# Epsilon of the medians that they follow.
+_LOUD = 100.0
+# Of a clip norm: grid and rounding of such a run.
+_SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0
 
@@ -28,6 +32,7 @@ def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans
   """The same mechanism with public norms, that most of these examples exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   found = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
+  # Half the private norms, so that clipping is at work.
   norms = np.asarray(found.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)
@@ -49,6 +54,7 @@ def influence(subject: Subject) -> Row:
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor
+    # What was released before is held fixed: each sum is checked given the earlier ones.
     after = quiet.after(key, changed, found)
     pairs = zip(quiet.noisy_totals(found), quiet.noisy_totals(after))
     moves += [float(np.linalg.norm(one - other)) for one, other in pairs]

@@ -23,7 +23,8 @@ from dpjax.experiments.run import provenance, report, writers
 
 RESULT = "twins.json"
 CSV = "twins.csv"
-DRAWS = (3_000, 12_000, 48_000)  # of each game in turn, as long as nothing is refuted
+# Of each game in turn, as long as nothing is refuted.
+DRAWS = (3_000, 12_000, 48_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ def attacked(
   """
   started = time.perf_counter()
   games = twin.games(sound=sound)
+  # A union bound: the first of many games that refutes must not do so by luck.
   confidence = 1 - (1 - CONFIDENCE) / (len(games) * len(draws))
   nearest: Result | None = None
   for turn, count in enumerate(draws):

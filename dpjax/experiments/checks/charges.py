@@ -29,19 +29,27 @@ from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
-_OWN_STEPS = 4  # of a run whose sums are changed, at least
-_OWN_WORK = 20_000_000  # values of such a run before steps are skipped
-_LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))  # of the sums, in clip norms
+# Of a run whose sums are changed, at least.
+_OWN_STEPS = 4
+# Values of such a run before steps are skipped.
+_OWN_WORK = 20_000_000
+# Of the sums, in clip norms. The periods 5 and 3 pair every length with each other.
+_LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
-_SEEDS = 64  # from the run's own on, whose keys are compared
+# Seeds from the run's own on, whose keys are compared.
+_SEEDS = 64
 _SPREAD_SEEDS = 300  # large ones, likewise
-_COMMON_MULTIPLE = 720_720  # of all numbers up to 16
-_LEDGER_STEPS = 200  # of a run whose charges are added up one by one, at most
-_RECORDS = 500  # of data whose digests are compared
+# Of all numbers up to 16: a key that follows from a remainder stays the same.
+_COMMON_MULTIPLE = 720_720
+# Of a run whose charges are added up one by one, at most.
+_LEDGER_STEPS = 200
+# Of data whose digests are compared.
+_RECORDS = 500
 _AUDIT_CONFIDENCE = (
   0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
 )
-_EPSILON_SLACK = 0.01  # relative: two discretisations of one privacy loss
+# Relative: two discretisations of one privacy loss.
+_EPSILON_SLACK = 0.01
 
 
 def _derived_epsilon(subject: Subject) -> float | None:
@@ -166,7 +174,8 @@ def overflow(subject: Subject) -> Row:
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
   """The steps at which sums go in: all of the run, or as many as can be afforded."""
-  count = subject.plan.num_steps  # a transform ends with its plan
+  # A transform ends with its plan.
+  count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
     return np.arange(count)
@@ -218,7 +227,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     seen = []
     after = []
     for number, state in enumerate(states):
-      if gaps.any():  # XLA draws no noise where only the state is used
+      # XLA draws no noise where only the state is used.
+      if gaps.any():
         state = jax.lax.fori_loop(0, gap, lambda _, s, k=number: idle(k, s), state)
       offered, mask = _offered(subject, number, step)
       out, state = update(number, state, offered, mask)
@@ -256,6 +266,7 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
     mask = jnp.broadcast_to(taken, size)
     return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
 
+  # The same sum each time: whatever differs follows from the batch.
   first = update(BATCH, True)
   for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
     off = jax.tree.map(
@@ -424,7 +435,8 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """The config with one field changed, for each field that decides what runs."""
   told = to_dict(config)
-  elsewhere = (*config.where, "pretrained")  # a file, which must be there: its bytes decide
+  # A file, which must be there: its bytes decide.
+  elsewhere = (*config.where, "pretrained")
   for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
@@ -432,7 +444,8 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         yield name, dataclasses.replace(config, **{name: other})
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
-        if inner != "data_dir":  # where the data lie is no part of the run
+        # Where the data lie is no part of the run.
+        if inner != "data_dir":
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
@@ -472,7 +485,8 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       one = labels.reshape(len(part), -1)[at, :1]
       one[...] = (one + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
-  except UserError:  # a data set that allows no such value
+  # A data set that allows no such value.
+  except UserError:
     return
 
 
@@ -494,7 +508,8 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
   for name, other in _neighbours(config):
     try:
       random = streams(other)
-    except UserError:  # a path at which there is no code has no run, and so no keys
+    # A path at which there is no code has no run, and so no keys.
+    except UserError:
       continue
     yield from held(name, _told(other), random)
   for i, (what, changed) in enumerate(_other_data(subject.train)):
@@ -512,6 +527,7 @@ def _poor_bits(subject: Subject) -> Iterator[str]:
     words = [np.asarray(jax.random.key_data(getattr(one, name))).ravel() for one in found]
     bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
     ones = bits.sum(axis=0)
+    # Each bit of a good key is a fair coin over seeds.
     tails = stats.binom.cdf(np.minimum(ones, _SEEDS - ones), _SEEDS, 0.5)
     if tails.min() * 2 * len(ones) < 1e-9:
       yield f"some bits of the {name} key"

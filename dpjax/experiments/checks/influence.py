@@ -16,19 +16,29 @@ from dpjax import gradients, noise, trees
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
-_SLACK = 1e-3  # float32: relative to the sensitivity
-_SUM_SLACK = 0.02  # of a clip norm for each example; covers bfloat16 models
-_LEAK = 1e-5  # relative: one row of a matrix product does not depend on another's
+# Of float32, relative to the sensitivity.
+_SLACK = 1e-3
+# Of a clip norm for each example; it covers bfloat16 models.
+_SUM_SLACK = 0.02
+# Relative: one row of a matrix product does not depend on another's.
+_LEAK = 1e-5
 _SPOILT = (float("nan"), float("inf"), 1e38)
-_FACTORS = (1.0, 1e2, 1e4)  # of inputs and parameters: adversarially large gradients
-_SMALL_FACTORS = (1e-1, 1e-3, 1e-6)  # of inputs and losses: gradients below the clip norm
-_EXACT = 1e-3  # relative to the terms' lengths: one route, another mask
-_NEAR = 0.05  # the same against gradients by another route; covers bfloat16 models
-_FITTED = (15, 40, 80, 150)  # steps of plain training after which gradients are looked at
-_LARGE = 300_000  # parameters of a model that is looked at in fewer regimes
+# Of inputs and parameters: adversarially large gradients.
+_FACTORS = (1.0, 1e2, 1e4)
+# Of inputs and losses: gradients below the clip norm.
+_SMALL_FACTORS = (1e-1, 1e-3, 1e-6)
+# Relative to the terms' lengths: one route, another mask.
+_EXACT = 1e-3
+# The same against gradients by another route; it covers bfloat16 models.
+_NEAR = 0.05
+# Steps of plain training after which gradients are looked at.
+_FITTED = (15, 40, 80, 150)
+# Parameters of a model that is looked at in fewer regimes.
+_LARGE = 300_000
 _TRACED_CALLS = (3, 1)  # sums after the first one, in one trace; of a large model
 _LATER_CALLS = (16, 4)  # and in calls one after the other
-_MORE_BATCHES = 6  # further examples, so that labels are met that the first ones lack
+# Further examples, so that labels are met that the first ones lack.
+_MORE_BATCHES = 6
 
 
 def _numpy(tree: Any) -> Any:
@@ -233,6 +243,7 @@ def sum_of_terms(subject: Subject) -> Row:
 def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
   """(params, batch) -> gradients [B, ...], of one example after the other."""
   return jax.jit(
+    # One after the other, so that no example can reach another as it may under vmap.
     lambda params, batch: jax.lax.map(lambda one: jax.grad(loss_fn)(params, one), batch)
   )
 
@@ -439,7 +450,8 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
   """Norm of the sum of a large batch less those of its parts that hold an example."""
   size = len(mask)
   total = _total(subject)
-  hole = np.flatnonzero(~mask)[::2]  # others are padded by examples
+  # Others are padded by examples.
+  hole = np.flatnonzero(~mask)[::2]
   batch = _put(batch, hole, lambda own: float("nan"))
   left = total(subject.params, batch, mask)
   for start in range(0, size, BATCH):
@@ -544,9 +556,11 @@ def no_memory(subject: Subject) -> Row:
     ways = [in_turn(total), *ways]
   worst = 0.0
   for after in ways:
-    if not worst <= _SLACK:  # what keeps arrays would keep those of a trace, too
+    # What keeps arrays would keep those of a trace, too.
+    if not worst <= _SLACK:
       break
-    after(subject.params, batch)  # nothing is left of what was called before
+    # Nothing is left of what was called before.
+    after(subject.params, batch)
     for seen, wanted in zip(
       after(subject.params, other)[1:], after(subject.params, batch)[1:]
     ):
@@ -599,6 +613,7 @@ def cross_example_leakage(
 
 def _leak(clean: np.ndarray, moved: np.ndarray, j: int) -> float:
   others = np.arange(len(clean)) != j
+  # The floor keeps 0 / 0 apart from a leak.
   largest = max(float(np.abs(clean[others]).max(initial=0.0)), 1e-30)
   leak = float(np.abs(moved[others] - clean[others]).max(initial=0.0)) / largest
   return leak if np.isfinite(leak) else float("inf")
@@ -623,7 +638,8 @@ def _sum_leakage(subject: Subject) -> float:
 def cross_example(subject: Subject) -> Row:
   """No example reaches another's outputs in the model, or its gradient in the sum."""
   summed = _sum_leakage(subject)
-  if subject.apply is None:  # a loss of one example: only the sum could mix
+  # A loss of one example: only the sum could mix.
+  if subject.apply is None:
     told = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
     return row("no cross-example leakage", summed / _SLACK, 1.0, told)
   x = jnp.asarray(subject.batch().x)

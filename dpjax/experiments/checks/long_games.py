@@ -32,12 +32,17 @@ from dpjax.validate import UserError
 RESULT = "result.json"
 TABLE = "table.md"
 CSV = "table.csv"
-PILOT = 600  # draws by which the speed of a game is measured; they count for nothing else
-LEAST = 10_000  # draws of one game, however few minutes there are
-AFFORDED = 25_000  # draws of one game, for whose sake a claim can be refuted
-MOST = 200_000  # draws of one game
+# Draws by which the speed of a game is measured. They count for nothing else.
+PILOT = 600
+# Draws of one game, however few minutes there are.
+LEAST = 10_000
+# Draws of one game, for whose sake a claim can be refuted.
+AFFORDED = 25_000
+# Draws of one game.
+MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
-_GAMES_MINUTES = 0.9  # share of the time that is given to the counted draws
+# Share of the time that is given to the counted draws.
+_GAMES_MINUTES = 0.9
 
 Say = Callable[[str], None]
 
@@ -110,7 +115,8 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
   """Plays as many draws as fit, and no fewer than `_least`: decided before they are made."""
   draws = round(PILOT / game.draws)
-  play(game, num_draws=draws, seed=seed + 1_000_000)  # compiles
+  # The first play compiles, so it is not timed.
+  play(game, num_draws=draws, seed=seed + 1_000_000)
   started = time.perf_counter()
   play(game, num_draws=draws, seed=seed + 1_000_001)
   speed = draws / max(time.perf_counter() - started, 1e-3)
@@ -118,6 +124,7 @@ def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Resu
   most = round(MOST / game.draws)
   return play(
     game,
+    # Fixed before they are made: a number that followed the results would break the test.
     num_draws=min(max(wanted, round(_least(game, confidence) / game.draws)), most),
     seed=seed,
     confidence=confidence,

@@ -32,8 +32,10 @@ from dpjax.validate import UserError
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
 _OWN = 2000  # records of the auditor's, at most, and a tenth as many blanks
-_FOR_BOOTSTRAP = 50  # models, fewer are not drawn again
-_SPARE = 16  # slots beyond the records, for the check of the capacity
+# Models; fewer are not drawn again.
+_FOR_BOOTSTRAP = 50
+# Padded places beyond the records, for the check of the capacity.
+_SPARE = 16
 _FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
 _SHOWN = ("gdp", "clopper_pearson")
 
@@ -207,6 +209,7 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
     raise UserError(
       "must hold images of 2 or more classes", field="data", value=settings.data
     )
+  # The target takes one place, and is a blank: no record of the data.
   kept = settings.num_records - 1
   if kept + 10 > len(train):
     raise UserError(

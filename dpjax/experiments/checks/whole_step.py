@@ -117,7 +117,7 @@ class _Parts:
 
 
 def _clipped_grad(subject: Subject, scale: Any) -> Callable[..., Any]:
-  """That of the loss divided by `scale`, by which the clip norm of the step is multiplied."""
+  """Returns the clipped gradient of loss / `scale`; the step's clip norm is multiplied by it."""
   if scale is None:
     return subject.clipped_grad
   assert subject.gradient_of is not None

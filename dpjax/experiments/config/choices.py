@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """Of an annotation, `Annotated[ClipRule, Choice(RULES)]`: the values that a field takes.
+  """Metadata `Annotated[ClipRule, Choice(RULES)]`: the values that a config field takes.
 
   Args:
     table: name -> frozen dataclass, whose fields all have defaults. It is read when it is
@@ -37,7 +37,8 @@ class Choice:
 
   def __post_init__(self):
     for name, kind in self.table.items():
-      if issubclass(kind, Setting):  # many are made of a lambda
+      # Many are made of a lambda, whose name says nothing.
+      if issubclass(kind, Setting):
         kind.__qualname__ = name
 
   def holds(self, value: Any) -> bool:
@@ -121,7 +122,7 @@ class Setting:
     return type(self).function(*args, **named, **own)
 
   def __reduce__(self) -> Any:
-    """As such classes are rows of tables, pickle does not find them by name."""
+    """Returns a recipe for pickle, which cannot find such a class by name: tables hold it."""
     return _again, (self._place, dict(vars(self)))
 
 
@@ -131,6 +132,7 @@ _MADE: dict[str, list[type[Setting]]] = {}
 
 def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
   module, number = place
+  # Importing it fills `_MADE` again, in the same order, in whichever process.
   importlib.import_module(module)
   return _MADE[module][number](**values)
 
@@ -152,12 +154,14 @@ def settings(
   >>> made(), made(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
+  # Only None needs a look at the function: every other default tells its type.
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
   kinds = []
   for name, default in defaults.items():
     hint = hints[name] if default is None else type(default)
     extras = (carried or {}).get(name, ())
     kinds.append((name, typing.Annotated[(hint, *extras)] if extras else hint, default))
+  # The caller's module: it is what another process must import to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   made = _MADE.setdefault(module, [])
   kind = dataclasses.make_dataclass(
@@ -252,6 +256,7 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     elif not has_fields:
       yield Leaf(path, hint, value, usual)
     if has_fields:
+      # The defaults of another class are no measure for what was set here.
       other = choice is not None and type(usual) is not type(value)
       yield from leaves(value, type(value)() if other else usual, f"{path}.")
 

@@ -35,8 +35,10 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-_LISTED = 200  # characters of a list of fields in an error
-_INT_BITS = 64  # JAX and NumPy take no larger one
+# Characters of a list of fields in an error.
+_LISTED = 200
+# JAX and NumPy take no larger integer.
+_INT_BITS = 64
 
 
 class WithChoices:
@@ -104,6 +106,7 @@ def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config")
   >>> config.privacy.epsilon, config.num_steps
   (8.0, 3)
   """
+  # A whole value set later would take back what was set inside it.
   for path in sorted(values, key=lambda path: path.count(".")):
     config = replace(config, path, values[path], name=name)
   return config
@@ -162,7 +165,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
 
 def _unwritten(value: Any, hint: Any) -> Any:
-  """What JSON has no word for: lists as tuples, and text as infinity, where those are due."""
+  """Restores what JSON cannot hold: tuples from lists, and infinity from text."""
   choice = choice_of(hint)
   members = _members(hint)
   named = choice is not None and isinstance(value, dict) and value.get("name")
@@ -199,6 +202,7 @@ def check(value: Any, hint: Any, name: str) -> Any:
     return _check_container(value, hint, name)
   if hint is float and _is_number(value):
     return float(value)
+  # In Python a bool is an int. A count of True is a slip.
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
     return _bounded(value, name)
   raise _wrong(value, hint, name)
@@ -215,6 +219,7 @@ def parse(text: str, hint: Any, name: str) -> Any:
   options = _members(hint)
   if type(None) in options and text.strip().lower() == "none":
     return None
+  # Text stays text: a data set may be called "1e3" or "true".
   if str in options:
     return _bounded(text, name)
   return check(_literal(text), hint, name)
@@ -288,6 +293,7 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
     )
+  # Deep names first, so that of two places the shallow one is kept and suggested.
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
   raise UserError(f"no such field{_meant(head, places, known)}", field=f"{name}.{head}")
@@ -352,7 +358,8 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if rest and isinstance(config.get(head), dict):
     return {**config, head: _update_dict(config[head], rest, change, name, Any)}
-  return {**config, path: change(value_hint, f"{name}.{path}", None)}  # keys may hold dots
+  # Keys may hold dots.
+  return {**config, path: change(value_hint, f"{name}.{path}", None)}
 
 
 def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
@@ -360,7 +367,8 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
   for given in getattr(value, "__dict__", ()):
-    if not hasattr(kind, given):  # a class keeps what it computes under a name of its own
+    # A class keeps what it computes under a name of its own.
+    if not hasattr(kind, given):
       _check_field(value, given, name)
   fields = {
     field.name: check(getattr(value, field.name), hints[field.name], f"{name}.{field.name}")
@@ -371,7 +379,8 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
   if type(value) in _members(hint) and dataclasses.is_dataclass(value):
-    return _check_dataclass(value, type(value), name)  # its error names the field at fault
+    # Its error names the field at fault; that of a union would not.
+    return _check_dataclass(value, type(value), name)
   for option in _members(hint):
     try:
       return check(value, option, name)
@@ -406,7 +415,8 @@ def _is_number(value: Any) -> typing.TypeGuard[float]:
     return False
   try:
     return not math.isnan(value)
-  except OverflowError:  # an integer beyond every float
+  # An integer beyond every float.
+  except OverflowError:
     return False
 
 
@@ -445,6 +455,7 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
+  # Both spellings: (1, 2) and None of Python, null and true of JSON.
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)

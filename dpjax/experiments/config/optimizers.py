@@ -19,6 +19,7 @@ class Noise(NamedTuple):
 
 def _sgd(rate: Any, noise: Noise | None, momentum: float) -> Any:
   """Stochastic gradient descent, with momentum unless it is 0."""
+  # 0 would keep a trace as large as the parameters, and use none of it.
   return optax.sgd(rate, momentum=momentum or None)
 
 

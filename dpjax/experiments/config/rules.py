@@ -23,14 +23,16 @@ from dpjax.validate import UserError
 MOST_STEPS = 10**8  # of a run; rounds, epochs
 # Steps whose noise has a plan of its own for each: correlated noise, or noise levels.
 MOST_SHAPED = 10**6
-MOST_EPOCHS = 10**4  # of a client in a round, or of a net without noise
+# Of a client in a round, or of a net without noise.
+MOST_EPOCHS = 10**4
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
 MOST_VIEWS = 1024  # of one example
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 MOST_TOKENS = 10**6  # of an example
-MOST_PASSES = 10**9  # steps until each example was drawn once, 1 / sampling_prob
+# Steps until each example was drawn once: 1 / sampling_prob.
+MOST_PASSES = 10**9
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -67,7 +67,8 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
       raise UserError(f"must return {wanted}: {error}", field="loss", value=path) from error
-    except ValueError:  # no signature to look at
+    # Native code has no signature to look at.
+    except ValueError:
       pass
 
     def scalar(params: Params, example: Any) -> Array:
@@ -110,6 +111,7 @@ def optimizer(
       raise wrong(field, path, f"updates of shapes {shapes(updates)!r:.60}", shapes(made))
     return made, state
 
+  # An error of a user's code names the field and the line, not ours.
   guarded = (names.guarded(path, field, part) for part in (init, update))
   return optax.GradientTransformation(*guarded)
 
@@ -138,6 +140,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
   """
   found = names.find(path, field)
   is_sized = isinstance(found, type) and issubclass(found, sampling.Sampler)
+  # A class that inherits the refusing rule has none of its own.
   if is_sized and found.sized.__func__ is not sampling.Sampler.sized.__func__:
     made = names.guarded(path, field, found.sized)(size)
   else:
@@ -160,6 +163,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
         "accounting.PROVED, that says under which relations it is true, or None, not "
         f"{event!r:.60} with law {made.law!r}"
       )
+    # One draw now: a bad one is refused before the first step.
     sampling.taken(made, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()

@@ -65,6 +65,7 @@ class AuditClaim:
   def of_plan(cls, plan: Plan) -> AuditClaim:
     """Returns what the noise of a plan promises; where nothing is proved, canaries are exchanged,
     so that a sampler which knows the number of examples still fits."""
+    # With nothing proved there is no relation of the plan's to hold canaries to.
     known = plan.sampler.law != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -87,6 +88,7 @@ class AuditClaim:
     """Returns all pairs that are claimed, where `epsilon`, of what ran, is as planned."""
     if epsilon is None or not math.isfinite(epsilon):
       return None
+    # A run that ended early claims less than the planned curve, so its pairs are not known.
     return self.trade_off() if math.isclose(epsilon, self.epsilon()) else None
 
 
@@ -148,6 +150,7 @@ def check_coins(included: np.ndarray, seed: int) -> None:
   Args:
     included: [m] bool.
   """
+  # Without both sides there is nothing to compare, and no bound.
   if included.all() or not included.any():
     raise UserError(
       f"the coins of seed={seed} put all of them on one side; must be more, or "

@@ -1,4 +1,4 @@
-"""What must hold for fields that several kinds of config share, beyond the rules beside them."""
+"""Checks of fields that several kinds of config share, beyond the rules beside the fields."""
 
 from __future__ import annotations
 
@@ -100,6 +100,7 @@ def dotted(error: UserError, config: Any) -> UserError:
     for leaf in fields.leaves(config)
     if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
+  # Two fields of one name and value: naming either could blame the wrong one.
   return error.of(field=paths[0]) if len(paths) == 1 else error
 
 

@@ -72,8 +72,10 @@ def of_training(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """What can be told from the name; `of_dataset` tells the rest. A folder that LEAF wrote may
-  hold text, another one holds the arrays of an .npz."""
+  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the rest.
+
+  A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
+  """
   path = pathlib.Path(os.path.expanduser(data.name))
   folder = data.name.endswith("/")
   is_file = data.name.endswith(".npz") or (folder and not of_leaf)
@@ -101,7 +103,8 @@ def of_options(model: ModelConfig) -> Unused:
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
   """
-  if is_path(model.name):  # only its call tells
+  # Only its call tells.
+  if is_path(model.name):
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}

@@ -38,11 +38,13 @@ from dpjax.validate import UserError
 FOLDER = "checkpoints"
 _ROWS = "clients"
 _ALONE = "state"
-_NEW = ".new"  # where a step is written before it has its number
+# Where a step is written before it has its number.
+_NEW = ".new"
 _UNFINISHED = (
   "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
 )
-_DIGESTS = "sha256.json"  # in a step's folder: of each file in it
+# In a step's folder: the digest of each file in it.
+_DIGESTS = "sha256.json"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
@@ -104,6 +106,7 @@ def newest(workdir: pathlib.Path) -> int | None:
 
   For whoever cannot wait for a `Checkpoints` that another thread is writing with.
   """
+  # A run of one phase has its steps here, one of several a folder for each phase.
   found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
   names = [path.name for paths in found for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
@@ -137,6 +140,7 @@ def write_digests(step: pathlib.Path) -> None:
 
 def meta_digest(meta: Mapping[str, Any]) -> str:
   """SHA-256 of JSON data, whatever the order of their keys."""
+  # Through JSON once, so that a tuple and the list that is read back are equal.
   plain = json.loads(json.dumps(meta))
   return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -195,9 +199,12 @@ class Checkpoints:
     rows = [keeper.saved(states) for keeper, states in pairs]
     arrays = to_arrays(_with_states(state, rows, state))
     if jax.process_count() > 1:
+      # Compared before the write: processes that drifted apart would be saved as one of
+      # them.
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
+      # Only now: rows of the step before must live until this one has its name.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step
@@ -209,6 +216,7 @@ class Checkpoints:
     )
     new = self.directory / _NEW
     with writers.told_in_one_line(f"checkpoint={self.directory / str(step)}"):
+      # Left by a save that was cut off. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)
       self._orbax.save(new / str(step), args=args)
@@ -236,6 +244,7 @@ class Checkpoints:
     meta = processes.on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
+      # The other processes have no files, so they receive what the first one read.
       arrays = processes.arrays_from_first(to_arrays(arrays))
       arrays = jax.tree.map(processes.placed_like, arrays, like)
     state = to_keys(arrays, like)
@@ -259,7 +268,8 @@ class Checkpoints:
     )
     try:
       restored = self._orbax.restore(step, args=args)
-    except Exception as error:  # orbax and tensorstore raise many types for a broken file
+    # Orbax and tensorstore raise many types for a broken file.
+    except Exception as error:
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
       raise self._unreadable(reason) from error
     found = restored.state if _tree(like) is like else restored.state[_ALONE]
@@ -324,7 +334,8 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
   older ones away before the newest would survive a loss of power."""
-  logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every save at INFO
+  # Orbax logs every save at INFO.
+  logging.getLogger("absl").setLevel(logging.ERROR)
   # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's
   # logger, and so does asyncio, some of them at exit. What failed is raised to us.
   for name in ("absl", "asyncio"):
@@ -332,6 +343,8 @@ def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
   writers.secret_folder(directory)
   for path in directory.glob(_UNFINISHED):
     shutil.rmtree(path, ignore_errors=True)
+  # Process 0 writes by itself. By default Orbax would wait for the others, which do not
+  # call it.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}
   )

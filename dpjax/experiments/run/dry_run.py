@@ -37,7 +37,8 @@ from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
 from dpjax.validate import UserError
 
-TIMED_STEPS = 5  # after the first, which compiles
+# After the first step, which compiles.
+TIMED_STEPS = 5
 TIMED_SECONDS = 10.0  # of them together
 FINISHED = "holds this run, finished; it would not run again"
 _TIMED_FEATURES = 256  # examples
@@ -98,7 +99,8 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
     )
   folder = pathlib.Path(workdir)
   kind.check(config)
-  owner.known(folder, config)  # before the data are read, as in a run
+  # Before the data are read, as in a run.
+  owner.known(folder, config)
   loaded = kind.load_data(config, features=False)
   state = state_of(kind.build(config, loaded), folder)
   found = rehearsed(kind, config, loaded)
@@ -146,7 +148,8 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   """
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
-  if pretrained is not None:  # zeros would not be known again
+  # Zeros would not be recognised as the data that the first parameters know.
+  if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
   job = kind.build(config, zeros)
@@ -158,6 +161,7 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
     found.append(Rehearsal(work, timed(work)[0], before))
     raise _Enough
 
+  # `fit` ends the run by an exception, as nothing after the first work is wanted.
   with contextlib.suppress(_Enough):
     play(fit)
   return found[0]
@@ -187,12 +191,14 @@ def _blank(
   shape = held.x.shape[1:]
   if models.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
-    for _ in range(2):  # the first compiles
+    # The first compiles.
+    for _ in range(2):
       began = time.monotonic()
       shape = kind.featured(model, rows).x.shape[1:]
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
   zeros: Any = blank(held, shape)
   if isinstance(train, Federation):
+    # Clients of equal size: their true sizes are private.
     rows = np.array_split(np.arange(len(train)), train.num_clients)
     zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
   return (zeros, blank(test, shape)), seconds
@@ -230,6 +236,7 @@ def timed(work: Work) -> tuple[Timing, Any]:
     nonlocal state
     began = time.monotonic()
     for draw in itertools.islice(work.draws(0), 1 + TIMED_STEPS):
+      # JAX returns before a step is computed, so the clock must wait for it.
       state, _ = jax.block_until_ready(work.step(state, draw))
       yield time.monotonic() - began
       began = time.monotonic()
@@ -241,6 +248,7 @@ def timed(work: Work) -> tuple[Timing, Any]:
   spent: list[float] = []
   for seconds in steps():
     spent.append(seconds)
+    # Without the first step, whose compilation may take minutes.
     if sum(spent[1:]) > TIMED_SECONDS:
       break
   seconds = _evaluated(work, state)
@@ -249,7 +257,8 @@ def timed(work: Work) -> tuple[Timing, Any]:
 
 def _evaluated(work: Work, state: Any) -> float:
   seconds = 0.0
-  for _ in range(0 if work.evaluate is None else 2):  # the first compiles
+  # The first compiles.
+  for _ in range(0 if work.evaluate is None else 2):
     began = time.monotonic()
     work.evaluate(state)  # type: ignore[misc]
     seconds = time.monotonic() - began

@@ -30,7 +30,8 @@ STEPS_ARE = (
   "steps_are"  # in result.json of a run that has a report: what its steps are called
 )
 _DIGEST_BYTES = 32
-_PLANNED = ("task", "dataset", "method")  # of result.json, whichever the run
+# Keys of result.json that every run must know.
+_PLANNED = ("task", "dataset", "method")
 
 
 class Work(NamedTuple):
@@ -120,6 +121,7 @@ def single(work: Work) -> Play:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Work.planned"
     )
   if work.promise is not None:
+    # Here, so that no folder is claimed by a run that may not begin.
     work.promise.check_budget(Ledger())
 
   def play(fit: Fit) -> Ended:
@@ -215,6 +217,8 @@ def begun(work: Work) -> ArrayTree:
 
 def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
   """(the next state, info)."""
+  # Another structure would compile anew in each step, and no checkpoint could be read into
+  # it.
   before = jax.tree.structure(state)
   made = work.step(state, draw)
   if not isinstance(made, tuple) or len(made) != 2:
@@ -236,6 +240,8 @@ def scored(work: Work, state: ArrayTree) -> Scores:
 
 
 def _check_digest(field: str, wanted: str, found: object) -> None:
+  # The digest follows from the data, so a message may tell its type and size, not its
+  # content.
   if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
     size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
     raise UserError(
@@ -252,7 +258,8 @@ def _check_functions(part: Any, *names: str) -> None:
 def _is_array(leaf: Any) -> bool:
   if isinstance(leaf, processes.client_states.ClientStates):
     return True
-  if isinstance(leaf, np.generic):  # it would be saved, and could not be read again
+  # It would be saved, and could not be read again.
+  if isinstance(leaf, np.generic):
     return False
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
   return trees.is_key(leaf) or dtype.kind in "biufcV"  # V: bfloat16 and its kin

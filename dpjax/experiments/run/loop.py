@@ -50,7 +50,8 @@ from dpjax.validate import UserError, Verbatim
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-SAVE_SECONDS = 10.0  # between two checkpoints of a work that does not say when
+# Between two checkpoints of a work that does not say when.
+SAVE_SECONDS = 10.0
 
 
 class Interrupted(Exception):
@@ -75,6 +76,7 @@ def job_of(config: Config, data: object = None) -> Job:
   try:
     made_by = importlib.import_module(f"{room}.build" if room else "build")
   except ModuleNotFoundError as error:
+    # A build.py that fails to import something of its own must say so itself.
     if error.name != f"{room}.build".lstrip("."):
       raise
     raise UserError(
@@ -122,6 +124,7 @@ def run(
   folder = pathlib.Path(workdir)
   _check_processes(job_lib.checked(job))
   meta = processes.on_first(lambda: owner.known(folder, job.config))
+  # Before anything is drawn: a finished run is only looked at.
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
@@ -133,11 +136,14 @@ def run(
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
     begun = (folder / owner.CONFIG).exists()
+    # Release keys are never drawn twice for one folder, so it is not given back.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
     secrets = streams.to_meta(data, kept, _own_code(job), run_id, code)
+    # Keys are on disk before anything is computed with them: a run killed later repeats its
+    # noise.
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
@@ -175,7 +181,8 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
   data = job_lib.data_of(job)
   code = streams.code_of(job.config)
   bound = streams.bound_data(data, code)
-  processes.same(data=bound.hex())  # compared by what follows from it, and never shown
+  # Compared by what follows from it, and never shown.
+  processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, bound, meta)
   run_id = streams.run_id(_digest(job), bound, random)
@@ -186,7 +193,8 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
   """The result of a run that is done."""
   done = owner.finished(folder, job.config)
-  if done is not None and meta:  # else its checkpoints were taken away
+  # Otherwise its checkpoints were taken away, and what they remembered with them.
+  if done is not None and meta:
     _check_same(job, folder, meta, job_lib.data_of(job), done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
     report.redraw(folder, done[job_lib.STEPS_ARE])
@@ -241,6 +249,7 @@ def _played(
       "user_code": _own_code(job),
       streams.CODE: code.to_json(),
     }
+    # The parameters first: where a result stands, its model stands beside it.
     owner.save_params(folder / ended.saved_as, ended.params)
     ended.write(folder)
     result[owner.FILES] = owner.digests(folder)
@@ -268,7 +277,8 @@ def signals() -> Iterator[list[int]]:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
-    except ValueError:  # not in the main thread: the owner of that thread handles them
+    # Not in the main thread: the owner of that thread handles them.
+    except ValueError:
       continue
   try:
     yield received
@@ -430,6 +440,7 @@ class Running:
     while start < self.step:
       event = promise.step_event(start)
       end = start + 1
+      # Equal steps in a row are one charge, as they were when the run made them.
       while end < self.step and promise.step_event(end) == event:
         end += 1
       ledger = ledger.charge(
@@ -497,7 +508,8 @@ class Running:
       "reached": self.reached,
     }
     if self.metrics is not None:
-      meta["rows"] = self.metrics.durable()  # before the checkpoint that counts on them
+      # Before the checkpoint that counts on them.
+      meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
     self.fit.on_save(self.step)
@@ -510,8 +522,10 @@ class Running:
   def go(self, received: list[int]) -> None:
     """Does the steps that are left."""
     work = self.work
-    if self.step == work.num_steps or self.reached:  # killed before its result was written
+    # Killed before its result was written.
+    if self.step == work.num_steps or self.reached:
       return
+    # Code that is loaded while JAX traces the first step must be of the run's digest, too.
     first = True
     with self._bar() as bar, _ended(work.draws(self.step)) as draws:
       for draw in draws:
@@ -523,10 +537,13 @@ class Running:
         else:
           self.state, info = job_lib.stepped(work, self.state, draw)
           self.fit.check_code()
+        # Before the row and the checkpoint, so that no epsilon is shown or saved without
+        # this step.
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
-        stop = processes.largest(received[0] if received else 0)  # whoever was told
+        # A signal reaches one process, and all must stop at the same step.
+        stop = processes.largest(received[0] if received else 0)
         last = self.step == work.num_steps or self.reached
         if last or stop or self._is_due():
           self.save()

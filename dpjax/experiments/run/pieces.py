@@ -31,6 +31,7 @@ def filled(
   """
 
   def step(state: Arrays, piece: int) -> tuple[Arrays, None]:
+    # `fill` writes in place, and arrays that a checkpoint gave back may be read-only.
     held = jax.tree.map(np.array, state)
     fill(held, piece)
     return held, None

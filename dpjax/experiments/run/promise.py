@@ -111,6 +111,7 @@ class Promise:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
+    # Of what really ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
@@ -149,6 +150,7 @@ def of_plan(
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
+  # The ledger is of what runs. The statement may be of a larger deployment.
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
@@ -212,6 +214,7 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
 
 def released(plan: Plan) -> str:
   """Returns what release mode adds to the privacy statement, and what it does not cover."""
+  # The grid must be fine beside the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(

@@ -37,6 +37,7 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
   text += f", {jax.process_count()} processes" if jax.process_count() > 1 else ""
   if devices[0].platform != "cpu":
     return text
+  # Cores that this process may use: a container often has fewer than the machine.
   count = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
   )
@@ -47,6 +48,7 @@ def peak_rss() -> int:
   """Bytes of memory that this process had at its peak; of Linux, since its program began: what
   `getrusage` says there is at least what the process had that started it."""
   peak = process_memory("VmHWM")
+  # ru_maxrss is in bytes on macOS and in kilobytes on Linux.
   unit = 1 if sys.platform == "darwin" else 1024
   return peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -61,6 +63,7 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
   try:
     if forget_peak:
       with contextlib.suppress(OSError):
+        # 5 resets the peak; see proc(5). Containers may forbid it.
         pathlib.Path("/proc/self/clear_refs").write_text("5")
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:

@@ -46,7 +46,8 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   """
   workdir = pathlib.Path(workdir)
   by_step: dict[int, Row] = {}
-  for line in writers.read_metrics(workdir):  # several lines of a step are one row
+  # Several lines of a step are one row.
+  for line in writers.read_metrics(workdir):
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
   if not rows:
@@ -100,7 +101,8 @@ def meaning(result: Row) -> str:
   if kind in (None, "none"):
     return "" if kind is None else "not private"
   delta, relation, unit = (result[key] for key in WHAT_EPSILON_MEANS[1:])
-  told = upper(delta) if isinstance(delta, float) else delta  # several, of several runs
+  # Text where several runs have several deltas.
+  told = upper(delta) if isinstance(delta, float) else delta
   return f"{kind}, delta = {told}, {relation}, per {unit}"
 
 
@@ -163,6 +165,7 @@ def save_figure(figure: Figure, path: pathlib.Path) -> None:
   for text in figure.findobj(Text):
     if isinstance(text, Text) and id(text) not in ticks:
       text.set_parse_math(False)
+  # In memory first, so that a kill leaves the old picture or the new one.
   content = io.BytesIO()
   figure.savefig(content, format="png", dpi=150)
   writers.replace_file(path, content.getvalue())

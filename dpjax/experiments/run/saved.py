@@ -25,9 +25,12 @@ from dpjax.experiments.run import streams, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-PRETRAINED_ON = "pretrained_on"  # in result.json: data sets, the last one first
-SYNTHETIC = ("random_process",)  # made of random numbers
-_UNNAMED = "data that nothing beside it names"  # of weights from elsewhere
+# In result.json: data sets, the last one first.
+PRETRAINED_ON = "pretrained_on"
+# Made of random numbers: no record of anybody is in them.
+SYNTHETIC = ("random_process",)
+# Of weights from elsewhere.
+_UNNAMED = "data that nothing beside it names"
 HEAD = "head"  # the last layer of every model of ours
 
 
@@ -48,8 +51,10 @@ def _numbers(array: np.ndarray, told: str) -> np.ndarray:
   floats = jnp.issubdtype(array.dtype, jnp.floating)
   if not floats:
     raise UserError(f"{told}: must hold floating point numbers, not {array.dtype}")
+  # JAX takes numbers of the native byte order alone.
   if not array.dtype.isnative:
     raise UserError(f"{told}: must be of this machine's byte order, not {array.dtype.str}")
+  # One NaN would make every loss and every clipped gradient NaN.
   if not np.isfinite(np.asarray(array, np.float64)).all():
     raise UserError(f"{told}: holds NaN or infinity")
   return array
@@ -89,6 +94,7 @@ def _cast(array: np.ndarray, dtype: Any, told: str) -> np.ndarray:
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
     raise UserError(f"{told}: holds numbers beyond {dtype}, the type of the model's own")
+  # A cast rounds, so the model is not bit for bit the one that was trained.
   writers.warn(f"{told}: is {array.dtype}, cast to {dtype}")
   return cast
 
@@ -146,7 +152,8 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if path is None:
     return []
   told = f"pretrained={path!r}"
-  unbound = path.endswith(".safetensors")  # a result beside it may be of another file
+  # A result beside it may be of another file.
+  unbound = path.endswith(".safetensors")
   result = (
     _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), told))
   )
@@ -161,6 +168,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if unbound or not own:
     known.insert(0, _UNNAMED)
   seen = _bare(data_name) in map(_bare, known)
+  # By digest as well as by name: the same records may have another name.
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
   if seen or streams.data_of(remembered) == data.digest(train):
     raise UserError(

@@ -55,7 +55,8 @@ def public(
   """
   if relation != ADD_OR_REMOVE_ONE:
     return real
-  if not promised:  # what is declared serves where it is near, and nothing must be
+  # Nothing is promised, so the true number may be used where none near it was declared.
+  if not promised:
     return real if declared is None or 2 * real < declared else declared
   if declared is None:
     raise UserError(

@@ -114,10 +114,12 @@ def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
   """Without the fields of `_LATER` where they say what every run did before them."""
   found = {}
   for name, entry in fields.items():
+    # A run of before that field keeps its digest, and so its noise.
     if name in _LATER and entry == _LATER[name]:
       continue
     if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
       entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
+    # Options belong to a user's model, whose fields may have any of these names.
     nested = isinstance(entry, Mapping) and name != "options"
     found[name] = _as_before(entry) if nested else entry
   return found
@@ -193,10 +195,12 @@ def derived(seed: int, config: bytes, data: bytes) -> Streams:
     config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
   """
   bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
+  # Half of the digest enters the keys and half the sampler: the two stay independent.
   key = jax.random.key(seed)
   for word in np.frombuffer(bound[:16], np.uint32):
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
+  # Without the config: runs that differ in it alone have the same order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
   return Streams(
     init=jax.random.key(seed),
@@ -226,8 +230,9 @@ def joined(*digests: bytes) -> bytes:
 
 
 def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """One digest of the data of a run and of what its code read and computed on import, which may
-  follow from them. As secret as the data.
+  """Joins the digest of a run's data with that of what its code read and computed on import.
+
+  The second may follow from the data. So the result is as secret as the data.
 
   >>> bound_data(b"data", run_code.Code({}, {}))
   b'data'
@@ -238,13 +243,16 @@ def bound_data(data: bytes, code: run_code.Code) -> bytes:
 
 def run_id(config: bytes, data: bytes, random: Streams) -> str:
   """Names one run, by all that decides it; as secret as the data."""
+  # The key tells two releases of one config and one data set apart.
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
   return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
 
 
 def ledger_name(config: bytes) -> str:
-  """What a ledger calls the noise key of a seeded run: its config's name. A fingerprint of
-  the key itself would be a test for a guess of the data."""
+  """Names the noise key of a seeded run for its ledger, by the config alone.
+
+  A fingerprint of the key itself would be a test for a guess of the data.
+  """
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 
@@ -278,6 +286,7 @@ def to_meta(
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
   """Returns what is kept of a run that is done: which data it had, and which code."""
+  # A run that is done draws nothing more, so its keys need not be kept.
   return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
 
 

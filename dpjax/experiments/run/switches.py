@@ -19,7 +19,8 @@ from typing import Any
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.unread import Unused, reason
 
-_OPTIONS = "model.options"  # a dict, whose keys are fields of their own
+# A dict, whose keys are fields of their own.
+_OPTIONS = "model.options"
 
 
 def settled(
@@ -91,6 +92,7 @@ def all_paths(config: Any) -> list[str]:
 
 def _at_default(config: Any, paths: Iterable[str]) -> Any:
   """A copy whose fields of these names are as in a config of its class; whole ones first."""
+  # A whole value first: its default may not have the fields that come after.
   for path in sorted(paths, key=lambda path: path.count(".")):
     parent, _, key = path.rpartition(".")
     if parent.endswith(_OPTIONS):
@@ -102,7 +104,8 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
     leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
     if empty is not None:
       config = fields.replace(config, empty, None)
-    elif leaf is not None:  # else it went with the value whose field it was
+    # Otherwise it went with the value whose field it was.
+    elif leaf is not None:
       config = fields.replace(config, path, leaf.default)
   return config
 
@@ -163,7 +166,8 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
   known = {leaf.path for leaf in fields.leaves(before)}
-  switches = {path for path, _ in steps} & known  # a choice is a leaf, and has leaves
+  # A choice is a leaf, and has leaves.
+  switches = {path for path, _ in steps} & known
   return [
     path
     for path in fields.set_fields(before)

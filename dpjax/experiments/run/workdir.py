@@ -21,9 +21,12 @@ from dpjax.validate import UserError, Verbatim
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
-FILES = "files_sha256"  # in result.json: of what lies beside it
-_SEAL = "run_sha256"  # in result.json and in what the run remembers
-_SELF = "sha256"  # in what the run remembers: of the rest of it
+# In result.json: digests of what lies beside it.
+FILES = "files_sha256"
+# In result.json and in what the run remembers.
+_SEAL = "run_sha256"
+# In what the run remembers: the digest of the rest of it.
+_SELF = "sha256"
 # Written before the result, or after it, or drawn again.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *report.FILES)
 
@@ -72,6 +75,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
   begun = writers.half_written(path)
+  # Files of somebody else would be overwritten by names that a run uses, too.
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(
       "must be a new, an empty or a run's own directory", field="workdir", value=workdir
@@ -103,7 +107,8 @@ def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
       for name in (checkpoint.FOLDER, writers.EVENTS):
         shutil.rmtree(workdir / name, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
-        with contextlib.suppress(OSError):  # what refuses to be written refuses this, too
+        # What refuses to be written refuses this, too.
+        with contextlib.suppress(OSError):
           (workdir / name).unlink(missing_ok=True)
     raise
 
@@ -113,8 +118,10 @@ def _memory(workdir: pathlib.Path) -> pathlib.Path:
 
 
 def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """What `remember` wrote; {} for a run that has begun and does not remember, None for one
-  that has not begun."""
+  """Reads what `remember` wrote in this folder.
+
+  Returns {} for a run that has begun and remembers nothing, None for one that has not begun.
+  """
   path = _memory(workdir)
   if path.exists():
     held = writers.read_json(path)
@@ -141,6 +148,7 @@ def remember(
     UserError: the folder does not remember `before` (None: nothing) any more: since it was
       looked into, another process has drawn keys there.
   """
+  # Compared under the lock: two starts that both found nothing would draw two keys.
   if remembered(workdir) != before:
     raise UserError(
       "another process has just been at work there; run the same command again",
@@ -175,7 +183,8 @@ def write_result(
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
   sealed = {**result, _SEAL: _seal(config, result)}
-  if _memory(workdir).exists():  # first, so that a kill between the two is no contradiction
+  # First, so that a kill between the two is no contradiction.
+  if _memory(workdir).exists():
     held = remembered(workdir) or {}
     _remember(workdir, {**held, _SEAL: sealed[_SEAL]})
   writers.write_result(workdir, sealed)
@@ -207,7 +216,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       field="workdir",
       value=workdir,
     )
-  if "user_code" in result:  # also where the checkpoints, which know it too, are gone
+  # Also where the checkpoints, which know it too, are gone.
+  if "user_code" in result:
     own = names.sources(fields.to_dict(config))
     code = streams.code_of(config)
     streams.check_code(result, own, code, workdir=workdir, done=True)

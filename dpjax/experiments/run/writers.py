@@ -55,7 +55,8 @@ RESULT_KEYS = (
 )
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_LINE_SECONDS = 5.0  # between two progress lines where stderr is no terminal
+# Between two progress lines where stderr is no terminal.
+_LINE_SECONDS = 5.0
 _SILENT = ContextVar("silent", default=False)
 
 
@@ -74,7 +75,8 @@ def secret_folder(path: pathlib.Path) -> None:
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
-    except OSError:  # of another owner, or a file system without modes
+    # Of another owner, or a file system without modes.
+    except OSError:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
@@ -115,7 +117,8 @@ def refusal(error: BaseException | None) -> int | None:
   code = getattr(error, "errno", None)
   if code in _REFUSALS:
     return code
-  if not isinstance(error, OSError):  # native code has no errno
+  # Native code has no errno, only its words.
+  if not isinstance(error, OSError):
     for words, known in _SAID.items():
       if words in str(error):
         return known
@@ -166,7 +169,8 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iter
       raise
     try:
       step = saved()
-    except OSError:  # not even the folder can be read
+    # Not even the folder can be read.
+    except OSError:
       step = None
     kept = "nothing was saved" if step is None else f"step {step} is saved"
     full = code in _FULL
@@ -203,7 +207,8 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   ) as file:  # network file systems lock what is written
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      held = os.path.samestat(os.fstat(file.fileno()), path.stat())  # not one taken away
+      # A lock on a file that was taken away in between excludes nobody.
+      held = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
       held = False
     if not held:
@@ -226,7 +231,8 @@ def plain(value: object) -> Any:
   if isinstance(value, (list, tuple)):
     return [plain(entry) for entry in value]
   item = getattr(value, "item", None)
-  value = item() if callable(item) else value  # NumPy and JAX scalars
+  # NumPy and JAX scalars.
+  value = item() if callable(item) else value
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
   return value
@@ -259,7 +265,8 @@ def read_json(path: str | os.PathLike) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  except (ValueError, RecursionError, MemoryError) as error:  # not UTF-8, or not JSON
+  # Not UTF-8, or not JSON.
+  except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
 
@@ -326,6 +333,8 @@ class MetricsWriter:
 
   def durable(self) -> dict[str, Any]:
     """Length and digest of all lines so far, which survive a loss of power from now on."""
+    # The checkpoint names these bytes. Were it durable before them, a resume would be
+    # refused.
     os.fsync(self._file.fileno())
     return {"bytes": self._size, "sha256": self._digest.hexdigest()}
 
@@ -392,6 +401,7 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _entry(line: str) -> dict[str, Any] | None:
   try:
+    # A line without its end was cut off, even where it happens to be JSON.
     entry = json.loads(line) if line.endswith("\n") else None
   except ValueError:
     return None
@@ -406,7 +416,8 @@ class _Events:
     from tensorboardX import event_file_writer, summary
     from tensorboardX.proto import event_pb2
 
-    proto: Any = event_pb2  # its names are made at run time
+    # Its names are made at run time.
+    proto: Any = event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
     self._scalar = summary.scalar
@@ -514,7 +525,8 @@ class Progress:
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
-    self._said = initial  # nothing done, nothing to say
+    # Nothing done, nothing to say.
+    self._said = initial
 
   def update(self, n: int = 1, **postfix: Any) -> None:
     """Counts n more; `postfix` are values to show, the newest of each name. 0: time goes on."""
@@ -532,6 +544,7 @@ class Progress:
     now = time.monotonic()
     self._next = now + _LINE_SECONDS
     self._said = self._count
+    # Without what a resumed run found done: that took no time of this process.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
     values = "".join(
       f" {name}={_short(name, value)}" for name, value in self._postfix.items()

@@ -64,7 +64,8 @@ def points(config: AttackConfig) -> list[Point]:
 
 def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
   """Leaves the room that this row does not attack as it is by default."""
-  for name, value in changes.items():  # which would be told as its defence
+  # What a row changes in the other section would be shown as its defence.
+  for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(
         f"would be ignored, this row attacks {run.attack.room}; leave it out",
@@ -84,6 +85,7 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
     UserError: a wrong config, and as there.
   """
   loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
+  # One memory for both kinds, so that rows on the same data read them once.
   last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:

@@ -27,7 +27,7 @@ def write(workdir: pathlib.Path, results: Sequence[Row]) -> None:
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """One row for each (curve, data set, target epsilon), over its seeds."""
+  """Returns a row for each (curve, data set, target epsilon), over its seeds."""
   groups: dict[tuple, list[Row]] = {}
   for result in results:
     key = (result["curve"], result["dataset"], result["epsilon_target"])
@@ -49,6 +49,7 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "audited_lower_bound": _largest(group, "epsilon_audited_lower"),
     "audited_by": first.get("audit", {}).get("strongest"),
     "verdict": verdict(group),
+    # The mean hides how far seeds lie apart, so the range stands beside it.
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
@@ -101,4 +102,5 @@ def _cell(value: Any, name: str) -> str:
     return str(value)
   if name == "test_accuracy":
     return f"{value:.3f}"
+  # A bound that an attack proves is rounded down, every other epsilon up.
   return lower(value) if name == "audited_lower_bound" else upper(value)

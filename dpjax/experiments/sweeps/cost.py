@@ -41,13 +41,16 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
+  # Several ways to deal records to users: what one run hides as one user, another does not.
   dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
+  # Basic composition needs one relation, one unit and a proof for each of the runs.
   if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
     return {"runs": len(done), "epsilon": None, "delta": None, "epsilon_kind": "none"}
   relation, unit = meanings.pop()
   failed = [text for row in done for text in row.get("failed_assumptions") or ()]
   return {
     "runs": len(done),
+    # Exactly rounded, so that the sum does not depend on the order of the runs.
     "epsilon": math.fsum(row["epsilon"] for row in done),
     "delta": math.fsum(row["delta"] for row in done),
     "epsilon_kind": "claimed" if "claimed" in kinds else "proved",
@@ -62,8 +65,10 @@ def _populations(rows: list[Row]) -> set[str | None]:
 
 
 def population(config: Any) -> str:
-  """Whose data a run is on, and for a federated one what makes them one user; where two are
-  equal, so are the units that are hidden."""
+  """Describes the data of a run, and for a federated run what makes records one user.
+
+  Where two descriptions are equal, so are the units that are hidden.
+  """
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
   if part is not None:

@@ -20,7 +20,8 @@ from dpjax.experiments.run import report, writers
 from dpjax.validate import UserError
 
 _OURS = "this sweep"
-_LABEL = 48  # characters that fit below the axes beside a legend
+# Characters that fit below the axes beside a legend.
+_LABEL = 48
 _MARKERS = ("*", "D", "P", "X", "v", "^")
 Row = dict[str, Any]
 
@@ -94,8 +95,10 @@ def _places(values: Sequence[float | None]) -> dict[float | None, float]:
 def summarize(
   rows: Sequence[Row], *, x: str, y: str, series: str | None = None
 ) -> list[Row]:
-  """One row per (series, x): number of seeds and how many of them ended without a finite y;
-  mean, smallest and largest y of the others, NaN where there are none.
+  """Returns one row per (series, x): seeds, failures and statistics of y.
+
+  Failures are seeds that ended without a finite y. The mean, smallest and largest y are those
+  of the other seeds, NaN where there are none.
 
   The epsilon of a group is the largest of its runs. x is None without an epsilon; runs whose
   x is NaN have no place and are left out.
@@ -113,7 +116,8 @@ def summarize(
     at = place(row, x)
     if at is None or not math.isnan(at):
       groups.setdefault((label, at), []).append(row)
-  labels = [label for label, _ in groups]  # series stay in the order they came in
+  # Series stay in the order they came in.
+  labels = [label for label, _ in groups]
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
 
@@ -124,6 +128,7 @@ def place(row: Row, x: str) -> float | None:
   >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
   (inf, None)
   """
+  # A run without noise has an epsilon in its config all the same, which it does not keep.
   promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
   return numeric(row, x) if promised else None
 
@@ -154,6 +159,7 @@ def numeric(row: Row, key: str) -> float:
   value = row.get(key)
   if value in ("inf", "-inf") or (value is None and key in row):
     return writers.number(value)
+  # In Python a bool is an int, and no number that could be drawn.
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     keys = sorted(k for k, v in row.items() if isinstance(v, (int, float)))
     raise UserError(
@@ -176,6 +182,7 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
     placed = [g for g in mine if g[x] is not None and math.isfinite(g[f"{y}_mean"])]
     _draw_line(axes, placed, x, y, color, label or _OURS)
     for group in mine:
+      # A run that promises nothing has no place on the axis of epsilon, only a height.
       if group[x] is None and math.isfinite(group[f"{y}_mean"]):
         name = f"{label}, not private" if label else "not private"
         axes.axhline(group[f"{y}_mean"], color=color, ls="--", lw=1, label=name)
@@ -243,6 +250,7 @@ def _label(axes: Axes, groups: list[Row], x: str, y: str, title: str) -> None:
 def _scale(axes: Axes, x: str, ours: list[float | None], theirs: list[float]) -> None:
   if not x.endswith("epsilon"):
     return
+  # The epsilons that were run, rather than powers of ten that nobody ran.
   ticks = sorted({at for at in ours if at is not None and at > 0})
   if not ticks and not theirs:
     return

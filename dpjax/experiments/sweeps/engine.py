@@ -88,6 +88,7 @@ def spread(
     for variant, fixed in variants.items()
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
+  # Counted before they are made: a slip in an axis may ask for billions.
   count = sum(math.prod(map(len, own.values())) for own in axes.values())
   if count > rules.MOST_RUNS:
     raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
@@ -182,7 +183,7 @@ def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
-  """Those that are asked for, and those that have run: what is drawn is of all that there is.
+  """Returns the points asked for and those that have run: tables show all that there is.
 
   Args:
     only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
@@ -199,6 +200,7 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
     known = list(dict.fromkeys(told(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
+  # What has run is drawn with the rest, so that a table never loses rows.
   there = lambda point: _result_of(point, workdir).exists()
   return [point for point in points if point.name in wanted or there(point)]
 
@@ -235,6 +237,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
+  # Said before the first run, which may take hours.
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
@@ -245,6 +248,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
       writers.say(f"[{count}/{len(now.points)}] {_line(grid, row)}")
+      # Finished runs are passed over without drawing the same picture for each of them.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
@@ -266,7 +270,7 @@ def tell_dropped(points: Iterable[Point]) -> None:
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
-  """What sweep.json knows of points that this call leaves out: without a result they failed."""
+  """Reads from sweep.json the failed points that this call leaves out."""
   rest = {point.name for point in grid.points} - {point.name for point in now.points}
   if not rest or not (workdir / FILE).exists():
     return {}
@@ -311,7 +315,8 @@ class _Work:
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
-    allocator.give_back()  # or holes that a run has left would add to the peak of the next
+    # Otherwise holes that a run has left would add to the peak of the next.
+    allocator.give_back()
     return row, ran
 
 
@@ -341,7 +346,8 @@ class LastData:
 
   def __call__(self, config: Any) -> Any:
     if self._key != _data_key(config):
-      self._key = ""  # free the old data before the new come
+      # Free the old data before the new come.
+      self._key = ""
       self._data = None
       self._data = self._load_fn(config)
       self._key = _data_key(config)
@@ -377,10 +383,12 @@ def _finished(point: Point, at: pathlib.Path) -> Row | None:
 
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   result = grid.train(point, at, load(point.config))
-  if not (at / writers.RESULT).exists():  # of a `train` that writes none
+  # Of a `train` that writes none.
+  if not (at / writers.RESULT).exists():
     owner.claim(at, point.config)
     owner.write_result(at, point.config, result)
-  return writers.read_json(at / writers.RESULT)  # as a later start will see it
+  # As a later start will see it: a tuple is a list there, infinity a text.
+  return writers.read_json(at / writers.RESULT)
 
 
 def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:

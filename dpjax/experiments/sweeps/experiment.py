@@ -40,13 +40,16 @@ def points(config: RelevanceConfig) -> list[Point]:
   )  # fmt: skip
   if len({point.name for point in found}) < len(found):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
+  # Seed after seed, so that an experiment that is cut off has every curve once.
   return sorted(found, key=lambda point: point.config.seed)
 
 
 def _axes(curve: RelevanceConfig) -> engine.Axes:
-  check(curve)  # a curve may have its own epsilons and seeds
+  # A curve may have its own epsilons and seeds.
+  check(curve)
   seeds = range(curve.seed, curve.seed + curve.num_seeds)
-  whole = {"num_seeds": [1], "curves": [{}], "title": [""]}  # a run has one, none, none
+  # Of the whole experiment: a run has one seed, no curves and no title.
+  whole = {"num_seeds": [1], "curves": [{}], "title": [""]}
   return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
 
 
@@ -133,6 +136,7 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
 def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   """The run without privacy, for another panel."""
   owner.claim(folder, point.config)
+  # The copy draws nothing, so it must not hold the keys of the run that it copies.
   held = streams.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):

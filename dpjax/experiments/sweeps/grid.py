@@ -141,6 +141,8 @@ def _check_alike(found: list[Point]) -> None:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
+    # Without a promise, or with fresh keys, equal runs share no noise that could be
+    # subtracted.
     alike = (digest, config.data.data_dir) if private else point.name
     if alike in seen:
       raise UserError(
@@ -156,10 +158,13 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
+    # The row keeps infinity as its place, the config says what it means: clipping without
+    # noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
+  # Words may be cut or alike. The digest keeps two runs out of one folder.
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -303,7 +308,8 @@ def _check_variants(config: SweepConfig) -> None:
       value=Verbatim("inf"),
     )
   for name, fixed in config.variants.items():
-    varied = {"seed", *config.grid}  # whole, so that what is set inside would be lost
+    # A whole value that the grid replaces would lose what a variant set inside it.
+    varied = {"seed", *config.grid}
     twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
     if twice:
       raise UserError(
@@ -324,7 +330,8 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
-    if placed or not _is_private(point.config):  # others are drawn without a position
+    # Runs without a promise are drawn without a position.
+    if placed or not _is_private(point.config):
       continue
     raise UserError(
       f"must be a number in every run; it is {value!r} in {point.name}",
@@ -340,7 +347,7 @@ def _unique(values: Any, name: str) -> None:
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
-  """What of a result its row holds; raises unless what is to be drawn is there."""
+  """Picks what a row holds from a result; raises unless what is to be drawn is there."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
   given = {*axes, *point.overrides, None}
@@ -355,7 +362,7 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Those of x and series that name a field of the base, not a key of the result."""
+  """Lists which of x and series name a field of the base config, not a key of the result."""
   known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)

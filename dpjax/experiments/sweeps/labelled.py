@@ -19,7 +19,8 @@ from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
-_LONGEST = 200  # bytes of a folder's name
+# Bytes of a folder's name; most file systems take 255.
+_LONGEST = 200
 
 
 class Table(Protocol):

@@ -94,6 +94,7 @@ def run(
   figure = Figure(figsize=(5.2, 3.4), layout="constrained")
   axes = figure.subplots()
   for index, law in enumerate(laws(num_features)):
+    # A key for each noise, so that their draws are independent.
     key = jax.random.fold_in(jax.random.key(seed), index)
     draws = np.asarray(law.sample(key, jnp.zeros(num_draws), law.scale), np.float64)
     counts, _ = np.histogram(draws, edges)

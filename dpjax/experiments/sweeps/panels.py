@@ -29,8 +29,10 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-_LETTERS = 42  # of a heading, above one panel
-_MARKERS = ("", "o", "s")  # beyond seven curves the colours begin again
+# Of a heading, above one panel.
+_LETTERS = 42
+# Beyond seven curves the colours begin again, and markers tell them apart.
+_MARKERS = ("", "o", "s")
 
 
 def draw(

@@ -86,7 +86,8 @@ def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
 
   def state(point: Point, folder: pathlib.Path) -> str:
     job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
-    if len(found) == 1:  # it lives in the folder of the experiment
+    # It lives in the folder of the experiment.
+    if len(found) == 1:
       job = job._replace(config=config)
       folder = workdir
     return dry_run.state_of(job, folder)
@@ -148,6 +149,7 @@ def _shown(found: list[Point]) -> Iterator[Point]:
 
 def _once(seen: dict[str, _Planned], point: Point, rehearse: Rehearse) -> _Planned:
   """Runs that differ in their seed alone take as long, and promise the same."""
+  # A calibration takes seconds, and seeds do not enter it.
   alike = repr(fields.replace(point.config, "seed", 0))
   if alike not in seen:
     seen[alike] = rehearse(point)
@@ -187,9 +189,11 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     return state[0]
 
   loaded = of_relevance.load_data(config, zeros)
-  of_relevance.build(config, zeros, curve="").start(random)  # refuses what a run would be
+  # It refuses what the run itself would be refused for.
+  of_relevance.build(config, zeros, curve="").start(random)
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
-  if job.public is not None:  # zeros among zeros
+  # Zeros among zeros would be refused as copies of private records.
+  if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
     relevance.check_public(train, of_relevance.load_public(config, shared))
     ones = dataclasses.replace(job.public, x=np.ones_like(job.public.x))

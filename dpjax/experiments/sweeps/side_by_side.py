@@ -28,7 +28,8 @@ from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 T = TypeVar("T")
-_LOOK_SECONDS = 1.0  # between two updates of the progress bar
+# Between two updates of the progress bar.
+_LOOK_SECONDS = 1.0
 
 
 def check(num_processes: int) -> None:
@@ -81,6 +82,7 @@ def outcomes(
   doing = {}
 
   def give(pipe: Any) -> None:
+    # One task at a time, so that the slowest run does not hold up others behind it.
     for task in itertools.islice(waiting, 1):
       doing[pipe] = task
       _send(pipe, task)
@@ -101,7 +103,8 @@ def outcomes(
 def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
   try:
     pickle.dumps((work, tasks))
-  except Exception as error:  # of whichever object
+  # Of whichever object: pickle raises errors of many types.
+  except Exception as error:
     raise UserError(
       f"what runs in several must be picklable: {error}", field="processes"
     ) from error
@@ -126,7 +129,8 @@ def _crew(
   work: Callable[[Any], Any], count: int, lock: _Held | None
 ) -> Iterator[dict[Any, Any]]:
   """Processes by the pipes to them."""
-  context = multiprocessing.get_context("spawn")  # a forked JAX may hang
+  # A forked JAX may hang: its threads are gone in the child, and their locks are not.
+  context = multiprocessing.get_context("spawn")
   told = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
   try:
@@ -137,7 +141,8 @@ def _crew(
       with _blocked(signal.SIGINT):
         process.start()
       processes[ours] = process
-      theirs.close()  # or its end would not be noticed
+      # Otherwise the end of the process would not be noticed.
+      theirs.close()
     yield processes
   except BaseException:
     for process in processes.values():
@@ -191,9 +196,11 @@ def _main(
   jax_config: Mapping[str, Any],
   lock: _Held | None,
 ) -> None:
-  del lock  # it is the descriptor that holds it
+  # The open descriptor alone holds the lock.
+  del lock
   if keep_freed:
-    allocator.keep_freed_memory()  # first: a thread that is there has a heap of its own
+    # First: a thread that is there has a heap of its own.
+    allocator.keep_freed_memory()
   threading.Thread(target=_end_with_first, daemon=True).start()
   for name, value in jax_config.items():
     if jax.config.values.get(name) != value:
@@ -206,6 +213,7 @@ def _main(
 def _end_with_first() -> None:
   parent = multiprocessing.parent_process()
   wait([parent.sentinel] if parent else [])
+  # A run that gets SIGTERM ends its step and saves.
   os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -215,8 +223,10 @@ def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, 
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
-  except BaseException as error:  # an own part may call sys.exit
-    blamed = names.blame(error)  # by its traceback, which does not travel
+  # A user's part may call sys.exit.
+  except BaseException as error:
+    # By its traceback, which does not travel.
+    blamed = names.blame(error)
     if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None
     error.add_note(f"in a process of its own:\n{traceback.format_exc()}")

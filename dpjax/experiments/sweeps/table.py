@@ -47,6 +47,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   <BLANKLINE>
   """
   groups = curve.summarize(rows, x=x, y=y, series=series)
+  # Runs without an epsilon stand last, in a column of their own.
   columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
   labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}

@@ -39,9 +39,12 @@ from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-TRIALS = "trials.json"  # secret: how many runs there are, and which settings they took
-BEST = "best"  # folder of what may be released
-_MODEL = "params.npz"  # result.json and config.json stay secret: they hold the seed
+# Secret: how many runs there are, and which settings they took.
+TRIALS = "trials.json"
+# Folder of what may be released.
+BEST = "best"
+# result.json and config.json stay secret: they hold the seed.
+_MODEL = "params.npz"
 # its plan, and what its promise rests on that nobody can check
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
@@ -77,14 +80,16 @@ def run_selection(
   settings, cost = planned(config, load, plan_fn)  # before anything runs
   workdir.mkdir(parents=True, exist_ok=True)
   writers.secret_folder(_folder(workdir, 0).parent)
-  with writers.alone_in(workdir):  # two at once would draw two numbers of trials
+  # Two at once would draw two numbers of trials.
+  with writers.alone_in(workdir):
     drawn = _trials(workdir, config, len(settings))
     results = []
     for index, (choice, seed) in enumerate(drawn):
       # with a seed of its own, so that a setting drawn twice has other noise
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
-      curve.numeric(results[-1], config.y)  # a fault of the config: now, not after all
+      # A fault of the config: told now, not after all of the runs.
+      curve.numeric(results[-1], config.y)
     winner = _winner(config, results)
     overrides = settings[drawn[winner][0]].overrides
     found = {
@@ -129,6 +134,7 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
 def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
   sign = 1.0 if config.selection.better == "max" else -1.0
   scores = [sign * curve.numeric(result, config.y) for result in results]
+  # A run that diverged never wins, and ends no selection.
   return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
 
 
@@ -157,7 +163,8 @@ def charged(
       "a run of its settings has no finite epsilon, nor has the choice", field="grid"
     )
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
-  growth = math.exp(min(growth, 700.0))  # beyond that delta is no probability either
+  # Beyond 700 exp overflows, and delta is no probability either.
+  growth = math.exp(min(growth, 700.0))
   delta = left + (plan.delta - left) * law.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
     raise UserError(
@@ -281,6 +288,7 @@ def _trials(
     if saved["config"] != identity:
       raise UserError(f"{path}: holds the trials of another config; use a new workdir")
     return [(choice, seed) for choice, seed in saved["trials"]]
+  # The number of trials must be unknown, so no seed of a config may decide it.
   rng = np.random.default_rng(secrets.randbits(256))
   law = config.selection
   number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)

@@ -17,8 +17,10 @@ from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import switches
 
-_DRAWN = ("x", "series", "title", "references")  # of the curve, and the table beside it
-_OF_EXPERIMENT = ("curves", "title")  # a curve has neither
+# Of the curve, and the table beside it.
+_DRAWN = ("x", "series", "title", "references")
+# A curve has neither.
+_OF_EXPERIMENT = ("curves", "title")
 
 
 def refuse(config: Any, points: list[Any]) -> None:

@@ -25,7 +25,8 @@ from dpjax.types import Array
 # coordinate): how far a message is looked at, and how near is the same point.
 _FAR = 1e15
 _NEAR = 1e-5
-_TOLERANCE = 1e-4  # of the geometric median's certificate, per message
+# Of the certificate, per message.
+_TOLERANCE = 1e-4
 
 
 class Certificate(NamedTuple):
@@ -54,6 +55,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   lengths = largest_entries(away)
   ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
   unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
+  # Where most messages agree there is no spread to measure by.
   unit = jnp.where((unit > TINY) & jnp.isfinite(unit), unit, 1.0)
   far = lengths > _FAR * unit
   factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)
@@ -76,6 +78,7 @@ def _look(points: Any, kept: Array, point: Any) -> _Look:
   apart = kept & (distances > _NEAR)
   inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
   pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
+  # Lengths without overflow: one message may hold any number of float32.
   strength = row_lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
   free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
   scale = free / jnp.maximum(strength, TINY) / jnp.maximum(jnp.sum(inverse), TINY)

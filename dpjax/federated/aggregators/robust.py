@@ -31,7 +31,8 @@ from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-TINY = 1e-37  # below this float32 loses its digits: treated as zero
+# Below this float32 loses its digits: treated as zero.
+TINY = 1e-37
 
 
 def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
@@ -87,6 +88,7 @@ def robust(
     mask = jnp.asarray(mask, bool)
     messages, mask, weights = at_least_one((messages, mask, weights))
     kept = kept_messages(messages, mask, weights)
+    # Under jit no value is known, so a round checks before it calls the compiled update.
     if not isinstance(kept, jax_core.Tracer):
       check(messages, mask, weights)
     clean = jax.tree.map(
@@ -94,6 +96,7 @@ def robust(
     )
     counts = counts_of(messages, mask, weights)
     found, after = combine(clean, kept, counts)
+    # NaN where too few are left: a silent 0 would look like an update.
     wrong = jnp.where(counts.kept == 0, 0.0, jnp.nan)
     usable = (counts.kept > 0) & (counts.kept >= least(counts))
     return jax.tree.map(lambda leaf: jnp.where(usable, leaf, wrong), found), after
@@ -110,7 +113,9 @@ def by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
   """sum over ranks of weight_of_rank [C] * (the messages sorted, coordinate by coordinate)."""
 
   def leaf(values: Array) -> Array:
+    # Those that do not count are sorted to the end, where no rank reaches.
     ordered = jnp.sort(jnp.where(along(kept, values), values, jnp.inf), axis=0)
+    # Their weight is 0, and 0 x infinity would be NaN.
     ordered = jnp.where(jnp.isfinite(ordered), ordered, 0)
     return jnp.tensordot(weight_of_rank, ordered, axes=1)
 

@@ -43,7 +43,8 @@ def trimmed_mean(trim: float) -> Aggregator:
     del counts
     count = jnp.sum(kept)
     ranks = jnp.arange(kept.shape[0])
-    cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)  # 0.2 * 5 is 1 in floats too
+    # 0.2 * 5 is 1 in floats, too.
+    cut = jnp.floor(trim * count + 1e-6).astype(count.dtype)
     inside = (ranks >= cut) & (ranks < count - cut)
     return by_rank(messages, kept, inside / jnp.maximum(jnp.sum(inside), 1)), ()
 

@@ -63,6 +63,7 @@ def apfl_client(
     return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
 
   def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
+    # All three move from the values before the step, as algorithm 1 has it.
     mixture = mixed(own.params, own.local.params, own.alpha)
     gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(own.key).update(

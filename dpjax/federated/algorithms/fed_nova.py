@@ -88,9 +88,12 @@ def fed_nova(
 
   def message(received: Received, local: Local) -> tuple[Any, Any]:
     tau = steps(local.num_steps)
+    # A client without a step sends exactly 0, where 0 / 0 would be NaN.
     inverse = jnp.where(local.num_steps > 0, 1 / jnp.maximum(tau, 1e-6), 0.0)
     direction = trees.scale(clients.difference(received, local), inverse)
     sent = {"direction": direction}
+    # The own number of steps tells the size of the client, so it is sent only where it is
+    # needed.
     return sent if tau_eff is not None else sent | {"tau": tau}, local.memory
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:

@@ -28,7 +28,7 @@ def fed_sgd(
   weighting: Weighting = clients.by_examples,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """One gradient of each client's whole data per round (McMahan et al. 2017).
+  """Federated SGD: one gradient of each client's whole data per round (McMahan et al. 2017).
 
   With `by_examples` and all clients it is full-batch gradient descent on the pooled data.
   Local batches only bound memory: give `LocalWork(epochs=1)`.

@@ -76,6 +76,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
     placed = jax.tree.map(
       lambda leaf: jnp.tensordot(mine, leaf, axes=0), sent.message["delta"]
     )
+    # In the place of the chosen model: clipped as a whole, it hides the choice as well.
     message: dict[str, Any] = {"delta": placed}
     if counted:
       message["members"] = mine * (local.num_steps > 0)
@@ -139,6 +140,7 @@ def hyp_cluster(
       update = trees.scale(delta, 1.0 / cluster_share)
     else:
       share = mean["members"]
+      # A model that nobody chose stays where it is.
       inverse = jnp.where(share > 1e-6, 1 / jnp.maximum(share, 1e-6), 0.0)
       along = lambda d: inverse.reshape((-1,) + (1,) * (d.ndim - 1))
       update = jax.tree.map(lambda d: d * along(d), delta)
@@ -155,12 +157,14 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    check_cohort(cohort, state.memories)  # before its clients' choices are kept
+    # Before its clients' choices are kept.
+    check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
-    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)  # a broken model wins nobody
+    # A broken model wins nobody.
+    losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     chosen = jnp.argmin(losses, axis=1)
     memories = state.memories.replaced(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]
     return training.round(state._replace(memories=memories), cohort)

@@ -54,6 +54,7 @@ def _mime_client(
     sent, memory, _ = training.finish(received, both.local)
     full, _, _ = measuring.finish(received, both.full)
     gradient = trees.scale(full.message["delta"], -1.0)
+    # One message, so that a private aggregator clips and noises both as one vector.
     message = sent.message | {"gradient": gradient}
     return sent._replace(message=message), memory, clients.info(both.local, message)
 

@@ -94,6 +94,7 @@ def scaffold(
     delta = clients.difference(received, local)
     scale = 1.0 / (client_learning_rate * jnp.maximum(local.num_steps, 1))
     moved = local.num_steps > 0
+    # A client that took no step keeps its control variate.
     change = jax.tree.map(
       lambda d, c: jnp.where(moved, -d * scale - c, 0), delta, received.extra
     )
@@ -101,6 +102,8 @@ def scaffold(
 
   def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
     params, opt_state = inner.apply(params, state.opt_state, mean, size)
+    # The realised size is a secret where clients are sampled, so a public one takes its
+    # place.
     share = (size if expected_cohort is None else expected_cohort) / num_clients
     control = trees.add(state.control, trees.scale(mean["control"], share))
     return params, ScaffoldServer(opt_state, control)

@@ -25,8 +25,10 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.gradients import loss_checks
 
-MOST = 32  # clients of one block on one device
-MOST_BYTES = 1e9  # of one block's padded examples
+# Clients of one block on one device.
+MOST = 32
+# Of one block's padded examples.
+MOST_BYTES = 1e9
 
 
 class ClientBlock(NamedTuple):
@@ -61,6 +63,7 @@ class ByteBudget(NamedTuple):
       yield places, size
       return
     each = np.array([_bytes(shape, cohort) for shape in shapes])
+    # The largest first, so that they do not pad the small ones to their size.
     order = np.argsort(-each, kind="stable")
     while len(order):
       count = self.lanes
@@ -168,6 +171,7 @@ def run_block(
 
     def body(local: Any, batch: LocalBatches) -> Any:
       new = shared.step(client, seen, local, batch)
+      # A step of padding alone must not count, nor move a momentum.
       works = jnp.any(batch.mask)
       return jax.tree.map(lambda a, b: jnp.where(works, a, b), new, local), None
 
@@ -176,7 +180,8 @@ def run_block(
     return client.finish(seen.received, local)
 
   each = (memories, block.who, block.n, block.batches, block.own)
-  loss_checks.check_client(one, *each)  # once for each shape
+  # Once for each shape: it traces the client.
+  loss_checks.check_client(one, *each)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(one))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
@@ -212,6 +217,7 @@ class Blocks:
     data = None
     if self._way.send is not None and context.data is not None:
       data = jax.tree.map(np.asarray, context.data)
+      # Rows go with the blocks, so the whole data set need not be on each device.
       context = context._replace(data=None)
     context = self._placed(context._replace(memories=None))
     size = self._way.size(cohort.size)
@@ -231,6 +237,7 @@ class Blocks:
     ):
       if self.partial is not None:
         sums = collected if sums is None else self._add(sums, collected)
+        # Let go, so that `fetch` does not move the sums to the host in each block.
         collected = None
       found = self._way.fetch((collected, info))
       rows.append(jax.tree.map(lambda leaf: leaf[block.mask], found))  # noqa: B023
@@ -240,6 +247,7 @@ class Blocks:
         kept.append(shared.Remembered(block.places, block.mask, found))
     if not rows:
       return self._nobody(context)
+    # Blocks take clients by size. Results return in the order of the cohort.
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
     # once a round, by way of the host, so that it may meet arrays of any device

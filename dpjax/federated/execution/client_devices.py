@@ -76,6 +76,7 @@ def _over_devices(
   validate.positive(memory_budget=memory_budget)
 
   def size(count: int) -> int:
+    # Rounded up, and then to few sizes: devices that get fewer clients work on padding.
     share = -(-max(count, 1) // mesh.size)
     return mesh.size * (clients_per_device or bucket(min(share, MOST)))
 
@@ -83,6 +84,7 @@ def _over_devices(
     def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
       collected, *rest = run_block(client, partial, context, memories, block)
       if partial is not None:
+        # Within the program, so that one sum leaves the devices in place of one each.
         collected = jax.lax.psum(collected, _AXIS)
       return collected, *rest
 
@@ -139,8 +141,9 @@ def shard_map_clients(
   clients_per_device: int | None = None,
   memory_budget: float = MOST_BYTES,
 ) -> MapClients:
-  """As `pmap_clients`, by jit and `shard_map`: the same blocks and the same numbers, in
-  arrays [K, ...] that are sharded over clients.
+  """Maps over clients as `pmap_clients` does, by jit and `shard_map`.
+
+  Blocks and numbers are the same, in arrays [K, ...] that are sharded over clients.
 
   Args:
     num_devices, clients_per_device, memory_budget: as of `pmap_clients`.

@@ -29,7 +29,8 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial
 from dpjax.validate import UserError
 
-_FLUSH = 256  # clients after which the loop waits and moves their results to the host
+# Clients after which the loop waits and moves their results to the host.
+_FLUSH = 256
 
 
 def _num_cores() -> int:
@@ -113,12 +114,14 @@ class _Loop:
     n = np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
     num_steps = np.int32(len(batches.mask))
+    # Padded to few lengths, of which `num_steps` are taken: few programs.
     batches = batches.padded(max(1, bucket(len(batches.mask))))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)
     local = self._local_program(context, *work)
     if threads:
+      # Otherwise the thread would return before the work is done, and all would queue.
       jax.block_until_ready(local)
     return functools.partial(self._last_program, context, local)
 
@@ -146,6 +149,7 @@ class _Loop:
     with futures.ThreadPoolExecutor(self._num_threads) as pool:
       for place in range(cohort.size):
         ahead.append(pool.submit(begin, place))
+        # Not all at once: each client that is ahead holds its parameters in memory.
         if len(ahead) > self._num_threads:
           yield ahead.popleft().result()
       while ahead:

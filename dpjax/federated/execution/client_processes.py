@@ -33,12 +33,13 @@ def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
   >>> [places.tolist() for places in deal(np.array([1, 9, 5, 7, 0]), 2)]
   [[1, 2, 4], [0, 3]]
   """
+  # The largest first, dealt in turn: shares of nearly equal work.
   order = np.argsort(-np.asarray(num_examples), kind="stable")
   return [np.sort(order[i::num_processes]) for i in range(num_processes)]
 
 
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
-  """What a share keeps, by place, leaves [size, ...]; `like`: leaves [any, ...]."""
+  """Merges what a share keeps, by place: leaves [size, ...]; `like`: leaves [any, ...]."""
   whole = jax.tree.map(
     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
   )
@@ -54,7 +55,8 @@ def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
     return run(context, cohort)
   shares = deal(cohort.num_examples, jax.process_count())
   mine = shares[jax.process_index()]
-  size = max(1, bucket(len(shares[0])))  # the first is the longest
+  # All processes exchange arrays of one shape. The first share is the longest.
+  size = max(1, bucket(len(shares[0])))
   held = padded(jax.tree.map(lambda leaf: np.asarray(leaf)[mine], context.memories), size)
   share = cohort._replace(
     ids=np.asarray(cohort.ids)[mine],

@@ -68,8 +68,10 @@ def begin(
 def step(
   client: ClientAlgorithm, context: Context, local: ArrayTree, batch: LocalBatches
 ) -> Any:
-  """One local step on leaves [B, ...], or on rows [B] of the data: the client is handed
-  these rows, and cannot reach any other."""
+  """Runs one local step on leaves [B, ...], or on rows [B] of the data.
+
+  The client is handed these rows, and cannot reach any other.
+  """
   rows = batch.examples
   if context.data is None:
     return client.step(context.received, local, rows, batch.mask)
@@ -102,7 +104,8 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     memory = jax.tree.map(shape, context.memories)
     bare = context._replace(data=None, memories=None)
-    found, info = jax.eval_shape(one, bare, memory)  # traced once for each shape
+    # Shapes alone. JAX keeps the trace, so it is made once for each shape.
+    found, info = jax.eval_shape(one, bare, memory)
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
       sent = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape[1:]), leaf.dtype), found)
@@ -139,6 +142,7 @@ class Placed:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
   def _found(self, leaf: Any) -> Any:
+    # By identity, as comparing a data set would cost as much as moving it.
     twins = [placed for given, placed in self._kept if given is leaf]
     return twins[0] if twins else self._place(leaf)
 

@@ -76,7 +76,8 @@ from dpjax.types import Params
 from dpjax.validate import UserError, Verbatim
 
 _ANSWER = "answer"
-_RAISED = 2  # flwr's code of an error of the client's program
+# The code of flwr for an error of the client's program.
+_RAISED = 2
 
 
 def _flwr(module: str) -> Any:
@@ -101,6 +102,7 @@ def _tree(record: Any, like: Any) -> Any:
   leaves, treedef = jax.tree.flatten(like)
   found = record.to_numpy_ndarrays()
   facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
+  # Other dtypes would compile anew; other shapes could be broadcast into every coordinate.
   if [facts(leaf) for leaf in found] != [facts(leaf) for leaf in leaves]:
     raise ValueError("arrays of other shapes or types")
   return jax.tree.unflatten(treedef, found)
@@ -144,7 +146,8 @@ def client_app(
       who = int(context.node_config["partition-id"])
       asked = message.content["config"]
       sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
-    except Exception as error:  # Flower would send its text, which may hold data
+    # Flower would send its text, which may hold data.
+    except Exception as error:
       _say(error)
       return flwr.Message(flwr.Error(_RAISED, "left out"), reply_to=message)
     return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(sent)}), reply_to=message)
@@ -234,7 +237,8 @@ class _Server:
     validate.integer_at_least(1, num_clients=num_clients)
     validate.integer_at_least(0, rng=rng)
     if plan.is_private != (noise_key is not None):
-      given = "None" if noise_key is None else "(given)"  # a secret: never shown
+      # A secret, which is never shown.
+      given = "None" if noise_key is None else "(given)"
       raise UserError(
         "must be given with a private plan, and only with one",
         field="noise_key",
@@ -272,15 +276,16 @@ class _Server:
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
-    """What clients are told beside the parameters: nothing that their noise depends on."""
+    """Settings sent beside the parameters: nothing that a client's noise depends on."""
     return {"round": int(self.state.round)}
 
   def answer(self, record: Any) -> Any:
-    """What one client sent; ValueError for anything else."""
+    """Decodes what one client sent; ValueError for anything else."""
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any]) -> None:
     """Charges the round, then aggregates: also where nobody answered."""
+    # Before the sum: noise that was drawn is accounted, whatever happens after it.
     if self._key_id is not None:
       self.ledger = self.ledger.charge(
         self.plan.step_event(int(self.state.round)),
@@ -309,7 +314,8 @@ class _Strategy:
     self._asked: dict[int, int] = {}  # node -> client, in this round
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
-    del server_round, arrays, config  # the server's own state is what counts
+    # The server's own state is what counts.
+    del server_round, arrays, config
     self._find(grid)
     content = {
       "arrays": _arrays(self.server.state.params),
@@ -328,20 +334,24 @@ class _Strategy:
       try:
         node = reply.metadata.src_node_id
         client = int(reply.content["config"]["client"])
-      except Exception:  # it says nothing of use: as in `aggregate_train`
+      # It says nothing of use: as in `aggregate_train`.
+      except Exception:
         continue
       self._known.add(node)
-      if self._nodes.get(client) not in present:  # who was first keeps its place
+      # Who was first keeps its place, so nobody can take over a client that is there.
+      if self._nodes.get(client) not in present:
         self._nodes[client] = node
 
   def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> Any:
     del server_round
     answers = {}
     for reply in replies:
-      client = self._asked.pop(reply.metadata.src_node_id, None)  # a first answer
+      # Only a first answer counts. Who was not asked, or has answered already, is nobody.
+      client = self._asked.pop(reply.metadata.src_node_id, None)
       try:
         answer = self.server.answer(reply.content[_ANSWER])
-      except Exception:  # an error, or no answer: whatever comes, the round goes on
+      # An error, or no answer: whatever comes, the round goes on.
+      except Exception:
         continue
       if client is not None:
         answers[client] = answer

@@ -1,5 +1,4 @@
-"""One client's side of a federation of separate programs: what it answers, to whom it owes
-nothing.
+"""Client side of a federation of separate programs, which need not trust the server.
 
 The server chooses the parameters and the round, and may choose them with malice. So nothing
 that it sends or holds decides what is random here: the key of an answer is drawn from this
@@ -26,7 +25,7 @@ from dpjax.validate import UserError
 
 
 def _new_key() -> jax.Array:
-  """Of everything random in one answer: nobody else can have it, and it is not kept."""
+  """Draws the key of everything random in one answer: nobody else has it, nobody keeps it."""
   return noise.source.new_key()
 
 
@@ -44,6 +43,8 @@ def _spend(folder: pathlib.Path, round: int) -> None:
       field="round",
       value=round,
     ) from error
+  # The file and its name in the folder must both survive a loss of power, or a restart
+  # answers again.
   os.fsync(note)
   os.close(note)
   inside = os.open(folder, os.O_RDONLY)
@@ -98,12 +99,14 @@ class Client:
     Raises:
       UserError: no round of the run, or one that was answered; then nothing is computed.
     """
+    # True is an int to isinstance, and would note another round under another name.
     if type(round) is not int or not 0 <= round < self._num_rounds:
       raise UserError(
         f"must be an integer from 0 to num_rounds - 1 = {self._num_rounds - 1}",
         field="round",
         value=round,
       )
+    # Before the data are read: a crash afterwards costs an answer, never privacy.
     _spend(self._folder / f"client_{who}", round)
     batches, count = self._local_data(who, round)
     cohort = Cohort(np.array([who]), np.array([count], np.int64), (batches,))

@@ -76,12 +76,15 @@ class OnData(Config, Protocol):
 
 
 def digest(config: TrainConfig) -> bytes:
-  """Of everything in the config but for where data lie and on which devices it runs, so that
-  a run can be repeated on another machine, what an audit that is switched off would do, and
-  the loss of the task. Public."""
+  """Returns the public digest of everything in the config that shapes the run.
+
+  It leaves out where data lie and on which devices it runs, so that a run can be repeated on
+  another machine. An audit that is switched off and the task's own loss are left out, too.
+  """
   fields = to_dict(config)
   for name in config.where:
     fields.pop(name)
+  # The same data may lie elsewhere on another machine.
   fields["data"].pop("data_dir")
   if not config.audit.enabled:
     fields.pop("audit")
@@ -170,7 +173,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
 def preprocessed(
   config: TrainConfig, train: data.Dataset, test: data.Dataset
 ) -> tuple[Any, Any]:
-  """What `load_data` returns without features, of data that are loaded."""
+  """Returns loaded (train, test) centred and limited as the config says, without features."""
   if config.data.center:
     train = data.preprocess.center(train)
     test = data.preprocess.center(test)
@@ -179,7 +182,7 @@ def preprocessed(
 
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
-  """What `load_data` returns, of what it returned without features."""
+  """Adds the features of the model to loaded (train, test), as `load_data` returns them."""
   own = normalization.per_example(config)
   kept = data.cache.folder()
   given: Any = own, kept, config.resident
@@ -204,7 +207,8 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
     return train
   known = train.nominal_size
   if known is None and config.limit <= len(train) + 1:
-    known = config.limit  # a row of these may be the one that is taken out
+    # A row of these may be the one that is taken out.
+    known = config.limit
   bounds.limit(config, len(train) if known is None else known)
   return train.subset(slice(0, config.limit)).declared(config.limit)
 
@@ -227,6 +231,8 @@ def init_params(
   """
   try:
     with bounds.of_model(config):
+      # Shapes alone: a model too large for the machine is refused before memory is taken
+      # for it.
       shapes = jax.eval_shape(model.init, key, first)
     if "batch_stats" in shapes:
       raise UserError(
@@ -235,6 +241,7 @@ def init_params(
         value=config.name,
       )
     size = trees.size(shapes)
+    # Four bytes for each float32.
     if 4 * size > _memory():
       told = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
@@ -302,9 +309,11 @@ def start(
     params = starting_point.loaded(config, model, params)
     drawing = modes.draws(model, params, first, f"model.name={name!r}")
     whole = task
-    if drawing:  # dropout: each example has a key of its own in training
+    # Dropout: each example has a key of its own in training.
+    if drawing:
       whole = task._replace(loss=modes.keyed_loss(task.loss), keyed=True)
-    if names.is_path(name):  # a classifier, for text has a model of ours
+    # A classifier, since text has models of ours alone.
+    if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
       if getattr(logits, "shape", None) != wanted:
         told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
@@ -344,7 +353,8 @@ def assemble(
   )
   claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
-  statistics = normalization.released(plan, random, train)  # of what is trained on
+  # Of what is trained on: the canaries are in it.
+  statistics = normalization.released(plan, random, train)
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
     canaries = normalization.of_canaries(canaries, statistics)
@@ -441,6 +451,7 @@ def job_on_data(
       features, as `with_features`. loaded: given ones.
     work: (data, streams) -> work.
   """
+  # The digest and the start both need the data, which are read once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
   def start(random: Streams) -> Play:
@@ -448,7 +459,8 @@ def job_on_data(
       return single(work(read(), random))
     # Not before: a digest needs no features, so a run that is done does not compute them.
     found = complete(config, read())
-    read.cache_clear()  # what features were computed of need not stay in memory
+    # What features were computed of need not stay in memory.
+    read.cache_clear()
     return single(work(found, random))
 
   return Job(
@@ -464,8 +476,11 @@ def job_on_data(
 
 
 def batches(run: Run, start: int = 0) -> Generator[Any]:
-  """Those of the steps from `start` on, on the devices. Data that lie in files are read, in a
-  thread that ends with the generator, while the batch before is trained on."""
+  """Yields the batches of the steps from `start` on, placed on the devices.
+
+  Data that lie in files are read in a thread, while the batch before is trained on. The thread
+  ends with the generator.
+  """
   split = None
   placed = {}
   if run.mesh is not None:
@@ -477,6 +492,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from drawn if split is None else map(split, drawn)
     return
   read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
+  # A run that stops early must end the thread that reads ahead, too.
   with contextlib.closing(read):
     yield from read if split is None else map(split, read)
 
@@ -484,16 +500,20 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
 def work(config: TrainConfig, run: Run) -> Work:
   """The training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
+  # The old state is not needed any more, so its memory serves the new one.
   later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
-  own = processes.own_copy  # process 0 of several is alone with it
+  # Process 0 evaluates alone, so it must hold whole arrays of its own.
+  own = processes.own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
     with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
-      for batch in slices:  # a step is complete with the last of them
-        early = num_first and int(state.step) < num_first  # who has none never waits
+      # A step is complete with the last of them.
+      for batch in slices:
+        # Reading `state.step` waits for the device. Runs without first steps never do.
+        early = num_first and int(state.step) < num_first
         state, info = (first if early else later)(state, batch)
     return state, info
 

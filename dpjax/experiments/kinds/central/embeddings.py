@@ -22,7 +22,8 @@ from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
 NAME = "contrastive"
-WIDTH = 128  # of an embedding, as Wang and Isola have it
+# Of an embedding, as Wang and Isola have it.
+WIDTH = 128
 _TOLD = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
 
@@ -93,6 +94,7 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
 
 
 def _batches(dataset: data.Dataset, size: int) -> Iterator[tuple[Any, Any]]:
+  # The same views in every evaluation, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
   for start in range(0, len(dataset.y), size):
     rows = slice(start, start + size)

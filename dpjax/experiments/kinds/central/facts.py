@@ -29,6 +29,8 @@ def observed(
   """Returns what a row of metrics holds beside scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
   row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
+  # Losses and norms of a batch are computed from raw examples. A release must not hold
+  # them.
   if not config.diagnostics or config.release:
     return row
   shown = info._asdict().items()
@@ -87,7 +89,8 @@ def of(
   return found | audit.facts(
     config,
     plan=run.plan,
-    loss_fn=run.task.loss(run.apply),  # without augmentation
+    # Without augmentation, whose draws would blur the score.
+    loss_fn=run.task.loss(run.apply),
     before=run.params,
     after=training.eval_params(state),
     state=state,

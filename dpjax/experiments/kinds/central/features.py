@@ -24,7 +24,8 @@ from dpjax.validate import UserError
 _CODE = (
   "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images", __name__
 )  # fmt: skip
-_BLOCK = 1000  # examples standardised at a time, whose shape decides the last bit
+# Examples standardised at a time. The shape of a block decides the last bit.
+_BLOCK = 1000
 
 
 def check_images(dataset: data.Dataset, needed_by: str) -> None:
@@ -74,6 +75,7 @@ def featured(
         value=False,
       )
     return data.computed(dataset, _joined(make(), shape))
+  # All that decides a feature, so that a changed setting never reads old features.
   settings = (shape, groups, standardized, *seen.values())
   key = cache.key(data.digest(dataset), *settings, *_makers())
   tell = lambda line: print(line, file=sys.stderr, flush=True)

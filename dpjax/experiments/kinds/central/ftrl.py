@@ -153,4 +153,5 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
       field="privacy.noise_levels",
       value=levels,
     )
+  # Whole numbers, so that no level is lost to rounding.
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

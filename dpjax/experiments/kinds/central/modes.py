@@ -15,7 +15,8 @@ from dpjax.validate import UserError
 
 # Arguments of a model's `__call__` by which Flax models are told that they train -> its value.
 _TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
-_OTHER_KEY = 1  # folded into an example's key: of all that is not called dropout
+# Folded into an example's key: of all that is not called dropout.
+_OTHER_KEY = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,8 @@ def modes(module: Any) -> Any:
   """
   try:
     names = inspect.signature(module).parameters if callable(module) else {}
-  except (TypeError, ValueError):  # of native code, which has none to look at
+  # Native code has no signature to look at.
+  except (TypeError, ValueError):
     names = {}
   flags = {name: value for name, value in _TRAINING.items() if name in names}
   return Modes(module, flags) if flags else module
@@ -89,6 +91,7 @@ def _shape(model: Any, params: Params, x: Any) -> Any:
 def _needs_key(run: Callable[[], Any]) -> bool:
   try:
     run()
+  # Flax says only by this error that a module draws.
   except flax.errors.InvalidRngError:
     return True
   return False

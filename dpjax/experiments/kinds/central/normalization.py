@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 # What a config asks for -> its mechanism, by name: a run without statistics imports none.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
-RELEASED = "statistics"  # their name beside the parameters in params.npz
+# Their name beside the parameters in params.npz.
+RELEASED = "statistics"
 _CHUNK = 1000  # examples
 
 
@@ -64,7 +65,8 @@ def check(config: TrainConfig) -> None:
       field="privacy.normalization",
       value=chosen,
     )
-  mechanism(config, 1)  # checks its numbers
+  # It checks its own numbers.
+  mechanism(config, 1)
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):
     raise WouldBeIgnored(
@@ -131,7 +133,9 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
     chunk = np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
-      chunk[: len(rows)] = rows  # of one shape, however many a batch from files has
+      # Of one shape, however many a batch from files has: one compilation, and equal last
+      # bits.
+      chunk[: len(rows)] = rows
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
     return out
 

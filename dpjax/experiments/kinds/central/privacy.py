@@ -164,6 +164,7 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   """Returns the sampler of a run on so many examples, with slots for all and for one more."""
   privacy = config.privacy
+  # A neighbour may hold one record more, and a draw of all must fit for it, too.
   capacity = num_examples + 1
   if (privacy.capacity or 0) > capacity:
     raise UserError(
@@ -235,7 +236,8 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   noise_shape = ftrl.noise_shape(config, shares)
-  whole = sampler(config, num_examples)  # cannot overflow
+  # With slots for everybody: it cannot overflow, and the plan then fits a smaller one.
+  whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
   promises = privacy.method != "sgd"
   noise = privacy.noise_multiplier if promises else 0.0
@@ -268,6 +270,7 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   if privacy.capacity is not None:
     sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
   plan = dataclasses.replace(plan, sampler=sampler)
+  # A capacity that the config gives may overflow too often for the share of delta.
   plan.check_capacity(num_examples)
   return plan
 

@@ -30,7 +30,8 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-_ADAPTERS = 1  # what the key of the first parameters is folded with for adapters
+# Folded into the key of the first parameters, so that adapters have a stream of their own.
+_ADAPTERS = 1
 
 
 class Trained(NamedTuple):

@@ -1,4 +1,4 @@
-"""What is learnt from a data set, and how it is scored."""
+"""Learning tasks: what is learnt from a data set, and how it is scored."""
 
 from __future__ import annotations
 

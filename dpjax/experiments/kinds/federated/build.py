@@ -203,8 +203,11 @@ def _check_client_optimizer(config: FedConfig) -> None:
 
 
 def digest(config: FedConfig) -> bytes:
-  """Of the config but for where data lie, how it is executed, in which the processes of one run
-  may differ, and what an audit that is switched off would do. Public."""
+  """Returns the public digest of the config, without what does not shape the run.
+
+  Left out are where data lie, how it is executed (the processes of one run may differ in it)
+  and what an audit that is switched off would do.
+  """
   fields = to_dict(audit.resolved(config))
   fields["data"].pop("data_dir")
   for name in ("execution", *_EXECUTED, *config.where):

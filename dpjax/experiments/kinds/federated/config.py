@@ -29,13 +29,13 @@ _COUNT = rules.at_least(1)
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
-  """One client for each role of Shakespeare's plays, with data.name="shakespeare"; roles with
-  less text are left out."""
+  """Shakespeare's roles as clients, with data.name="shakespeare"; roles with less text are
+  left out."""
   return shakespeare.shakespeare_federation(data.data_dir, min_chars=min_chars)
 
 
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
-  """One client for each value of a field, client_id, of prepared data or of an .npz; or those of
+  """Clients by the values of a field, client_id, of prepared data or of an .npz; or those of
   a function of yours, data.name=package.module:name."""
   own = {"client_id": client_id, "max_examples": max_examples}
   return natural.natural_federation(data.name, **_read(data), **own)

@@ -70,7 +70,7 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
 
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
-  """What result.json says of federated runs alone, and what is known before the first round."""
+  """Returns the facts of result.json that only federated runs have, known before round one."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
   found: dict[str, Any] = {

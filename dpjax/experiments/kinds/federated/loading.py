@@ -34,7 +34,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
 def with_features(
   config: FedConfig, loaded: tuple[Federation, Any]
 ) -> tuple[Federation, Any]:
-  """What `load_data` returns, of what it returned without features."""
+  """Adds the features of the model to (federation, test), as `load_data` returns them."""
   federation, test = loaded
   sets = build_central.with_features(central(config), (federation.dataset, test))
   return dataclasses.replace(federation, dataset=sets[0]), sets[1]

@@ -384,8 +384,10 @@ def make_promise(
   num_clients: int,
   mechanism: secure.SkellamSum | None = None,
 ) -> Promise:
-  """What is promised to one of `num_clients`; the plans are those of `make_plan`, the
-  mechanism that of `distributed.mechanism`."""
+  """Returns the guarantee for one of `num_clients`.
+
+  The plans are those of `make_plan`, the mechanism that of `distributed.mechanism`.
+  """
   if mechanism is not None:
     return distributed.promise(config, mechanism, num_clients)
   if config.privacy.method == "local":

@@ -56,7 +56,7 @@ class SharesAmongClients:
     return max(2, math.ceil(self.threshold * clients_per_round))
 
   def settings(self) -> dict[str, Any]:
-    """Of the protocol alone."""
+    """Returns the settings of the protocol alone."""
     return {}
 
   def protocol(self, clients_per_round: float) -> sums.SumProtocol:
@@ -112,7 +112,7 @@ class SparseMasks(PairwiseMasks):
     validate.share(corrupt=self.corrupt, dropout_share=self.dropout_share)
 
   def settings(self) -> dict[str, Any]:
-    """Of the protocol alone."""
+    """Returns the settings of the protocol alone."""
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
   def check_cohort(self, clients_per_round: float) -> None:
@@ -156,7 +156,7 @@ def told(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
 
 
 def in_words(result: dict[str, Any]) -> str:
-  """Of the result line.
+  """Describes the secure sum of a result, for its printed line.
 
   >>> in_words({"secure_sum": {"protocol": "secagg", "simulated": True}})
   ', secure sum secagg (SIMULATED: added in the clear)'

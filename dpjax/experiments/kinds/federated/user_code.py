@@ -44,8 +44,7 @@ def aggregator(path: str) -> federated.Aggregator:
 
 
 def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgorithm:
-  """One client's work, whose `step` can be repeated and whose `finish` returns what a round
-  reads."""
+  """Wraps a user's client: checks that `step` can be repeated and what `finish` returns."""
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = made.step(received, local, *batch)

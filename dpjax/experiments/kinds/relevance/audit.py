@@ -31,7 +31,8 @@ from dpjax.relevance import rigorous
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
 _LOCAL = "features, local"
-_DIGITS = 4  # of a likelihood ratio: float32 noise has no more
+# Of a likelihood ratio: float32 noise has no more.
+_DIGITS = 4
 
 
 class Bound(NamedTuple):
@@ -49,6 +50,7 @@ def facts(
   attacks = _attacks(config, job, outcome)
   if not attacks:
     return {}
+  # A union bound over the attacks, whose number is fixed before any of them runs.
   confidence = 1 - (1 - CONFIDENCE) / len(attacks)
   bounds = {name: attack(confidence) for name, attack in attacks.items()}
   total = {name: b.epsilon_lower for name, b in bounds.items() if b.target == "total"}
@@ -103,6 +105,7 @@ def worst_pair(
   if clip is None:
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
+  # The factor forgives rounding of the sum, which would leave the last feature out.
   room = min(clip, weights.sum() / 2) * (1 + 1e-6)
   used = np.cumsum(weights) <= room
   last = np.cumsum(weights[::-1])[::-1] <= room
@@ -168,6 +171,7 @@ def shared_noise_scores(
   Entries that are clipped on the way say nothing; one that is not says everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
+  # Without a clip on the way nothing is limited.
   limit = jnp.inf if clip_after is None else clip_after
 
   @jax.jit
@@ -177,6 +181,7 @@ def shared_noise_scores(
     return jnp.max(noisy[0] - noisy[1])
 
   def many(value: float, purpose: int) -> np.ndarray:
+    # Batches of either kind draw their own noise, as the test takes them for independent.
     mine = jax.random.fold_in(key, purpose)
     target = jnp.full(shape, value, jnp.float32)
     run = jax.vmap(lambda i: score(jax.random.fold_in(mine, i), target))
@@ -224,7 +229,9 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
     keep_labels=features_only,
   )
-  purpose = 2000 + sorted(_KINDS).index(name)  # not the noise of the released run
+  # Not the noise of the released run: two models with one noise would differ by their data
+  # alone.
+  purpose = 2000 + sorted(_KINDS).index(name)
   key = jax.random.fold_in(job.streams.noise, purpose)
   streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
   again = dataclasses.replace(

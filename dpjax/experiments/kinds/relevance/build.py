@@ -147,6 +147,7 @@ def oscillation(values: Sequence[float]) -> float | None:
   >>> oscillation([0.5]) is None
   True
   """
+  # The last half, but two values at least, so that there is a difference.
   late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
   return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
 
@@ -162,9 +163,11 @@ def _write_counts(path: pathlib.Path, counted: metrics.Confusion) -> None:
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Leaves of what the run remembered which data they were: keys and states of a training
-  that is done could only take its noise away. An experiment asks again: a run may have been
-  killed right after its result was written."""
+  """Deletes what a finished run remembered, but for which data it had.
+
+  Its keys and states could only take its noise away. An experiment asks again, since a run may
+  have been killed right after its result was written.
+  """
   known = owner.remembered(folder)
   if known:
     owner.remember(folder, streams_lib.without_keys(known), before=known)
@@ -172,7 +175,7 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
-  """One training of a method. What it costs is a stage of the method's own ledger."""
+  """Returns the work of training one method; its cost is a stage of the method's own ledger."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
   return loop.Work(
@@ -190,7 +193,7 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
 
 
 def promise(found: relevance.Privacy, num_records: int) -> Promise:
-  """What a method states, as every run states it."""
+  """Converts the guarantee that a method states into the form that every run states."""
   return Promise(
     kind=found.kind,
     delta=found.delta,
@@ -207,7 +210,8 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   """Returns the digest of all training data: the private ones, and the public ones of model 1."""
   train = load_data(config, loaded)[0]
   public = load_public(config, loaded)
-  key = ("digest", id(train), id(public))  # `loaded` holds them, so the ids stay theirs
+  # `loaded` holds both, so the ids stay theirs.
+  key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
     loaded[key] = streams_lib.joined(*digests)
@@ -263,7 +267,8 @@ def make_job(
 ) -> relevance.Inputs:
   """The inputs of a run's method: what another curve of the experiment reads is left out."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
-  first = jnp.zeros_like(train.x[:1])  # refused before anything is trained or spent
+  # A model that cannot be built is refused before anything is trained or spent.
+  first = jnp.zeros_like(train.x[:1])
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
   size = public_size(config, train)
@@ -312,15 +317,17 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
 
 
 def is_released(config: RelevanceConfig) -> bool:
-  """Whether the noise comes from the operating system: in rigorous mode, unless `seeded_noise`
-  is set. There the order of batches must not depend on the data, as it does with a seed: the
-  model that is released depends on it."""
+  """Whether the noise comes from the operating system.
+
+  It does in rigorous mode, unless `seeded_noise` is set. There the order of batches must not
+  depend on the data, as it does with a seed: the released model depends on that order.
+  """
   rigorous = config.method == "radp" and config.mode == "rigorous"
   return rigorous and not config.rigorous.seeded_noise
 
 
 def digest(config: RelevanceConfig) -> bytes:
-  """Of everything in the config but for where data lie and what an audit would do. Public."""
+  """Returns the public digest of the config, without where data lie and what an audit does."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   fields.pop("audit")
@@ -359,6 +366,7 @@ def _result(
     "num_examples": job.size,
     "noise_from_seed": not is_released(config),
   }
-  if job.public is not None:  # known to model 1, and to all that follows from it
+  # Known to model 1, and to all that follows from it.
+  if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})

@@ -15,7 +15,8 @@ from dpjax.experiments.run import writers
 from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.validate import UserError
 
-_PICTURES = 8  # test images with their heat maps
+# Test images with their heat maps.
+_PICTURES = 8
 
 
 def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
@@ -35,6 +36,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
     inputs = jnp.asarray(x), jnp.asarray(y)
     scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores
   except UserError as error:
+    # A net whose layers have no rule of propagation is still a result.
     writers.warn(f"no heat maps: {error}")
     return
   figure = Figure(figsize=(1.1 * len(y), 2.4), layout="constrained")
@@ -56,6 +58,7 @@ def _shown(image: np.ndarray) -> np.ndarray:
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
+  # Only maps of square images have a shape that their size tells.
   sides = {name: math.isqrt(values.size) for name, values in maps.items()}
   square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
   if not square:

@@ -18,7 +18,8 @@ from dpjax.relevance.settings import Paper, Rigorous
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
-PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)  # perturb gradients
+# Methods that perturb gradients.
+PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)
 _CLAIMED = ("adlm", "ilm")
 
 
@@ -67,7 +68,7 @@ def of(config: RelevanceConfig) -> Unused:
 
 
 def _table(*rows: tuple[bool, str, str]) -> Unused:
-  """Of rows (whether it is so, in words, the fields that need it)."""
+  """Returns field -> reason for rows (condition, its words, fields) whose condition fails."""
   return {name: what for holds, what, names in rows if not holds for name in names.split()}
 
 
@@ -82,7 +83,7 @@ def _data(data: DataConfig) -> Unused:
 
 
 def of_dataset(dataset: Any) -> Unused:
-  """What can only be told from the loaded data."""
+  """Returns the unused fields that only the loaded data reveal."""
   shape = dataset.x.shape[1:]
   images = needs(len(shape) == 3, "images", "rigorous.pool", "private.relevance_pool")
   several = len(shape) == 3 and shape[2] > 1

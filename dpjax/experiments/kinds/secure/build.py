@@ -89,7 +89,8 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
   found: Computed = kind.measured(config, prepared, fit)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
-    "test_accuracy": None,  # but where a model is asked
+    # Replaced where a model is asked.
+    "test_accuracy": None,
     **(nothing if found.facts is None else found.facts),
     "task": name_of(config, "task"),
     "dataset": config.data.name,

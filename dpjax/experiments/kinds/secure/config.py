@@ -25,7 +25,8 @@ from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
-_MOST_ROWS = 10_000  # predicted
+# Rows that are predicted.
+_MOST_ROWS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +140,8 @@ class TrainTask:
 
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
-_ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}  # read by one task alone
+# Sections that one task alone reads.
+_ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 
 @dataclasses.dataclass

@@ -96,7 +96,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
 
 def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Work:
-  """One step a question. Keys are those of this start: a resumed run makes others."""
+  """Returns the work of one step per question. A resumed run draws new keys."""
   (d, hidden), classes = net.kernel.shape, net.head.shape[1]
   layout = config.task.layout
   begun = time.monotonic()
@@ -126,5 +126,6 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     apart = float(np.abs(logits - net.logits(x)).max())
     held["error"] = np.maximum(held["error"], apart)
 
+  # The last question may hold fewer images than a ciphertext has room for.
   number = -(-count // each)
   return pieces.filled(number, init, ask, name="questions", phase="questions")

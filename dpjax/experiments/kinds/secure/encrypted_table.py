@@ -21,7 +21,8 @@ _LOADERS = {
   "diabetes": datasets.load_diabetes,
   "breast_cancer": datasets.load_breast_cancer,
 }
-_DECIMALS = 4  # of the weights that leave: far coarser than the noise of a decryption
+# Of the weights that leave: far coarser than the noise of a decryption.
+_DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
 
@@ -54,7 +55,8 @@ def prepare(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: Streams
 ) -> _Ready:
   """Plans it; UserError where the chain of products is too short, or rows are too few."""
-  del random  # keys and noise of a ciphertext are the operating system's
+  # Keys and noise of a ciphertext are the operating system's.
+  del random
   (x, y), task = loaded, config.task
   if task.num_predicted > len(x):
     raise UserError(
@@ -73,13 +75,14 @@ def prepare(
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
-  """One regression, from encryption to decrypted predictions."""
+  """Measures a regression, from encryption to decrypted predictions."""
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
     found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
+    # Rounded, since the exact value of a CKKS decryption tells of the secret key.
     return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}
 
   state = fit(once(compute, like, "regression")).state

@@ -24,7 +24,7 @@ _COLUMNS += ("hides", "epsilon")
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """One line for each result of a `SecureConfig` run that knows its label."""
+  """Returns a row for each result of a `SecureConfig` run that has a label."""
   return [
     {
       "row": result["label"],

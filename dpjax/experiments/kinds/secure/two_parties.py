@@ -22,8 +22,10 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
 
-_CHUNK = 20  # gradient steps between two looks at the clock
-_MOST = 2.0**15  # of a parameter: the ring's fixed point holds products of such
+# Gradient steps between two looks at the clock.
+_CHUNK = 20
+# Of a parameter: the ring's fixed point holds products of such.
+_MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
 )
@@ -79,6 +81,7 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
       value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
     )
   rng = np.random.default_rng(random.order)
+  # Whole batches alone, so that each step shifts by the same power of two.
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
@@ -87,8 +90,10 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
     recipe.shift(task.batch_size)
   start = secureml.initial(sizes, seed=config.seed)
   batches = np.concatenate(orders).reshape(-1, task.batch_size)
+  # Training that diverges is refused below, in one line in place of many warnings.
   with np.errstate(all="ignore"):
     plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
+  # Written so that NaN is refused, too. In the ring it would wrap without notice.
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
       "diverges in float64, too; must be smaller",

@@ -34,6 +34,7 @@ def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
   bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
+    # A generator for each client, so that any vector can be drawn again by itself.
     drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
     scaled = numbers / 2.0**task.entry_bits
@@ -48,24 +49,24 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> str:
-  """None: they are drawn from the seed."""
+  """Describes what is drawn: a sum reads no data."""
   return repr(config.task)
 
 
 def data_digest(loaded: str) -> bytes:
-  """Of what is drawn, beside the seed."""
+  """Returns the digest of the drawn vectors' description; the seed is added elsewhere."""
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
 def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
-  """The clients; the last ones fall silent."""
+  """Returns the clients' vectors; the last clients fall silent."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
-  """One sum."""
+  """Measures a single secure sum: its total, its messages and its seconds."""
   task = config.task
   dtype = ready.vectors[0].dtype
   like = {
@@ -113,10 +114,11 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
 
 def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
-  """Against the sum; modulo 2^bits the shorter way round."""
+  """Computes the largest error of the sum; modulo 2^bits the shorter way round."""
   want = np.zeros_like(total)
   for who in survivors:
     want += ready.vectors[who]
   if total.dtype.kind == "f":
     return float(np.abs(total - want).max())
+  # Unsigned numbers: one of the two differences is the distance, the other wraps.
   return float(np.minimum(total - want, want - total).max())
