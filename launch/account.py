@@ -68,6 +68,7 @@ from dpjax.price import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
+# From here on neighbouring integers are one float.
 _MOST = 2**53
 # Rates of false positives.
 _RATES = (1e-3, 1e-2, 1e-1)
@@ -247,6 +248,7 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
 def _of_passes(batch_size: int, num_examples: int) -> float:
   """1 / the steps of a pass of random allocation, whose mean batch is this one or next to it."""
   steps = max(1, round(num_examples / batch_size))
+  # Whole steps change the mean batch a little. A whole example is no rounding any more.
   if abs(num_examples / steps - batch_size) < 1:
     return 1 / steps
   raise UserError(
@@ -437,6 +439,7 @@ def main() -> None:
   for answer in answers if values.tradeoff else ():
     print(attackers(answer))
   n = values.num_examples
+  # On stderr, so that a table in a pipe stays a table.
   warning = accounting.delta_warning(values.delta, n) if n else None
   if warning:
     print(f"warning: {warning}", file=sys.stderr)

@@ -102,6 +102,7 @@ try:
 except ModuleNotFoundError as error:
   if error.name != "benchmarks":
     raise
+  # The wheel leaves benchmarks/ out.
   sys.exit("launch.benchmark: must run in a checkout of dpjax, where benchmarks/ lies")
 
 SUITES = (
@@ -315,6 +316,7 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   meshes = options.mesh or device_speed.default_meshes()
   entries = []
+  # Before anything is timed: a slip in the last mesh would cost the minutes of the others.
   for mesh in meshes:
     gradients.mesh_of(mesh)
   for name, config in configs.items():

@@ -111,6 +111,7 @@ def _ids() -> list[int] | None:
 def _own_stdout() -> None:
   """Python keeps stdout; native code, where gloo greets each peer, gets nowhere."""
   sys.stdout.flush()
+  # The number 1 goes to native code, so Python writes to a copy.
   kept = os.dup(1)
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 1)
@@ -188,9 +189,11 @@ class _Ending:
     who: int | None = None,
     why: str = "has ended",
   ) -> None:
+    # The others hear the reason before this process is gone.
     meeting.abandon(who, why)
     sys.stdout.flush()
     sys.stderr.flush()
+    # An ordinary exit would wait at JAX's barrier for the peer that is gone.
     os._exit(code)
 
 
@@ -237,6 +240,7 @@ def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str
 
   That may be while process 0, the owner, was writing it.
   """
+  # Process 0 asks the disk; the others know only what they were told last.
   newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
   if newest is None:
     return "nothing is saved"

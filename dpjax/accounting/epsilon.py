@@ -163,7 +163,7 @@ def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
-  # Below it the rounding of the FFT, which is subtracted, would leave no delta at all.
+  # Below it the rounding of the FFT, which is subtracted, would leave almost no delta.
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "

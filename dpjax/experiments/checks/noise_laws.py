@@ -24,13 +24,17 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.plan import Plan
 
 _Z = 6.0
-_KS = 2.5  # sqrt(n) * distance; above it with a chance of 7e-6
-_WINDOW = 2000  # values of a stretch of steps whose variance is looked at
-_TOLERANCE = 1e-6  # relative: two float32 numbers that are one number
+# sqrt(n) * distance; it is above with a chance of 7e-6.
+_KS = 2.5
+# Values of a stretch of steps whose variance is looked at.
+_WINDOW = 2000
+# Relative: two float32 numbers that are one number.
+_TOLERANCE = 1e-6
 # Spacing of the noise's values, in standard deviations, that is taken for no grid: several
 # times that of float32 numbers near 1.
 _SPACING = 2.0**-21
-_LEAST_MARKED = 3  # values of a leaf by whose sizes two steps can be told apart
+# Values of a leaf by whose sizes two steps can be told apart.
+_LEAST_MARKED = 3
 
 
 def _noise_multiplier(event: Any) -> float | None:
@@ -47,7 +51,8 @@ def _charged_multiplier(plan: Plan) -> float | None:
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:
-    return plan.noise_multiplier  # its charges are checked by `agreement`
+    # Its charges are checked by `agreement`.
+    return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   charged = _noise_multiplier(whole if plan.statistics is None else plan.sum_event(0))
   rule = plan.l2_clip_norm.rule
@@ -217,6 +222,7 @@ def noise_std(subject: Subject) -> Row:
   grid = noise.source.grid_step(std) if subject.release else 0.0
   worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
+  # Spread over its cell, since the test is of a law without atoms.
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
   distance: Any = stats.kstest((pooled + spread) / std, "norm")
   shape = float(distance.statistic) * math.sqrt(pooled.size)
@@ -260,6 +266,7 @@ def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
       mine = np.arange(start, start + len(seen))[:, None]
       seen[skip(mine, np.arange(len(b))[None])] = 0
     worst = max(worst, float(seen.max(initial=0.0)))
+  # float32 may round a correlation to 1, for which t is infinite.
   worst = min(worst, 1 - 1e-7)
   t = worst * math.sqrt((dimension - 1) / (1 - worst**2))
   return _as_z(2 * float(stats.t.sf(t, dimension - 1)), a.shape[0] * b.shape[0])
@@ -272,6 +279,7 @@ def _below(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _lag_z(rows: np.ndarray) -> float:
   """z of the most correlated lag, over all lags and coordinates: rows [T, k]."""
   times = len(rows)
+  # Padded to twice the length, so that the two ends do not meet.
   spectrum = np.fft.rfft(rows, 2 * times, axis=0)
   power = np.sum(np.abs(spectrum) ** 2, axis=1)
   shared = np.fft.irfft(power, 2 * times)[1:times]
@@ -391,7 +399,8 @@ def noise_independence(subject: Subject) -> Row:
     math.sqrt(np.mean(np.concatenate([leaf.ravel() for leaf in mine.whole]) ** 2)) or 1.0
   )
   plain = mine
-  if subject.release:  # on its grid all values come again
+  # On its grid all values come again.
+  if subject.release:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
   found = [*_dependences(mine, other, std), *_copies(plain, std)]
   found.append((_same_marks(plain, other if plain is mine else None), "steps, reordered"))

@@ -21,17 +21,27 @@ from dpjax.experiments.checks.subject import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
-NEAR = 0.05  # standard deviations: noise below is counted, value by value
-COORDINATES = 512  # of one step, over all leaves
-_VALUES = 300_000  # noise values to be seen whole, at least
-_LONGEST = 4000  # steps of a plan that has fewer, so that small models give enough values
-_WORK = 600_000_000  # values to be drawn before steps are skipped: ten seconds or so
-_SMALL = 4096  # numbers in the state of a transform that remembers no noise
-_LONG = 20_000  # steps that are all compared with each other; more are skipped
-_WHOLE = 50_000  # values of one leaf at one step that are compared with others, at most
-_TAIL = 10_000_000  # values whose tails are counted: a cut at 4.5 standard deviations shows
+# Standard deviations: noise below is counted, value by value.
+NEAR = 0.05
+# Of one step, over all leaves.
+COORDINATES = 512
+# Noise values to be seen whole, at least.
+_VALUES = 300_000
+# Steps of a plan that has fewer, so that small models give enough values.
+_LONGEST = 4000
+# Values to be drawn before steps are skipped: ten seconds or so.
+_WORK = 600_000_000
+# Numbers in the state of a transform that remembers no noise.
+_SMALL = 4096
+# Steps that are all compared with each other; more are skipped.
+_LONG = 20_000
+# Values of one leaf at one step that are compared with others, at most.
+_WHOLE = 50_000
+# Values whose tails are counted: a cut at 4.5 standard deviations shows.
+_TAIL = 10_000_000
 _AT_ONCE = 2_000_000  # of them in memory
-THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)  # standard deviations, of either sign
+# Standard deviations, of either sign.
+THRESHOLDS = (2.0, 3.0, 3.5, 4.0, 4.5, 5.0)
 _COMPARED = 200_000_000  # values of all pairs of blocks
 
 
@@ -99,6 +109,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
     covered = walks(subject, keys[0](0))
     steps = _covering(len(steps)) if covered else steps[:affordable]
   wanted = max(4, min(_LONGEST, _VALUES // size + 1))
+  # Noise that differs by step is looked at in one run: joined runs would mix its steps.
   runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
   whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
   run = _runner(subject, steps, min(whole, len(steps)))
@@ -222,6 +233,8 @@ def _undone(
 def _covering(count: int) -> np.ndarray:
   """Steps below `count` among which every lag occurs: noise that comes again with any
   period is seen twice. The last step is one of them."""
+  # The first stretch and the strided steps: their differences are all numbers below
+  # `count`.
   stride = math.isqrt(count) + 1
   return np.unique([*range(min(stride, count)), *range(0, count, stride), count - 1])
 
@@ -345,7 +358,8 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   def run(key):
     state, step = _updater(subject, key)
     kept = [jnp.zeros((whole + 1, np.size(leaf))) for leaf in shapes]
-    rows = np.minimum(np.arange(len(steps)), whole)  # the last row holds what is not kept
+    # The last row holds what is not kept.
+    rows = np.minimum(np.arange(len(steps)), whole)
     none = [(jnp.zeros(np.size(x)), jnp.zeros(np.size(x), jnp.int32)) for x in shapes]
     inputs = (jnp.asarray(gaps), jnp.asarray(rows), jnp.asarray(factors, jnp.float32))
     carry = (state, kept, none)

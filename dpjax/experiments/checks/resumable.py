@@ -61,6 +61,7 @@ def resumed(
     found = json.loads(file.read_text())
     same = {key: found[key] for key in ("settings", "versions")} == stated(settings)
     named = [(name_of(row), row) for row in found["rows"]]
+  # Not JSON, or JSON of another make.
   except (ValueError, KeyError, TypeError):
     raise UserError(
       f"{file.name} there is not that of {what}", field="out", value=file.parent

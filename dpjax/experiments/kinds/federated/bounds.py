@@ -11,7 +11,8 @@ from dpjax.experiments.kinds.bounds import named
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.validate import UserError
 
-_ANY_BATCH = 1024  # of a client, however few examples there are
+# Of a client, however few examples there are.
+_ANY_BATCH = 1024
 # Beyond them shares are 0 or 1 anyway.
 _LEAST_ALPHA = 1e-9
 _MOST_EXPONENT = 50.0
@@ -41,7 +42,8 @@ def federation(config: FedConfig) -> None:
     refuse(**named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, fields.Setting):
-      chosen.make()  # it checks its numbers
+      # It checks its numbers.
+      chosen.make()
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
 
 

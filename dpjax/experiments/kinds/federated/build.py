@@ -52,7 +52,8 @@ from dpjax.federated.server_optimizers import fed_opt
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-_EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")  # of `execution.by_name`
+# Arguments of `execution.by_name`.
+_EXECUTED = ("num_devices", "num_threads", "memory_budget_gb")
 Wrapping = dict[str, Any]
 
 
@@ -104,8 +105,10 @@ def _check_natural(config: FedConfig) -> None:
   wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
-    wanted["data.num_classes"] = None  # declared by the task
-    wanted["model.name"] = "transformer"  # the language model here
+    # The task declares it.
+    wanted["data.num_classes"] = None
+    # The language model here.
+    wanted["model.name"] = "transformer"
   rooms = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
     room, _, name = path.partition(".")
@@ -216,6 +219,7 @@ def digest(config: FedConfig) -> bytes:
     fields.pop("audit")
   if config.loss == "auto":
     fields.pop("loss")
+  # A field that came later must not change the noise of runs without it.
   if not _is_summed(config):
     fields.pop("secure_sum")
   return streams_lib.config_digest("federated", fields)
@@ -258,6 +262,7 @@ def secure_aggregator(
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
+  # A Poisson cohort may hold every client, and the modulus must have room for their sum.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
@@ -300,6 +305,7 @@ def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
   """Noise on the client first, then compression: that is post-processing."""
+  # Without it a coordinate that is always small would never be sent.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
   noise = privacy.local_noise(config)
@@ -340,6 +346,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
+  # At rate 1 and scaled after: `fed_opt` takes a number, and the schedule is a function.
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
@@ -389,6 +396,7 @@ def _algorithm(
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
+      # The realised size is a secret only where privacy is promised.
       expected_cohort=config.clients_per_round if private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
       # A rule without momentum has none of its own.
@@ -417,7 +425,8 @@ def assemble(
   check(config)
   config = audit.resolved(config)
   federation, test = load_data(config) if data is None else data
-  num_clients = privacy.public_size(config, federation)  # before canaries
+  # Before canaries: no divisor may tell how many of them are in.
+  num_clients = privacy.public_size(config, federation)
   # cohorts check the capacity for it, also where it is the config that declares it
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = streams(config, data_lib.digest(federation)) if random is None else random

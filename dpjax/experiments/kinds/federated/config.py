@@ -92,7 +92,8 @@ def _uncompressed() -> None:
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
-  "capped": settings(federated.capped, cap=100),  # min(n, cap) / cap
+  # min(n, cap) / cap.
+  "capped": settings(federated.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
 AGGREGATORS = {
@@ -101,7 +102,8 @@ AGGREGATORS = {
 COMPRESSIONS = {
   "none": settings(_uncompressed),
   "quantize": settings(federated.quantize, bits=8),
-  "top_k": settings(federated.top_k, share=0.1),  # always with error feedback
+  # Always with error feedback.
+  "top_k": settings(federated.top_k, share=0.1),
   "rotated": settings(federated.rotated, bits=8),
   "drive": settings(federated.drive),
 }

@@ -79,6 +79,7 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
+  # Other parts of a message would need a norm, and noise, of their own.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
@@ -117,6 +118,8 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
 
 def _calibrated(config: FedConfig, of: Any) -> float:
   return accounting.calibrate_noise_multiplier(
+    # Rounding makes the sensitivity larger, by a part that depends on the grid, and so on
+    # z.
     lambda z: accounting.composed(of(z).event, config.num_rounds),
     epsilon=config.privacy.epsilon or 0.0,
     delta=config.privacy.delta,
@@ -165,6 +168,7 @@ def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Pr
     relation=_RELATION,
     unit="user",
     accountant="rdp",
+    # Without amplification: the server that is to learn nothing knows who takes part.
     step_event=lambda step: found.event,
     remaining_event=lambda start: accounting.composed(
       found.event, config.num_rounds - start

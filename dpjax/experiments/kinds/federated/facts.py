@@ -65,6 +65,7 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
+  # The one that the stated epsilon is of.
   charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
   return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
@@ -89,7 +90,8 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     ),
   }
   if fed.mechanism is not None:
-    found["secure_sum"].pop("largest_value")  # messages are clipped by their norm
+    # Messages are clipped by their norm.
+    found["secure_sum"].pop("largest_value")
   return found
 
 

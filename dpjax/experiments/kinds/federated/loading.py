@@ -48,6 +48,7 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
   sets = build_central.preprocessed(central(config), train.dataset, test.dataset)
   known = train.nominal_users
   asked = config.data.num_users
+  # Two declared numbers would give two sampling probabilities.
   if None not in (known, asked) and known != asked:
     raise UserError(
       f"{config.data.name!r} declares {known}", field="data.num_users", value=asked

@@ -206,7 +206,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # Room for everybody, whatever the coins of canaries say.
+    # A neighbouring federation may hold one client more, and canaries join it whatever their
+    # coins say: a refusal would tell the coins.
     slots=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -214,6 +215,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   if names.is_path(name):
     return user_code.sampler(name, "privacy.sampler", size)
   kind = SAMPLERS[name]
+  # Rounded in silence, the run would sample more than the config says.
   if kind.nearest_prob(prob, num_clients) != prob:
     raise UserError(
       f"must be an integer for {name}",
@@ -301,6 +303,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     return plan, plan
   whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
   reported = _plan(config, whole, cohort, noise)
+  # The noise on the mean is kept: z C / simulated_cohort, whatever the cohort that runs.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
@@ -326,6 +329,7 @@ def local_noise(config: FedConfig) -> float | None:
   if privacy.noise_multiplier is not None:
     return privacy.noise_multiplier
   return accounting.calibrate_noise_multiplier(
+    # Every round is counted: who sends is seen, so sampling amplifies nothing.
     lambda z: placement.local_event(z, config.num_rounds),
     epsilon=privacy.epsilon or 0.0,
     delta=privacy.delta,

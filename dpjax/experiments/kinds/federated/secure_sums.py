@@ -53,6 +53,7 @@ class SharesAmongClients:
     >>> PairwiseMasks(threshold=0.5).min_survivors(9), PairwiseMasks().min_survivors(1)
     (5, 2)
     """
+    # The sum over one client is its message.
     return max(2, math.ceil(self.threshold * clients_per_round))
 
   def settings(self) -> dict[str, Any]:
@@ -65,6 +66,7 @@ class SharesAmongClients:
     made = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
       return made
+    # Masks cancel in the sum, so adding in the clear gives the same integers.
     masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
     return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
 

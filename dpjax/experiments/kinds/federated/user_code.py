@@ -22,7 +22,8 @@ def aggregator(path: str) -> federated.Aggregator:
   made = names.call(path, field)
   if not isinstance(made, federated.Aggregator):
     raise wrong(field, path, "a federated.Aggregator", made)
-  expected: list[Any] = []  # the shapes of one message, told when a run begins
+  # The shapes of one message, which are known when a run begins.
+  expected: list[Any] = []
 
   def init(message: ArrayTree) -> ArrayTree:
     expected[:] = [jax.tree.map(lambda leaf: tuple(leaf.shape), message)]
@@ -40,6 +41,7 @@ def aggregator(path: str) -> federated.Aggregator:
   parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
   parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
   guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
+  # Whatever it says of itself, nobody has proved it.
   return made._replace(private=False, plan=None, **guarded)
 
 
@@ -48,6 +50,7 @@ def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgor
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = made.step(received, local, *batch)
+    # Steps are a compiled loop, whose state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
     return after
