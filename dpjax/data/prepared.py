@@ -66,7 +66,8 @@ def check_known(name: str) -> None:
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
     f"unknown data set{hint}; one of {', '.join(COMMON)}, another "
-    "tensorflow-datasets name, or a path that ends in .npz",
+    "tensorflow-datasets name, a path that ends in .npz (docs/your_data.md makes one of a CSV) "
+    "or in a slash, or package.module:name",
     field="name",
     value=name,
   )

@@ -144,7 +144,7 @@ def test_a_finished_run_is_attacked_and_one_of_another_shape_is_refused(tmp_path
   assert result["line"] is None
   wide = {"train.model.name": "mlp", "train.model.options": {"features": (5,)}}
   other = fields.replace_all(config, {"attack.target": own, **wide})
-  with pytest.raises(UserError, match="was trained elsewhere: ") as caught:
+  with pytest.raises(UserError, match="does not fit the model of this config: ") as caught:
     _ran(other, tmp_path / "other")
   assert "\n" not in str(caught.value)
   np.savez(

@@ -76,8 +76,8 @@ def in_place_of(
     wanted = np.shape(leaves[name]) if name in leaves else "no such leaf"
     if got != wanted:
       raise UserError(
-        f"{told}: was trained elsewhere: {name} is {got} there, {wanted} in the model of this "
-        "config"
+        f"{told}: does not fit the model of this config: {name} has shape {got} there, {wanted} "
+        "in the model"
       )
   found = [
     leaf if name in fresh else _cast(arrays[name], leaf.dtype, f"{told}: {name}")
