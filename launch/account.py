@@ -344,6 +344,24 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   return (f"gdp ({kind})", *known, _up(found.epsilon))
 
 
+def note_on_training(answer: Question) -> str | None:
+  """Returns a line where launch.train would cost more than the epsilon that was asked for.
+
+  Its share of delta for batches above the capacity is set aside. Calibration by the run itself
+  (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
+  """
+  if answer.epsilon is None or not answer.can_overflow:
+    return None
+  cost = price.epsilon_in_training(answer, answer.accountants[0])
+  if cost <= answer.epsilon:
+    return None
+  return (
+    f"note: launch.train costs {_up(cost)} with this noise, for it sets a share of delta aside "
+    f"for batches above their capacity; --config.privacy.epsilon={answer.epsilon:g} finds the "
+    "noise that keeps within it"
+  )
+
+
 def attackers(answer: Question) -> str:
   """Describes in one line what the first accountant's proof leaves to any attack."""
   by = answer.accountants[0]
@@ -436,6 +454,8 @@ def main() -> None:
   asked = questions(values)
   answers = [price.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
+  notes = filter(None, map(note_on_training, answers))
+  sys.stderr.writelines(f"{note}\n" for note in notes)
   for answer in answers if values.tradeoff else ():
     print(attackers(answer))
   n = values.num_examples

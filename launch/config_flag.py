@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import pathlib
+import re
 import shlex
 import sys
 import textwrap
@@ -46,7 +47,11 @@ def define(
   _KINDS[name] = kind
   flags.DEFINE_string(name, default, help)
   for path in _overridden(name):
-    flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
+    try:
+      flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
+    # At import, before anything catches it: such as a name with a space.
+    except flags.Error as error:
+      app.fail(f"--{name}.{path}: {error}")
   if default is None:
     flags.mark_flag_as_required(name)
   if "print_config" not in flags.FLAGS:
@@ -85,17 +90,37 @@ def get(name: str = "config", **more: Any) -> Any:
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:
-    for leaf in fields.leaves(config):
-      print(f"--{name}.{leaf.path}={shlex.quote(_as_text(leaf.value))}")
+    for line in _command_line(config, name):
+      print(line)
     sys.exit(0)
   return config
+
+
+def _command_line(config: Any, name: str) -> list[str]:
+  """Returns a flag for each field; a comment where a value can be written in a file alone."""
+  lines = []
+  for leaf in fields.leaves(config):
+    text = _as_text(leaf.value)
+    line = f"--{name}.{leaf.path}={shlex.quote(text)}"
+    try:
+      read = fields.parse(text, leaf.hint, leaf.path) if _is_open(leaf) else leaf.value
+    except UserError:
+      read = None
+    lines.append(line if read == leaf.value else f"# {line}  (in a config file only)")
+  return lines
+
+
+def _is_open(leaf: Any) -> bool:
+  """Whether the field holds a list or a dict, whose entries may be anything."""
+  return isinstance(leaf.value, (dict, list, tuple))
 
 
 def _as_text(value: Any) -> str:
   """Returns a value as an override of its field would be written."""
   if value is None or isinstance(value, bool):
     return str(value).lower()
-  return value if isinstance(value, str) else repr(value)
+  # Python reads 1e999 as infinity, and the word as a name.
+  return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
 def _asks_for_help() -> bool:

@@ -214,20 +214,24 @@ def _pld_rounding(steps: Parts) -> float:
 
 def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   # A dict has no hash, and the cache needs one.
-  return _pld_of(tuple(steps.items()))
+  return _pld_of(tuple((type(part), part, times) for part, times in steps.items()))
 
 
 # Few, as one can hold millions of points. Replacing asks the same run at several deltas.
 @functools.lru_cache(maxsize=2)
-def _pld_of(steps: tuple[tuple[DpEvent, int], ...]) -> pld_lib.PrivacyLossDistribution:
-  interval = _interval(dict(steps))
-  ones = [(_pld_one(part, interval), times) for part, times in steps]
+def _pld_of(
+  steps: tuple[tuple[type, DpEvent, int], ...],
+) -> pld_lib.PrivacyLossDistribution:
+  # Classes are part of the caches' keys: a user's event may call itself equal to another one.
+  interval = _interval({part: times for _, part, times in steps})
+  ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
   each = [one if times == 1 else one.self_compose(times) for one, times in ones]
   return functools.reduce(lambda left, right: left.compose(right), each)
 
 
 @functools.lru_cache(maxsize=16)
-def _pld_one(part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
+def _pld_one(cls: type, part: DpEvent, interval: float) -> pld_lib.PrivacyLossDistribution:
+  del cls
   return kind_of(part).pld(part, interval)
 
 

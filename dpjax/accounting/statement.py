@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from dpjax import validate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
-from dpjax.accounting.event_kinds.kind import DpEvent, describe, kind_of, parts
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  describe,
+  is_user_defined,
+  kind_of,
+  parts,
+)
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
 from dpjax.validate import UserError
@@ -89,6 +95,11 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
+  # The accounting of an event of a user's own is that user's word.
+  if epsilon_kind == "proved" and any(
+    is_user_defined(kind_of(part)) for part in parts(event)
+  ):
+    epsilon_kind = "claimed"
   if epsilons is None:
     # Epsilon and the failure must hold together at the delta that is stated.
     left = delta - delta_set_aside

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, ClassVar, NamedTuple
@@ -202,6 +203,11 @@ class Sampler(abc.ABC):
     )
 
 
+def _is_kept(attribute: object) -> bool:
+  """Whether an object's value of it is one that its class computed and keeps."""
+  return isinstance(attribute, functools.cached_property)
+
+
 def assumption(part: object) -> str:
   """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
@@ -212,8 +218,14 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  # A method set on the object would run in place of the one that the proof is about.
-  exchanged = [n for n in getattr(part, "__dict__", {}) if callable(getattr(kind, n, None))]
+  # A method, or a proof, set on the object would stand in place of the class's own.
+  is_dataclass = dataclasses.is_dataclass(kind)
+  fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
+  exchanged = [
+    name
+    for name in getattr(part, "__dict__", {})
+    if name not in fields and hasattr(kind, name) and not _is_kept(getattr(kind, name))
+  ]
   if kind.__module__.startswith("dpjax.") and known and not exchanged:
     return ""
   return f"{kind.__name__}: its event is its author's word"

@@ -15,6 +15,21 @@ from dpjax.sampling.samplers import DpEvent, Sampler, Sizing, generator
 from dpjax.validate import UserError
 
 
+class _WhereSizeIsPublic:
+  """An attribute of the class that an object without a public size has not.
+
+  A descriptor, and no value set on the object: what is set there could be set by anybody.
+  """
+
+  def __init__(self, value: Any, *, otherwise: Any):
+    self.value = value
+    self.otherwise = otherwise
+
+  def __get__(self, sampler: ShuffledSampler | None, kind: type) -> Any:
+    is_public = sampler is None or sampler.num_examples is not None
+    return self.value if is_public else self.otherwise
+
+
 @dataclasses.dataclass(frozen=True)
 class ShuffledSampler(Sampler):
   """Batches cut from a fresh permutation in every epoch; the remainder is dropped.
@@ -44,7 +59,10 @@ class ShuffledSampler(Sampler):
   """
 
   name: ClassVar[str] = "shuffled"
-  proof: ClassVar[Proved] = Proved((REPLACE, ZERO))
+  law: ClassVar[str] = _WhereSizeIsPublic("shuffled", otherwise="unproved")  # type: ignore[assignment]
+  proof: ClassVar[Proved] = _WhereSizeIsPublic(  # type: ignore[assignment]
+    Proved((REPLACE, ZERO)), otherwise=NOTHING_PROVED
+  )
   used_for: ClassVar[tuple[str, ...]] = ("examples",)
   relation_must_be_named: ClassVar[bool] = True
   steps_alike: ClassVar[bool] = False
@@ -55,11 +73,7 @@ class ShuffledSampler(Sampler):
 
   def __post_init__(self):
     validate.integer_at_least(1, batch_size=self.batch_size)
-    if self.num_examples is None:
-      # The class's proof is for a public size; this object has none.
-      object.__setattr__(self, "law", "unproved")
-      object.__setattr__(self, "proof", NOTHING_PROVED)
-    else:
+    if self.num_examples is not None:
       validate.integer_at_least(1, num_examples=self.num_examples)
       self._check_size(self.num_examples)
 

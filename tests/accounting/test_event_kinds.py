@@ -111,3 +111,92 @@ def test_every_kind_says_what_accountants_ask_of_it():
     assert {"elements", "describe"} <= stated, name
     if "pld" in row.proof.accountants:
       assert {"pld", "renyi_two", "largest_loss"} <= stated, name
+
+
+def test_an_event_that_calls_itself_equal_to_another_shares_no_cache(twice):
+  class Sly(dpa.DpEvent):
+    noise_multiplier = 3.0
+
+    def __eq__(self, other):
+      return isinstance(other, (Sly, dpa.GaussianDpEvent))
+
+    def __hash__(self):
+      return hash(dpa.GaussianDpEvent(3.0))
+
+  class SlyKind(TwiceKind):
+    name = "sly"
+    event = Sly
+    scheme = "sly"
+
+    def rdp(self, part):
+      return np.full(len(kind.ORDERS), 1e-9)
+
+    def pld(self, part, interval):
+      return kind.kind_of(dpa.GaussianDpEvent(1e3)).pld(dpa.GaussianDpEvent(1e3), interval)
+
+  accounting.register(SlyKind())
+  for accountant in accounting.ACCOUNTANTS:
+    by = {"delta": 1e-5, "accountant": accountant}
+    assert accounting.epsilon(Sly(), **by) < 0.1
+    honest = accounting.epsilon(accounting.gaussian_event(3.0), **by)
+    assert honest > 1.2
+
+
+def test_a_users_event_takes_back_no_cost_and_is_claimed(twice):
+  class Refund(TwiceKind):
+    name = "refund"
+    event = dataclasses.make_dataclass("RefundEvent", [], bases=(dpa.DpEvent,), frozen=True)
+
+    def elements(self, event):
+      return [(dpa.GaussianDpEvent(1.0), -1)]
+
+  accounting.register(Refund())
+  both = dpa.ComposedDpEvent([dpa.GaussianDpEvent(1.0), Refund.event()])
+  with pytest.raises(UserError, match="times=-1: must be an integer >= 0"):
+    accounting.epsilon(both, delta=1e-5)
+  assert "kind: claimed" in accounting.privacy_statement(twice, delta=1e-5)
+  assert "kind: proved" in accounting.privacy_statement(
+    dpa.GaussianDpEvent(1.0), delta=1e-5
+  )
+
+
+def test_a_users_event_leaves_the_table_of_proofs_as_it_is(twice):
+  class Unnamed(TwiceKind):
+    name = "unnamed"
+    event = dataclasses.make_dataclass(
+      "UnnamedEvent", [], bases=(dpa.DpEvent,), frozen=True
+    )
+    scheme = "none"
+    proof = Proved(("replace_one",), ("rdp",))
+
+  class Poisson(Unnamed):
+    name = "own poisson"
+    scheme = "poisson"
+
+  before = dict(accounting.PROVED)
+  accounting.register(Unnamed())
+  assert before == accounting.PROVED
+  with pytest.raises(UserError, match="scheme='poisson': dpjax has a proof of its own"):
+    accounting.register(Poisson())
+  for wrong in (Poisson, object()):
+    with pytest.raises(UserError, match="must be an object of an EventKind"):
+      accounting.register(wrong)
+
+
+@pytest.mark.parametrize("events", [None, 5, "gaussian", {}])
+def test_a_composition_of_no_list_is_refused_in_one_line(events):
+  with pytest.raises(UserError, match="events=.*must be a list of events"):
+    accounting.event_from_json({"kind": "composed", "events": events})
+
+
+def test_events_nested_beyond_the_stack_end_in_one_line():
+  deep = {"kind": "gaussian", "noise_multiplier": 1.0}
+  event = dpa.GaussianDpEvent(1.0)
+  for _ in range(5000):
+    deep = {"kind": "self_composed", "event": deep, "count": 1}
+    event = dpa.SelfComposedDpEvent(event, 1)
+  with pytest.raises(UserError, match="beyond the depth"):
+    accounting.event_from_json(deep)
+  for ask in (accounting.event_to_json, accounting.parts):
+    with pytest.raises(UserError, match="beyond the depth"):
+      ask(event)

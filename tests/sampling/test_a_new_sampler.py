@@ -129,3 +129,13 @@ def test_without_a_row_nothing_is_proved(halves, monkeypatch):
   monkeypatch.setattr(halves, "law", dpjax.sampling.Sampler.law)
   monkeypatch.setattr(halves, "event", dpjax.sampling.Sampler.event)
   assert not _plan(halves(8)).is_private
+
+
+def test_a_proof_that_is_set_on_an_object_is_the_word_of_who_set_it():
+  sampler = dpjax.ShuffledSampler(2, 4)
+  assert not dpjax.sampling.assumption(sampler)
+  vars(sampler)["proof"] = Proved(accounting.RELATIONS)
+  assert dpjax.sampling.assumption(sampler)
+  without = dpjax.ShuffledSampler(2)
+  assert (without.law, without.proof.relations) == ("unproved", ())
+  assert not dpjax.sampling.assumption(without)

@@ -101,3 +101,19 @@ def test_a_printed_config_is_a_command_line_of_it():
   again = [f"--config.{leaf.path}={leaf.value!r}" for leaf in fields.leaves(config)]
   assert len(again) == len(lines)
   assert config.privacy.clipping.gamma == 0.01 and config.privacy.epsilon == 3.0
+
+
+def test_what_a_file_alone_can_say_is_printed_as_a_comment():
+  command = [sys.executable, "-m", "launch.sweep", "--print_config", "--workdir=/tmp/none"]
+  command += ["--config=configs/sweeps/mnist_curves.py"]
+  printed = subprocess.run(command, capture_output=True, text=True, check=False)
+  assert printed.returncode == 0, printed.stderr
+  lines = printed.stdout.splitlines()
+  assert any(line.startswith("# --config.variants=") for line in lines)
+  assert all(line.startswith(("--config.", "# --config.")) for line in lines)
+
+
+def test_a_field_with_a_space_ends_in_one_line():
+  ended = _launched("--config.a b=1")
+  assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+  assert "--config.a b" in ended.stderr

@@ -24,11 +24,12 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_lib
 
 from dpjax import validate
-from dpjax.accounting.proved import Proved, declare
+from dpjax.accounting.proved import PROVED, Proved, declare
 from dpjax.validate import UserError, Verbatim
 
 DpEvent = dpa.DpEvent
 Parts = Mapping[DpEvent, int]
+_TOO_DEEP = "holds events in events beyond the depth of Python's stack"
 ORDERS = rdp_lib.DEFAULT_RDP_ORDERS
 
 # The Renyi divergence of one sampled step is computed to about 3e-16 and may come out zero
@@ -158,6 +159,10 @@ KINDS: dict[str, EventKind] = {}
 _KIND_OF: dict[type, EventKind] = {}
 
 
+# Schemes of users' own kinds, which may be registered again.
+_USERS_SCHEMES: set[str] = set()
+
+
 def register(*kinds: EventKind) -> None:
   """Adds kinds to the table by which every accountant finds them.
 
@@ -165,10 +170,14 @@ def register(*kinds: EventKind) -> None:
   methods return is your word, as the event of a sampler of your own is.
 
   Raises:
-    UserError: a name or a class of events that dpjax accounts for itself. Its epsilon would be
-      printed as proved, by your formula.
+    UserError: a name, a class of events or a scheme that dpjax accounts for itself. Its epsilon
+      would be printed as proved, by your formula. Or what is no kind.
   """
   for kind in kinds:
+    if not isinstance(kind, EventKind) or not hasattr(kind, "name"):
+      raise UserError(
+        "must be an object of an EventKind with a name", field="kind", value=kind
+      )
     for known in (KINDS.get(kind.name), _KIND_OF.get(kind.event)):
       if known is not None and type(known).__module__.startswith("dpjax."):
         raise UserError(
@@ -177,10 +186,29 @@ def register(*kinds: EventKind) -> None:
           field="kind",
           value=Verbatim(f"{type(kind).__name__} ({known.name})"),
         )
+    rows = kind.rows()
+    if is_user_defined(kind):
+      # A kind that names no scheme of its own is not amplified, and leaves that row as it is.
+      rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
+      taken = [
+        scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
+      ]
+      if taken:
+        raise UserError(
+          "dpjax has a proof of its own for it; choose another name",
+          field="scheme",
+          value=taken[0],
+        )
+      _USERS_SCHEMES.update(rows)
     KINDS[kind.name] = kind
     _KIND_OF[kind.event] = kind
-    for scheme, proof in kind.rows().items():
+    for scheme, proof in rows.items():
       declare(scheme, proof)
+
+
+def is_user_defined(kind: EventKind) -> bool:
+  """Whether the accounting of a kind is the word of whoever wrote it, and not dpjax's."""
+  return not type(kind).__module__.startswith("dpjax.")
 
 
 def kind_of(event: Any) -> EventKind:
@@ -204,7 +232,10 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
   {'kind': 'gaussian', 'noise_multiplier': 2.0}
   """
   kind = kind_of(event)
-  return {"kind": kind.name, **kind.to_json(event)}
+  try:
+    return {"kind": kind.name, **kind.to_json(event)}
+  except RecursionError:
+    raise UserError(_TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
 
 
 def event_from_json(data: Mapping[str, Any]) -> DpEvent:
@@ -222,7 +253,12 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     raise UserError(
       f"must have exactly the fields {list(kind.fields)}", field="event", value=dict(data)
     )
-  return kind.from_json({name: data[name] for name in kind.fields})
+  if not isinstance(data.get("events", []), (list, tuple)):
+    raise UserError("must be a list of events", field="events", value=data["events"])
+  try:
+    return kind.from_json({name: data[name] for name in kind.fields})
+  except RecursionError:
+    raise UserError(_TOO_DEEP, field="event", value=Verbatim(kind.name)) from None
 
 
 def parts(event: DpEvent) -> Counter[DpEvent]:
@@ -236,8 +272,15 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
   Counter({PoissonSampledDpEvent(...): 3})
   """
   counts: Counter[DpEvent] = Counter()
-  for part, times in kind_of(event).elements(event):
-    counts[part] += times
+  try:
+    for part, times in kind_of(event).elements(event):
+      # A user's own event must not take back what another one costs.
+      validate.integer_at_least(0, times=times)
+      counts[part] += times
+  except RecursionError:
+    raise UserError(
+      _TOO_DEEP, field="event", value=Verbatim(type(event).__name__)
+    ) from None
   return counts
 
 
@@ -293,12 +336,14 @@ def rdp_of(steps: Parts) -> np.ndarray:
   """Returns the Renyi divergences at `ORDERS` of parts that all ran, [len(ORDERS)]."""
   total = np.zeros(len(ORDERS))
   for part, times in steps.items():
-    total += times * _rdp_once(part)
+    total += times * _rdp_once(type(part), part)
   return total
 
 
 @functools.lru_cache(maxsize=256)
-def _rdp_once(part: DpEvent) -> np.ndarray:
+def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
+  # The class is part of the cache's key: a user's event may call itself equal to another one.
+  del cls
   return kind_of(part).rdp(part)
 
 
