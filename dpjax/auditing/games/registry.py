@@ -126,7 +126,7 @@ def states_epsilon(found: Any) -> bool:
   if not inspect.isfunction(inspect.unwrap(found) if callable(found) else found):
     return False
   words = ("_epsilon", "epsilon_", "_event", "_events")
-  return found.__name__ == "epsilon" or any(word in found.__name__ for word in words)
+  return found.__name__ in ("epsilon", "event") or any(word in found.__name__ for word in words)
 
 
 def _computes(found: Any, name: str) -> bool:
@@ -134,7 +134,8 @@ def _computes(found: Any, name: str) -> bool:
   if not _concrete(found, name):
     return False
   value = inspect.getattr_static(found, name)
-  return isinstance(value, property) or callable(value)
+  # A class is a kind of events that something is about, and computes none.
+  return isinstance(value, property) or (callable(value) and not inspect.isclass(value))
 
 
 def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +248,7 @@ ELSEWHERE: dict[str, str] = {
   "dpjax.plan.Plan": _WHOLE,
   "dpjax.accounting.epsilon.epsilon": "adds up an event; every game's claim comes from it",
   "dpjax.accounting.gdp.epsilon": "of Gaussian noise without sampling: mechanisms.Gaussian",
-  "dpjax.price.step_event": _BEFORE,
+  "dpjax.price.event": _BEFORE,
   "dpjax.price.run_event": _BEFORE,
   "dpjax.price.epsilon_of": _BEFORE,
   "dpjax.price.epsilon_in_training": _BEFORE,
