@@ -126,7 +126,9 @@ def states_epsilon(found: Any) -> bool:
   if not inspect.isfunction(inspect.unwrap(found) if callable(found) else found):
     return False
   words = ("_epsilon", "epsilon_", "_event", "_events")
-  return found.__name__ in ("epsilon", "event") or any(word in found.__name__ for word in words)
+  return found.__name__ in ("epsilon", "event") or any(
+    word in found.__name__ for word in words
+  )
 
 
 def _computes(found: Any, name: str) -> bool:
