@@ -92,7 +92,10 @@ def test_the_defaults_raise_an_alarm_at_a_hundredth_of_the_noise(tmp_path, seed)
 
 def test_a_mistake_about_canaries_is_one_line_and_exit_code_2(tmp_path):
   done = _launch(
-    "--audit", f"--workdir={tmp_path / 'run'}", "--config.audit.num_canaries=101"
+    "--audit",
+    f"--workdir={tmp_path / 'run'}",
+    "--config.audit.kind=direction",
+    "--config.audit.num_canaries=101",
   )
   line = commands.refusal(done)
   assert "audit.num_canaries=101: must be <= 100, the number of clients" in line
