@@ -357,7 +357,7 @@ def note_on_training(answer: Question) -> str | None:
     return None
   return (
     f"note: launch.train costs {_up(cost)} with this noise, for it sets a share of delta aside "
-    f"for batches above their capacity; --config.privacy.epsilon={answer.epsilon:g} finds the "
+    f"for batches above their capacity; --config.privacy.epsilon={answer.epsilon!r} finds the "
     "noise that keeps within it"
   )
 
