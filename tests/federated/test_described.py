@@ -71,26 +71,6 @@ class TestFacts:
     assert set(row.checks) <= set(row.options or ())
     assert _built(row).round is not None
 
-  def test_weights_count_where_it_takes_them(self, row):
-    if not row.weighted:
-      with pytest.raises(TypeError, match="weighting"):
-        _built(row, weighting=federated.by_examples)
-      return
-    ends = []
-    for weighting in (federated.uniform, federated.by_examples):
-      algorithm = _built(row, weighting=weighting)
-      state, _ = algorithm.round(_started(row, algorithm), _cohort())
-      ends.append(jax.tree.leaves(state.params)[0])
-    assert not np.allclose(ends[0], ends[1])
-
-  def test_local_batches_count_where_clients_take_steps(self, row):
-    algorithm = _built(row)
-    ends = []
-    for batch_size in (None, 1):
-      state, _ = algorithm.round(_started(row, algorithm), _cohort(batch_size))
-      ends.append(jax.tree.leaves(state.params)[0])
-    assert np.allclose(ends[0], ends[1]) != row.local_steps
-
   def test_clients_keep_something_where_it_says_so(self, row):
     assert (_started(row, _built(row)).memories is not None) == row.keeps_state
 
@@ -132,6 +112,39 @@ class TestFacts:
       option = row.private_if.split()[0]
       with pytest.raises(UserError, match=f"{option}=None: must be a public number"):
         _built(row, aggregator=private, **{option: None})
+
+
+# Each compiles a round of its own; these three differ most.
+_SOME = ("fed_avg", "fed_nova", "scaffold")
+
+
+@pytest.mark.parametrize(
+  "row",
+  [
+    pytest.param(row, id=name, marks=[] if name in _SOME else pytest.mark.long)
+    for name, row in _ROWS.items()
+  ],
+)
+class TestFactsOfRounds:
+  def test_weights_count_where_it_takes_them(self, row):
+    if not row.weighted:
+      with pytest.raises(TypeError, match="weighting"):
+        _built(row, weighting=federated.by_examples)
+      return
+    ends = []
+    for weighting in (federated.uniform, federated.by_examples):
+      algorithm = _built(row, weighting=weighting)
+      state, _ = algorithm.round(_started(row, algorithm), _cohort())
+      ends.append(jax.tree.leaves(state.params)[0])
+    assert not np.allclose(ends[0], ends[1])
+
+  def test_local_batches_count_where_clients_take_steps(self, row):
+    algorithm = _built(row)
+    ends = []
+    for batch_size in (None, 1):
+      state, _ = algorithm.round(_started(row, algorithm), _cohort(batch_size))
+      ends.append(jax.tree.leaves(state.params)[0])
+    assert np.allclose(ends[0], ends[1]) != row.local_steps
 
 
 _AGGREGATORS = described.aggregators()
