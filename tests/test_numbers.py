@@ -44,6 +44,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| what is put to the test | command |",
     "| audit | the most that it can show |",
     "| twin | what is broken |",
+    "| `audit.kind` | a canary sends | the model | who leaves |",
     "| `privacy.method` | the claim | the adversary sees |",
     "| test | meaning | it refutes |",
   ),

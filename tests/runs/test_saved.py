@@ -204,7 +204,9 @@ def test_unknown_parameters_are_refused(first, tmp_path):
 
 
 def test_another_model_is_refused(first):
-  with pytest.raises(UserError, match=r"dense_0/bias is \(3,\) there, \(4,\) in the model"):
+  with pytest.raises(
+    UserError, match=r"dense_0/bias has shape \(3,\) there, \(4,\) in the model"
+  ):
     _begun(first, **{"model.options": {"features": (4,)}})
 
 
