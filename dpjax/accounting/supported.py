@@ -7,12 +7,9 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting import event_kinds
 from dpjax.accounting.event_kinds.kind import DpEvent, Parts, kind_of, merged_parts, parts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, REPLACE, Proved
 from dpjax.validate import UserError, Verbatim
-
-__all__ = ["accountable", "check_accountant", "check_event", "event_kinds", "in_two"]
 
 
 def check_accountant(accountant: str) -> None:

@@ -14,7 +14,6 @@ from dpjax.accounting.event_kinds import random_allocation as event_kind
 from dpjax.accounting.proved import Proved
 from dpjax.sampling.batch_sizes import check_passes, steps_per_pass
 from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
-from dpjax.validate import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +73,7 @@ class RandomAllocationSampler(PaddedSampler):
 
   def event(self, inner: DpEvent) -> DpEvent:
     """Returns the event of one step by itself: the whole pass that it may be the first step of."""
-    if not isinstance(inner, dp_accounting.GaussianDpEvent):
-      raise UserError(
-        "random allocation takes a GaussianDpEvent", field="event", value=inner
-      )
-    return event_kind.RandomAllocationDpEvent(self.steps_per_pass, inner.noise_multiplier)
+    return event_kind.random_allocation_event(inner, num_steps=self.steps_per_pass)
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent:
     validate.integer_at_least(0, step=step)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import math
 import sys
 from typing import Any, ClassVar, NamedTuple
@@ -22,7 +21,6 @@ import dp_accounting
 import numpy as np
 from scipy import stats
 
-from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.proved import Proved, proved_for
 from dpjax.sampling.batch_sizes import steps_per_pass
 from dpjax.validate import UserError, Verbatim
@@ -168,15 +166,6 @@ class Sampler(abc.ABC):
     """Number of steps that one `event` pays for; more where a pass is accounted as a whole."""
     return 1
 
-  def run_event(self, inner: DpEvent, num_steps: int) -> DpEvent | None:
-    """Returns the event of the first `num_steps` steps of independent noise.
-
-    A pass that has begun is paid in full.
-    """
-    event = self.event(inner)
-    # Rounded up: a pass that has begun costs as much as a whole one.
-    return event and composed(event, -(-num_steps // self.steps_per_event))
-
   @property
   def participation(self) -> Participation | None:
     """How far apart one example's steps are; None: nothing is kept."""
@@ -203,11 +192,6 @@ class Sampler(abc.ABC):
     )
 
 
-def _is_kept(attribute: object) -> bool:
-  """Whether an object's value of it is one that its class computed and keeps."""
-  return isinstance(attribute, functools.cached_property)
-
-
 def assumption(part: object) -> str:
   """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
   is what stands under its name in dpjax's module, none of its methods exchanged.
@@ -224,7 +208,7 @@ def assumption(part: object) -> str:
   exchanged = [
     name
     for name in getattr(part, "__dict__", {})
-    if name not in fields and hasattr(kind, name) and not _is_kept(getattr(kind, name))
+    if name not in fields and hasattr(kind, name)
   ]
   if kind.__module__.startswith("dpjax.") and known and not exchanged:
     return ""

@@ -31,14 +31,14 @@ class FixedSizeKind(EventKind):
     size = event.sample_size
     total = event.source_dataset_size
     if size == 0:
-      return
+      return []
     # The constructor checks both numbers.
     fixed_size_event(event.event, num_examples=total, batch_size=size)
-    for inner in sampled(event, (dpa.GaussianDpEvent,)):
-      if inner == dpa.NonPrivateDpEvent():
-        yield inner, 1
-      else:
-        yield dpa.SampledWithoutReplacementDpEvent(total, size, inner), 1
+    return sampled(
+      event,
+      (dpa.GaussianDpEvent,),
+      lambda inner: dpa.SampledWithoutReplacementDpEvent(total, size, inner),
+    )
 
   def under_replace_one(self, part: Any) -> DpEvent:
     # The noise is relative to the sensitivity, which is 2 C where a record is exchanged.

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, level
-from dpjax.accounting.proved import RELATIONS, Proved
-from dpjax.accounting.text import lower
+from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
+from dpjax.accounting.event_kinds.kind import DpEvent
 
 
-class GaussianKind(EventKind):
+class GaussianKind(AdditiveNoiseKind):
   """A sum over every record, with Gaussian noise."""
 
   name = "gaussian"
   event = dpa.GaussianDpEvent
-  fields = ("noise_multiplier",)
-  proof = Proved(RELATIONS)
-
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    noise_multiplier = level(event.noise_multiplier)
-    if not noise_multiplier:
-      # No accountant is asked about a sum without noise: its epsilon is infinite.
-      return [(dpa.NonPrivateDpEvent(), 1)]
-    return [(dpa.GaussianDpEvent(noise_multiplier), 1)]
-
-  def under_replace_one(self, part: Any) -> DpEvent:
-    # Exchanging a record moves a clipped sum by up to 2 C.
-    return dpa.GaussianDpEvent(part.noise_multiplier / 2)
+  distribution = "Gaussian"
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
     return sampled_gaussian_pld(part.noise_multiplier, interval, sampling_prob=1.0)
@@ -47,10 +32,6 @@ class GaussianKind(EventKind):
 
   def mu_squared(self, part: Any) -> tuple[float, bool]:
     return part.noise_multiplier**-2, True
-
-  def describe(self, part: Any, unit: str) -> str:
-    multiple = lower(part.noise_multiplier, digits=6)
-    return f"Gaussian noise of {multiple} times the clip norm"
 
 
 def sampled_gaussian_pld(

@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
@@ -303,18 +303,29 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   return counts
 
 
-def level(noise_multiplier: float) -> float:
-  """Returns the noise multiplier where its square is a float.
+def with_noise(
+  noise_multiplier: float, rebuild: Callable[[float], DpEvent]
+) -> list[tuple[DpEvent, int]]:
+  """Returns the elements of a noisy event, with a noise multiplier whose square is a float.
 
-  Beyond, the private side: none (0) for so little noise, the largest for more.
+  Beyond, the private side: no noise for so little, the largest for more. No accountant is asked
+  about a sum without noise: its epsilon is infinite.
+
+  Args:
+    rebuild: (noise multiplier) -> event.
   """
   if noise_multiplier < _LEAST_LEVEL:
-    return 0.0
-  return min(noise_multiplier, _LARGEST_LEVEL)
+    return [(dpa.NonPrivateDpEvent(), 1)]
+  return [(rebuild(min(noise_multiplier, _LARGEST_LEVEL)), 1)]
 
 
-def sampled(event: Any, allowed: tuple[type, ...]) -> list[DpEvent]:
-  """Returns the one mechanism that runs on a sample; no noise: NonPrivateDpEvent; or nothing.
+def sampled(
+  event: Any, allowed: tuple[type, ...], rebuild: Callable[[DpEvent], DpEvent]
+) -> list[tuple[DpEvent, int]]:
+  """Returns the elements of one mechanism on a sample; none where nothing runs.
+
+  Args:
+    rebuild: (mechanism in its normal form) -> the sampled event of it.
 
   Raises:
     UserError: several mechanisms, or one that is not `allowed`.
@@ -324,12 +335,12 @@ def sampled(event: Any, allowed: tuple[type, ...]) -> list[DpEvent]:
     return []
   # Without noise, no sampling helps: a record that is drawn is shown.
   if dpa.NonPrivateDpEvent() in inner:
-    return [dpa.NonPrivateDpEvent()]
+    return [(dpa.NonPrivateDpEvent(), 1)]
   (part, times), *others = inner.items()
   if others or times > 1 or not isinstance(part, allowed):
     names = " or ".join(cls.__name__ for cls in allowed)
     raise UserError(f"what is sampled must be one {names}", field="event", value=event)
-  return [part]
+  return [(rebuild(part), 1)]
 
 
 def rdp_of(steps: Parts) -> np.ndarray:

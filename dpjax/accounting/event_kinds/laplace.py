@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, level
-from dpjax.accounting.proved import RELATIONS, Proved
-from dpjax.accounting.text import lower
+from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
+from dpjax.accounting.event_kinds.kind import DpEvent
 
 
-class LaplaceKind(EventKind):
+class LaplaceKind(AdditiveNoiseKind):
   """A sum over every record, with Laplace noise; its multiplier is scale / L1 bound."""
 
   name = "laplace"
   event = dpa.LaplaceDpEvent
-  fields = ("noise_multiplier",)
-  proof = Proved(RELATIONS)
-
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    validate.non_negative(noise_multiplier=event.noise_multiplier)
-    noise_multiplier = level(event.noise_multiplier)
-    if not noise_multiplier:
-      return [(dpa.NonPrivateDpEvent(), 1)]
-    return [(dpa.LaplaceDpEvent(noise_multiplier), 1)]
-
-  def under_replace_one(self, part: Any) -> DpEvent:
-    # Exchanging a record moves a clipped sum by up to twice the L1 bound.
-    return dpa.LaplaceDpEvent(part.noise_multiplier / 2)
+  distribution = "Laplace"
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
     return sampled_laplace_pld(part.noise_multiplier, interval, sampling_prob=1.0)
@@ -43,10 +29,6 @@ class LaplaceKind(EventKind):
   def largest_loss(self, part: Any) -> float:
     # The loss of Laplace noise is bounded: pure differential privacy.
     return 1 / part.noise_multiplier
-
-  def describe(self, part: Any, unit: str) -> str:
-    multiple = lower(part.noise_multiplier, digits=6)
-    return f"Laplace noise of {multiple} times the clip norm"
 
 
 def sampled_laplace_pld(

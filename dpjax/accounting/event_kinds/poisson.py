@@ -40,14 +40,15 @@ class PoissonSampledKind(EventKind):
   proof = Proved((ADD, ZERO))
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    if event.sampling_probability == 0:
-      return
-    validate.probability(sampling_probability=event.sampling_probability)
-    for inner in sampled(event, (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)):
-      if inner == dpa.NonPrivateDpEvent():
-        yield inner, 1
-      else:
-        yield dpa.PoissonSampledDpEvent(event.sampling_probability, inner), 1
+    prob = event.sampling_probability
+    if prob == 0:
+      return []
+    validate.probability(sampling_probability=prob)
+    return sampled(
+      event,
+      (dpa.GaussianDpEvent, dpa.LaplaceDpEvent),
+      lambda inner: dpa.PoissonSampledDpEvent(prob, inner),
+    )
 
   def rows(self) -> dict[str, Proved]:
     return {self.scheme: self.proof, _OF_LAPLACE: _PROOF_OF_LAPLACE}

@@ -19,7 +19,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   amplified,
   kind_of,
-  level,
+  with_noise,
 )
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
 from dpjax.accounting.random_allocation import allocation_pld
@@ -58,10 +58,9 @@ class RandomAllocationKind(EventKind):
     # The constructors check both numbers.
     noise = gaussian_event(event.noise_multiplier)
     random_allocation_event(noise, num_steps=event.num_steps)
-    noise_multiplier = level(event.noise_multiplier)
-    if not noise_multiplier:
-      return [(dpa.NonPrivateDpEvent(), 1)]
-    return [(RandomAllocationDpEvent(event.num_steps, noise_multiplier), 1)]
+    return with_noise(
+      event.noise_multiplier, lambda z: RandomAllocationDpEvent(event.num_steps, z)
+    )
 
   def unamplified(self, part: Any) -> DpEvent:
     # A pass is the mixture, over the record's step, of one Gaussian sum.

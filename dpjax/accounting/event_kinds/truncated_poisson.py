@@ -15,7 +15,7 @@ from dpjax.accounting.event_kinds.kind import (
   EventKind,
   amplified,
   kind_of,
-  level,
+  with_noise,
 )
 from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
@@ -57,11 +57,10 @@ class TruncatedPoissonKind(EventKind):
     # The constructors check the numbers.
     noise = gaussian_event(event.noise_multiplier)
     truncated_poisson_event(noise, sampling_prob=prob, num_examples=size, capacity=capacity)
-    noise_multiplier = level(event.noise_multiplier)
-    if not noise_multiplier:
-      return [(dpa.NonPrivateDpEvent(), 1)]
-    part = dpa.TruncatedSubsampledGaussianDpEvent(size, prob, capacity, noise_multiplier)
-    return [(part, 1)]
+    return with_noise(
+      event.noise_multiplier,
+      lambda z: dpa.TruncatedSubsampledGaussianDpEvent(size, prob, capacity, z),
+    )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
     # Named, since the default relation of dp_accounting is another one.

@@ -138,17 +138,12 @@ def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
 
 
 def settings(
-  function: Callable[..., Any],
-  documented: Any = None,
-  carried: Mapping[str, tuple[Any, ...]] | None = None,
-  /,
-  **defaults: Any,
+  function: Callable[..., Any], documented: Any = None, /, **defaults: Any
 ) -> type[Setting]:
   """Returns a frozen dataclass of the arguments of a function that a user sets, for a `Choice`.
 
   Args:
     documented: whose docstring says what it is, where it is not the function's own.
-    carried: argument -> rules and help that its annotation carries.
 
   >>> made = settings(round, ndigits=2)
   >>> made(), made(ndigits=1).make(3.14159)
@@ -156,11 +151,7 @@ def settings(
   """
   # Only None needs a look at the function: every other default tells its type.
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
-  kinds = []
-  for name, default in defaults.items():
-    hint = hints[name] if default is None else type(default)
-    extras = (carried or {}).get(name, ())
-    kinds.append((name, typing.Annotated[(hint, *extras)] if extras else hint, default))
+  kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
   # The caller's module: it is what another process must import to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   made = _MADE.setdefault(module, [])

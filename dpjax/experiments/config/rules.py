@@ -55,20 +55,24 @@ OPEN_UNIT = FieldRule(validate.open_unit, "in (0, 1)")
 SHARE = FieldRule(validate.share, "in [0, 1)")
 
 
+def _number(holds: Callable[[Any], bool], words: str) -> FieldRule:
+  """Returns the rule of a number for which something holds."""
+
+  def check(**named: Any) -> None:
+    for name, value in named.items():
+      if not holds(value):
+        raise UserError(f"must be {words}", field=name, value=value)
+
+  return FieldRule(check, words)
+
+
 def not_below(bound: float) -> FieldRule:
   """Returns the rule of a number that has a lower bound.
 
   >>> not_below(0.5).words
   '>= 0.5'
   """
-  words = f">= {bound:g}"
-
-  def check(**named: Any) -> None:
-    for name, value in named.items():
-      if value < bound:
-        raise UserError(f"must be {words}", field=name, value=value)
-
-  return FieldRule(check, words)
+  return _number(lambda value: value >= bound, f">= {bound:g}")
 
 
 def at_least(bound: int) -> FieldRule:
@@ -101,14 +105,7 @@ def within_range(low: float, high: float) -> FieldRule:
   ...
   dpjax.validate.UserError: share=3.0: must be in [0.5, 2]
   """
-  words = f"in [{low:g}, {high:g}]"
-
-  def check(**named: Any) -> None:
-    for name, value in named.items():
-      if not low <= value <= high:
-        raise UserError(f"must be {words}", field=name, value=value)
-
-  return FieldRule(check, words)
+  return _number(lambda value: low <= value <= high, f"in [{low:g}, {high:g}]")
 
 
 def among(choices: Iterable[str], *, user_defined: bool = False) -> FieldRule:

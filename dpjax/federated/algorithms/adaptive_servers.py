@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from dpjax.federated.algorithms.fed_avg import fed_avg
@@ -9,6 +10,18 @@ from dpjax.federated.described import algorithm
 from dpjax.federated.round import FederatedAlgorithm
 from dpjax.federated.server_optimizers import fed_opt
 from dpjax.types import ClientTx, LossFn
+
+_adaptive = functools.partial(
+  algorithm,
+  client="as `fed_avg`",
+  source="Reddi et al. 2021",
+  # A config names it by --config.server_optimizer.rule.
+  options=None,
+  optimizers=("client_tx",),
+  wraps_clients=True,
+  one_difference=True,
+  played={"server_learning_rate": 0.1},
+)
 
 
 def _fed_opt(
@@ -19,17 +32,7 @@ def _fed_opt(
   return fed_avg(loss_fn, client_tx, server_tx, **given)
 
 
-@algorithm(
-  client="as `fed_avg`",
-  server="the optimizer `adam` of `fed_opt`",
-  source="Reddi et al. 2021",
-  # A config names it by --config.server_optimizer.rule.
-  options=None,
-  optimizers=("client_tx",),
-  wraps_clients=True,
-  one_difference=True,
-  played={"server_learning_rate": 0.1},
-)
+@_adaptive(server="the optimizer `adam` of `fed_opt`")
 def fed_adam(
   loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
@@ -41,17 +44,7 @@ def fed_adam(
   return _fed_opt("adam", loss_fn, client_tx, server_learning_rate, options)
 
 
-@algorithm(
-  client="as `fed_avg`",
-  server="the optimizer `yogi` of `fed_opt`",
-  source="Reddi et al. 2021",
-  # A config names it by --config.server_optimizer.rule.
-  options=None,
-  optimizers=("client_tx",),
-  wraps_clients=True,
-  one_difference=True,
-  played={"server_learning_rate": 0.1},
-)
+@_adaptive(server="the optimizer `yogi` of `fed_opt`")
 def fed_yogi(
   loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:
@@ -59,17 +52,7 @@ def fed_yogi(
   return _fed_opt("yogi", loss_fn, client_tx, server_learning_rate, options)
 
 
-@algorithm(
-  client="as `fed_avg`",
-  server="the optimizer `adagrad` of `fed_opt`",
-  source="Reddi et al. 2021",
-  # A config names it by --config.server_optimizer.rule.
-  options=None,
-  optimizers=("client_tx",),
-  wraps_clients=True,
-  one_difference=True,
-  played={"server_learning_rate": 0.1},
-)
+@_adaptive(server="the optimizer `adagrad` of `fed_opt`")
 def fed_adagrad(
   loss_fn: LossFn, client_tx: ClientTx, *, server_learning_rate: float, **options: Any
 ) -> FederatedAlgorithm:

@@ -1,4 +1,4 @@
-"""What a config sets of attacks whose limits are those of runs; see `attack_settings`."""
+"""Settings of the attacks whose limits are those of runs; see `attack_settings`."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class ClassSearch(AttackSettings):
     self.method()
 
   def method(self, **prior: Any) -> attacks.ClassInversion:
-    """What searches, given mean, low and high of the inputs."""
+    """Returns the search, given mean, low and high of the inputs."""
     return attacks.ClassInversion(
       steps=self.steps,
       learning_rate=self.learning_rate,
@@ -180,7 +180,7 @@ class DenseFirst(_Inversion):
 
 @dataclasses.dataclass(frozen=True)
 class _SearchInversion(_Inversion):
-  """What searches for inputs; steps, restarts, finalists and trial are those of `Inversion`."""
+  """Settings of a search for inputs: steps, restarts, finalists and trial of `Inversion`."""
 
   steps: int = 3000
   restarts: int = 12
@@ -204,7 +204,7 @@ class DlgInversion(_SearchInversion):
   line_search: bool = True
 
   def method(self) -> attacks.Dlg:
-    """What moves the guesses."""
+    """Returns the method that moves the guesses."""
     return attacks.Dlg(steps=self.steps, line_search=self.line_search)
 
 
@@ -219,5 +219,5 @@ class CosineInversion(_SearchInversion):
     validate.non_negative(total_variation=self.total_variation)
 
   def method(self) -> attacks.CosineAdam:
-    """What moves the guesses."""
+    """Returns the method that moves the guesses."""
     return attacks.CosineAdam(steps=self.steps, total_variation=self.total_variation)

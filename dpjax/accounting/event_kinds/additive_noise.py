@@ -1,0 +1,37 @@
+"""The accounting that Gaussian and Laplace noise on a sum have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import dp_accounting as dpa
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, with_noise
+from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.text import lower
+
+
+class AdditiveNoiseKind(EventKind):
+  """One sum of every record, with noise relative to the bound on one record.
+
+  Attributes:
+    distribution: of the noise, as a privacy statement says it.
+  """
+
+  fields = ("noise_multiplier",)
+  proof = Proved(RELATIONS)
+  event: ClassVar[type[dpa.GaussianDpEvent] | type[dpa.LaplaceDpEvent]]
+  distribution: ClassVar[str]
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    validate.non_negative(noise_multiplier=event.noise_multiplier)
+    return with_noise(event.noise_multiplier, self.event)
+
+  def under_replace_one(self, part: Any) -> DpEvent:
+    return self.event(part.noise_multiplier / 2)
+
+  def describe(self, part: Any, unit: str) -> str:
+    multiple = lower(part.noise_multiplier, digits=6)
+    return f"{self.distribution} noise of {multiple} times the clip norm"
