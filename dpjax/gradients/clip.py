@@ -155,7 +155,10 @@ class Clip:
 
   def _check_norms(self, check: Any) -> None:
     # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
-    active = [leaf for leaf in jax.tree.leaves(self.norms) if not _is_zero(leaf)]
+    # False equals 0, and is no number: the check below names it.
+    is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+    leaves = jax.tree.leaves(self.norms)
+    active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
       check(l2_clip_norm=self.norms)
     for leaf in active:
@@ -215,10 +218,6 @@ class Clip:
       raise UserError(
         "must be a number, or a prefix of the parameter tree", field="l2_clip_norm"
       ) from None
-
-
-def _is_zero(leaf: Any) -> bool:
-  return isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and leaf == 0
 
 
 def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:
