@@ -48,21 +48,20 @@ def check_event(method: str, event: Any) -> None:
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:
     return
-  parts = accounting.merged_parts(event)
-  other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
+  other = set()
+  for part in accounting.merged_parts(event):
+    # What is drawn with probability 1 is not sampled: its noise alone counts.
+    everybody = getattr(part, "sampling_probability", None) == 1.0
+    noise: Any = part.event if everybody else part
+    if type(noise).__name__ != "GaussianDpEvent":
+      other.add(type(part).__name__)
   if other:
     raise validate.UserError(
       "valid only for Gaussian noise without sampling, and this run is charged "
-      f"{', '.join(other)}; use 'one_run' or 'one_run_two_sided'",
+      f"{', '.join(sorted(other))}; use 'one_run' or 'one_run_two_sided'",
       field="method",
       value=method,
     )
-
-
-def _is_gaussian(part: Any) -> bool:
-  """Gaussian noise on everybody; drawn with probability 1 is not sampled."""
-  everybody = getattr(part, "sampling_probability", None) == 1.0
-  return type(part.event if everybody else part).__name__ == "GaussianDpEvent"
 
 
 class AtBest(NamedTuple):
