@@ -550,19 +550,14 @@ def key_reuse(subject: Subject) -> Row:
   if random.sampler.bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
-    shared += _release_faults(subject, random)
+    if not own.isdisjoint(_identities(subject.streams(config))):
+      shared.append("release keys that follow from the config")
+    if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
+      shared.append("release keys of fewer than 128 bits")
   else:
     shared += _poor_bits(subject)
   found = f" ({', '.join(shared[:3])})" if shared else ""
   return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
-
-
-def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
-  assert subject.streams is not None
-  if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
-    yield "release keys that follow from the config"
-  if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
-    yield "release keys of fewer than 128 bits"
 
 
 def white_box_audit(subject: Subject) -> Row:

@@ -78,13 +78,6 @@ def _variance_z(values: np.ndarray) -> float:
   return _energy_z(np.sum(values**2), values.size)
 
 
-def _stretches(rows: np.ndarray) -> Iterator[np.ndarray]:
-  """[T, k] cut into stretches of steps with some two thousand values each."""
-  length = max(1, _WINDOW // max(1, rows.shape[1]))
-  for start in range(0, len(rows), length):
-    yield rows[start : start + length]
-
-
 def _law_deviations(
   recorded: Record, std: float, grid: float
 ) -> Iterator[tuple[float, str]]:
@@ -95,14 +88,19 @@ def _law_deviations(
   for leaf in leaves:
     for part in np.array_split(leaf, min(4, len(leaf))):
       yield _variance_z(part), "a leaf in a quarter of the run"
-  for stretch in _stretches(together):
-    yield _variance_z(stretch), "a stretch of steps"
+  # Stretches of steps with some two thousand values each.
+  length = max(1, _WINDOW // max(1, together.shape[1]))
+  for start in range(0, len(together), length):
+    yield _variance_z(together[start : start + length]), "a stretch of steps"
   for sums in recorded.sums:
     if sums.shape[1]:
       # A component that all values of an axis share is small in each, and large in their sum.
       energy = np.sum((sums / std) ** 2, axis=0)
       yield _energy_z(energy, len(sums)), "sums over an axis"
-  yield _moments_z(np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std)
+  # Mean, skewness and fourth moment of N(0, 1) values, by their power sums.
+  values = np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std
+  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
+  yield _powers_z(powers, values.size)
   yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
   yield from _every_value(recorded, grid / std)
 
@@ -153,12 +151,6 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   yield abs(float(normal @ trend)) / float(np.linalg.norm(trend)), "a trend of the size"
   power = np.abs(np.fft.rfft(normal)[1:-1]) ** 2 / len(normal)
   yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
-
-
-def _moments_z(values: np.ndarray) -> tuple[float, str]:
-  """z of mean, skewness and fourth moment of N(0, 1) values, the largest."""
-  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
-  return _powers_z(powers, values.size)
 
 
 def _powers_z(powers: Any, count: int) -> tuple[float, str]:

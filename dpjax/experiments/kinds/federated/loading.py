@@ -26,8 +26,16 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  natural = name_of(config, "partition") in NATURAL
-  loaded = _natural(config) if natural else _partitioned(config)
+  if name_of(config, "partition") in NATURAL:
+    loaded = _natural(config)
+  else:
+    # A simulated federation. Who holds what is part of the question and decided before any
+    # mechanism runs, so it may read the labels. The number of users is the config's.
+    train, test = build_central.load_data(central(config), features=False)
+    fed_bounds.local_batch(config, train.nominal_size or len(train))
+    users = config.partition.num_clients
+    dealt = config.partition.make(train.y)
+    loaded = (Federation(train, dealt, nominal_users=users), test)
   return with_features(config, loaded) if features else loaded
 
 
@@ -60,12 +68,3 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 def central(config: FedConfig) -> TrainConfig:
   """The central run that would read the same data."""
   return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
-
-
-def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
-  """A simulated federation: who holds what is part of the question, decided before any
-  mechanism runs, so its law may read the labels. The number of users is the config's."""
-  train, test = build_central.load_data(central(config), features=False)
-  fed_bounds.local_batch(config, train.nominal_size or len(train))
-  users = config.partition.num_clients
-  return Federation(train, config.partition.make(train.y), nominal_users=users), test
