@@ -159,7 +159,11 @@ def questions(values: Any) -> list[Question]:
   )
   levels = _noise_multipliers(values.noise_multiplier)
   asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
-  _check_one_missing(asked[0])
+  missing = [name for name in UNKNOWNS if getattr(asked[0], name) is None]
+  if not missing:
+    raise UserError(f"{', '.join(UNKNOWNS)}: leave out one, the one to solve for")
+  if len(missing) > 1:
+    raise UserError(f"{', '.join(missing)}: give all but one of these")
   return asked
 
 
@@ -292,14 +296,6 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
       "must be fewer than 2**53 steps", field="epochs", value=Verbatim(f"{values.epochs:g}")
     )
   return steps
-
-
-def _check_one_missing(question: Question) -> None:
-  missing = [name for name in UNKNOWNS if getattr(question, name) is None]
-  if not missing:
-    raise UserError(f"{', '.join(UNKNOWNS)}: leave out one, the one to solve for")
-  if len(missing) > 1:
-    raise UserError(f"{', '.join(missing)}: give all but one of these")
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False) -> str:
