@@ -23,7 +23,7 @@ from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import config_names
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
@@ -453,7 +453,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 def _told(config: TrainConfig) -> str:
   """All that decides a run, as text: 1 and 1.0 are one number."""
-  return repr(streams_lib.canonical(to_dict(config)))
+  return repr(config_names.canonical(to_dict(config)))
 
 
 def _identities(random: Any) -> set[str]:

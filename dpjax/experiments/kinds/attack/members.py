@@ -18,8 +18,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import pieces, saved, workdir, writers
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE, Promise
@@ -160,7 +159,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
       said if isinstance(said, dict) else {},
     )
   )
-  if streams_lib.canonical(wanted) != streams_lib.canonical(known):
+  if config_names.canonical(wanted) != config_names.canonical(known):
     raise UserError(
       f"was trained elsewhere: its run had data={known}, train.data is {wanted}",
       field="attack.target",

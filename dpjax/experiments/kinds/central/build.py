@@ -79,7 +79,7 @@ def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run.
 
   It leaves out where data lie and on which devices it runs, so that a run can be repeated on
-  another machine. An audit that is switched off and the task's own loss are left out, too.
+  another machine. An audit that is switched off is left out, too.
   """
   fields = to_dict(config)
   for name in config.where:
@@ -88,8 +88,6 @@ def digest(config: TrainConfig) -> bytes:
   fields["data"].pop("data_dir")
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
   return streams_lib.config_digest("central", fields)
 
 
