@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import sampling
-from dpjax.experiments.checks import batches
+from dpjax import accounting, sampling
+from dpjax.accounting.event_kinds import kind
+from dpjax.experiments.checks import batches, noise_laws
 from dpjax.experiments.checks.subject import Subject
 from dpjax.validate import UserError
 
@@ -63,6 +64,88 @@ def test_a_draw_of_a_part_is_held_to_what_it_is_charged():
   assert not batches.sampler_law(_subject(PartSampler(pool=15))).passed
   twice = lambda n, *, seed, step: np.full(4, step % _N)
   assert not batches.sampler_law(_subject(PartSampler(), twice)).passed
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfDpEvent(dp_accounting.DpEvent):
+  """A pass of sums, of which a record is in one, with probability 1/2."""
+
+  noise_multiplier: float
+
+
+class HalfKind(accounting.EventKind):
+  name = "half"
+  event = HalfDpEvent
+  fields = ("noise_multiplier",)
+  scheme = "half"
+  proof = accounting.Proved(("replace_special",))
+
+  def elements(self, event):
+    half = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+    return [(dp_accounting.PoissonSampledDpEvent(0.5, half), 1)]
+
+  def gaussian_noise(self, part):
+    return part.noise_multiplier
+
+  def joining_prob(self, part):
+    return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRobinSampler(sampling.SizedSampler):
+  """Fixed blocks take turns; of a block each example is dropped with probability 1/2."""
+
+  proof: ClassVar[accounting.Proved] = HalfKind.proof
+  steps_alike: ClassVar[bool] = False
+  num_examples: int = _N
+  steps_per_event: int = 5
+
+  @property
+  def slots(self):
+    return -(-self.num_examples // self.steps_per_event)
+
+  def event(self, inner):
+    return HalfDpEvent(inner.noise_multiplier)
+
+  def event_at(self, step, inner):
+    first = step % self.steps_per_event == 0
+    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
+
+  def block(self, step):
+    return np.array_split(np.arange(self.num_examples), self.steps_per_event)[step % 5]
+
+  def draw(self, num_examples, *, seed, step):
+    block = self.block(step)
+    return block[sampling.generator(seed, step).random(block.size) < 0.5]
+
+
+@pytest.fixture
+def round_robin():
+  tables = (kind.KINDS, kind._KIND_OF, accounting.PROVED)
+  held = [dict(table) for table in tables]
+  accounting.register(HalfKind())
+  yield RoundRobinSampler()
+  for table, before in zip(tables, held):
+    table.clear()
+    table.update(before)
+
+
+def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
+  round_robin, monkeypatch
+):
+  found = batches.sampler_law(_subject(round_robin))
+  assert found.passed and "charged: 0.5 of the passes" in found.detail
+  keep = lambda n, *, seed, step: round_robin.block(step)
+  again = lambda n, *, seed, step: round_robin.draw(n, seed=seed, step=step // 5 * 5)
+  for broken in (keep, again):  # nobody is dropped; the first block in every step of a pass
+    assert not batches.sampler_law(_subject(round_robin, broken)).passed
+  plan = _subject(round_robin).plan
+  assert noise_laws._charged_multiplier(plan) == 2.0
+  for name in ("gaussian_noise", "joining_prob"):
+    monkeypatch.delattr(HalfKind, name)
+  silent = batches.sampler_law(_subject(round_robin, keep))
+  assert silent.passed and "how often an example comes is not tested" in silent.detail
+  assert "gaussian_noise" in noise_laws._untested(plan)
 
 
 def test_what_has_no_law_is_not_said_to_be_unsampled():
