@@ -81,8 +81,33 @@ class HalfKind(accounting.EventKind):
   proof = accounting.Proved(("replace_special",))
 
   def elements(self, event):
-    half = dp_accounting.GaussianDpEvent(event.noise_multiplier)
-    return [(dp_accounting.PoissonSampledDpEvent(0.5, half), 1)]
+    return kind.with_noise(event.noise_multiplier, HalfDpEvent)
+
+  # A pass costs what the one step of a record costs, a Poisson sample of probability 1/2. Under
+  # add_or_remove_one it does not: a record more would move the others to other blocks. So
+  # `elements` must not return the Poisson sample, which is proved under both.
+  def _step(self, part):
+    noise = dp_accounting.GaussianDpEvent(part.noise_multiplier)
+    return dp_accounting.PoissonSampledDpEvent(0.5, noise)
+
+  def pld(self, part, interval):
+    step = self._step(part)
+    return kind.kind_of(step).pld(step, interval)
+
+  def rdp(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).rdp(step)
+
+  def renyi_two(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).renyi_two(step)
+
+  def largest_loss(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).largest_loss(step)
+
+  def describe(self, part, unit):
+    return f"a pass in which each {unit} is in one fixed step with probability 1/2"
 
   def gaussian_noise(self, part):
     return part.noise_multiplier
@@ -140,6 +165,11 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   for broken in (keep, again):  # nobody is dropped; the first block in every step of a pass
     assert not batches.sampler_law(_subject(round_robin, broken)).passed
   plan = _subject(round_robin).plan
+  half = sampling.PoissonSampler(0.5, _N).event(dp_accounting.GaussianDpEvent(2.0))
+  passes = accounting.composed(half, plan.num_steps // 5)
+  assert plan.epsilon() == accounting.epsilon(passes, delta=plan.delta)
+  with pytest.raises(UserError, match="add_or_remove_one"):
+    accounting.epsilon(plan.event(), delta=1e-5)
   assert noise_laws._charged_multiplier(plan) == 2.0
   for name in ("gaussian_noise", "joining_prob"):
     monkeypatch.delattr(HalfKind, name)
