@@ -178,6 +178,13 @@ def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
   assert "gaussian_noise" in noise_laws._untested(plan)
 
 
+@pytest.mark.parametrize("name", sampling.SAMPLERS)
+def test_the_event_of_every_sampler_says_its_noise(name):
+  chosen = sampling.SAMPLERS[name]
+  event = chosen(**chosen.small[0]).event(dp_accounting.GaussianDpEvent(2.0))
+  assert kind.kind_of(event).gaussian_noise(event) == 2.0
+
+
 def test_what_has_no_law_is_not_said_to_be_unsampled():
   silent = _subject(sampling.PoissonSampler(0.5, _N), noise_multiplier=0.0)
   assert batches.sampler_law(silent).detail == "no epsilon is claimed"
