@@ -107,7 +107,12 @@ def solve(question: Question) -> Question:
       neighboring_relation=question.neighboring_relation,
       accountant=question.accountants[0],
     )
-    return question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
+    answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
+    # More noise may meet a coarser grid of losses, whose bound is a little looser.
+    while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
+      more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
+      answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
+    return answer
   if question.epsilon is None:
     return question
   target: Any = {

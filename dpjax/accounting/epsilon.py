@@ -161,6 +161,29 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
   return both
 
 
+def loss_distribution(
+  event: DpEvent, **counting: Unpack[Counting]
+) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
+  """Returns the privacy loss distribution of an event, and what the rounding of its convolutions
+  can take from delta; None where its accounting has none.
+
+  UserError: as `epsilon`.
+
+  >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
+  >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12
+  (1.993, True)
+  """
+  steps = accountable(event, **counting)
+  if counting.get("accountant", "pld") != "pld":
+    return None
+  # An epsilon of 0 or of infinity has no grid of losses.
+  if not steps or dpa.NonPrivateDpEvent() in steps or _interval(steps) > _WIDEST:
+    return None
+  if in_two(steps, counting.get("neighboring_relation", "")):
+    return None
+  return _pld(steps), _pld_rounding(steps)
+
+
 def epsilon_curve(
   step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:
