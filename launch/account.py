@@ -449,8 +449,8 @@ def attackers(
     risk = f"; whoever knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
-    f"positive rate of any attack at most {', '.join(rates)}; {mu}-Gaussian DP up to {delta}; "
-    f"advantage at most {advantage}{risk} (by {by})"
+    f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
+    f"above a guess{risk}; {mu}-Gaussian DP up to {delta} (by {by})"
   )
 
 

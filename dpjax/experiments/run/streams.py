@@ -96,6 +96,7 @@ _LATER: dict[str, Any] = {
   "neighboring_relation": "",
   "line_search": False,
   "queries": 1,
+  "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
 # What an audit that is switched off said then, by its kind now.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {
