@@ -150,7 +150,9 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag("float", "mu", None, f"{guarantee}mu of Gaussian DP, up to --delta")
   risk = "least chance of error of an attacker who knows --prior"
   flag("float", "bayes_risk", None, f"{guarantee}{risk}")
-  flag("float", "prior", None, "chance of membership for --bayes_risk, or to print a risk at")
+  flag(
+    "float", "prior", None, "chance of membership for --bayes_risk, or to print a risk at"
+  )
   flag("bool", "statement", False, "print the guarantee in words")
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
@@ -559,8 +561,8 @@ def main() -> None:
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
   # An attacker's numbers are asked for, or are what the noise was solved for.
-  terms = any(values[name].value is not None for name in bounded.ATTACK_FLAGS)
-  for answer in answers if values.tradeoff or terms else ():
+  asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
+  for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples
   # On stderr, so that a table in a pipe stays a table.
@@ -570,9 +572,8 @@ def main() -> None:
   for answer in answers if values.statement else ():
     print(f"\n{statement(answer)}")
   if values.curve is not None:
-    for path in price.write_curve(price.curve(answers), values.curve):
-      print(f"wrote {path}")
-    for path in _write_trade_offs(answers, pathlib.Path(values.curve)):
+    paths = price.write_curve(price.curve(answers), values.curve)
+    for path in [*paths, *_write_trade_offs(answers, pathlib.Path(values.curve))]:
       print(f"wrote {path}")
 
 

@@ -12,7 +12,15 @@ from dpjax.validate import UserError
 FLAGS = ("min_sep", "bands", "num_samples")
 # Numbers of guarantees in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
-_NOT = (*ATTACK_FLAGS, "epsilon", "epochs", "num_examples", "batch_size", "capacity", "accountant")
+_NOT = (
+  *ATTACK_FLAGS,
+  "epsilon",
+  "epochs",
+  "num_examples",
+  "batch_size",
+  "capacity",
+  "accountant",
+)
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 

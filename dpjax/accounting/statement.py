@@ -165,11 +165,13 @@ def _attackers(
       if math.isfinite(mu)
       else ""
     )
+    hundredth = upper(true_positive_rate(profile, 0.01))
+    thousandth = upper(true_positive_rate(profile, 0.001))
     return (
       f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
-      f"apart has a true positive rate of at most {upper(true_positive_rate(profile, 0.01))} at a false "
-      f"positive rate of 0.01, of at most {upper(true_positive_rate(profile, 0.001))} at 0.001, "
-      f"and is nowhere more than {upper(advantage(profile))} above a guess.{gaussian}"
+      f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
+      f"of at most {thousandth} at 0.001, and is nowhere more than "
+      f"{upper(advantage(profile))} above a guess.{gaussian}"
     )
   return ""
 

@@ -73,39 +73,44 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   np.float64(0.6)
   """
   place = f"curve={str(path)[-120:]!r}"
-  rows = []
-  for number, line in enumerate(_text(path, place).splitlines(), start=1):
-    if number == 1:
-      if tuple(line.split(",")) != _HEADER:
-        raise UserError(f"{place}: must begin with the header alpha,beta")
-      continue
-    if number > _MOST_ROWS:
-      raise UserError(f"{place}: must have at most {_MOST_ROWS} rows")
-    try:
-      alpha, beta = map(float, line.split(","))
-    except ValueError:
-      raise UserError(
-        f"{place}: row {number} must be two numbers, alpha,beta", hint="no bound is read"
-      ) from None
-    # NaN compares as false, so it is refused here, too.
-    if not (0 <= alpha <= 1 and 0 <= beta <= 1):
-      raise UserError(f"{place}: row {number} must be two rates in [0, 1]")
-    rows.append((alpha, beta))
-  alphas, betas = np.array(rows, float).reshape(-1, 2).T
+  alphas, betas = _rates(_text(path, place).splitlines(), place)
   if len(alphas) < 2 or alphas[0] != 0 or alphas[-1] != 1:
     raise UserError(f"{place}: alpha must go from 0 to 1")
   widths = np.diff(alphas)
   if (widths <= 0).any():
     raise UserError(f"{place}: alpha must rise from row to row")
-  if (np.diff(betas) > _ROUNDING).any():
-    raise UserError(f"{place}: beta must never rise with alpha")
-  if (betas > 1 - alphas + _ROUNDING).any():
-    raise UserError(f"{place}: beta must be at most 1 - alpha, which a guess reaches")
   # Each inner point lies on or below the line between its neighbours.
   share = widths[:-1] / (widths[:-1] + widths[1:])
   chord = betas[:-2] + share * (betas[2:] - betas[:-2])
-  if (betas[1:-1] > chord + _ROUNDING).any():
-    raise UserError(f"{place}: beta must be convex in alpha")
+  # What must not be above 0, for each rule of a trade-off function.
+  excess = {
+    "beta must never rise with alpha": np.diff(betas),
+    "beta must be at most 1 - alpha, which a guess reaches": betas + alphas - 1,
+    "beta must be convex in alpha": betas[1:-1] - chord,
+  }
+  for rule, values in excess.items():
+    if (values > _ROUNDING).any():
+      raise UserError(f"{place}: {rule}")
+  return alphas, betas
+
+
+def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the two columns of the lines of a file."""
+  if not lines or tuple(lines[0].split(",")) != _HEADER:
+    raise UserError(f"{place}: must begin with the header alpha,beta")
+  if len(lines) > _MOST_ROWS:
+    raise UserError(f"{place}: must have at most {_MOST_ROWS} rows")
+  rows = []
+  for number, line in enumerate(lines[1:], start=2):
+    try:
+      alpha, beta = map(float, line.split(","))
+    except ValueError:
+      raise UserError(f"{place}: row {number} must be two numbers, alpha,beta") from None
+    # NaN compares as false, so it is refused here, too.
+    if not (0 <= alpha <= 1 and 0 <= beta <= 1):
+      raise UserError(f"{place}: row {number} must be two rates in [0, 1]")
+    rows.append((alpha, beta))
+  alphas, betas = np.array(rows, float).reshape(-1, 2).T
   return alphas, betas
 
 
@@ -196,7 +201,13 @@ def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
   except OSError as error:
     reason = error.strerror or "no npz"
     raise UserError(f"{place}: cannot be read ({reason})") from None
-  except (ValueError, EOFError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+  except (
+    ValueError,
+    EOFError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+  ) as error:
     if isinstance(error, UserError):
       raise
     raise UserError(f"{place}: must be an npz of numbers") from None
@@ -207,7 +218,9 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
   values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
   probs = values.pop("probs")
   if any(value.shape != () or value.dtype.kind not in "iuf" for value in values.values()):
-    raise UserError(f"{place}: {', '.join(f'{name}_{field}' for field in values)} must be numbers")
+    raise UserError(
+      f"{place}: {', '.join(f'{name}_{field}' for field in values)} must be numbers"
+    )
   if probs.ndim != 1 or probs.dtype.kind != "f" or not 1 <= len(probs) <= _MOST_MASSES:
     raise UserError(f"{place}: {name}_probs must be 1 to {_MOST_MASSES} floats in a row")
   interval = float(values["discretization"])

@@ -179,7 +179,8 @@ def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, directi
   )
   wrong = accounting.privacy_profile(less)
   refuted = [
-    np.mean(other > np.quantile(null, 1 - rate)) > accounting.true_positive_rate(wrong, rate)
+    np.mean(other > np.quantile(null, 1 - rate))
+    > accounting.true_positive_rate(wrong, rate)
     for rate in (0.01, 0.2, 0.9)
   ]
   assert any(refuted) and nearest < 0.02
@@ -255,7 +256,9 @@ def test_a_plan_keeps_its_bound_with_the_aborts_of_its_batches():
   assert "In an attacker's terms (pld)" in plan.statement(100).replace("\n", " ")
 
 
-@pytest.mark.parametrize("numbers", [{}, {"epsilon": 1.0, "attack": accounting.Advantage(0.1)}])
+@pytest.mark.parametrize(
+  "numbers", [{}, {"epsilon": 1.0, "attack": accounting.Advantage(0.1)}]
+)
 def test_a_plan_takes_exactly_one_guarantee(numbers):
   with pytest.raises(UserError, match="epsilon"):
     dpjax.Plan.calibrated(**numbers, **_PLAN)

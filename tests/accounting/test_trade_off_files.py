@@ -17,7 +17,9 @@ _RUN = accounting.composed(
 
 
 def test_a_curve_that_is_written_is_read_again(tmp_path):
-  pairs = accounting.pairs_of(accounting.privacy_profile(accounting.gaussian_event(1)), 1e-5)
+  pairs = accounting.pairs_of(
+    accounting.privacy_profile(accounting.gaussian_event(1)), 1e-5
+  )
   trade_off_files.write_curve(pairs, tmp_path / "curve.csv")
   alphas, betas = trade_off_files.read_curve(tmp_path / "curve.csv")
   assert (tmp_path / "curve.csv").read_text().startswith("alpha,beta\n0.0,")
@@ -121,7 +123,9 @@ def test_no_npz_is_one_line(tmp_path):
   np.savez(whole, **_arrays())
   for content in (b"", b"no zip", whole.getvalue()[:200], whole.getvalue()[:-30]):
     (tmp_path / "losses.npz").write_bytes(content)
-    with pytest.raises(UserError, match="must be an npz of numbers|cannot be read") as error:
+    with pytest.raises(
+      UserError, match="must be an npz of numbers|cannot be read"
+    ) as error:
       trade_off_files.read_losses(tmp_path / "losses.npz")
     assert "\n" not in str(error.value)
   with pytest.raises(UserError, match="cannot be read .No such file"):
