@@ -30,7 +30,7 @@ SETTINGS = (
   ("bayes_risk", {"bayes_risk": 0.18, "prior": 0.2}, 0.05, 200),
 )
 # Of riskcal's grid of privacy losses.
-_GRID = 1e-4
+_GRID = 5e-4
 _NAMES = ("bound", "tpr", "fpr", "advantage", "bayes_risk", "prior")
 
 
@@ -45,11 +45,11 @@ def _noise(bound: str, numbers: dict, prob: float, steps: int) -> float:
   if bound == "tpr":
     rates = {"alpha": numbers["fpr"], "beta": 1 - numbers["tpr"]}
     return dpsgd.find_noise_multiplier_for_err_rates(
-      **rates, **run, **limits, beta_tol=1e-5
+      **rates, **run, **limits, beta_tol=1e-4
     )
   if bound == "advantage":
     return dpsgd.find_noise_multiplier_for_advantage(
-      **numbers, **run, **limits, advantage_tol=1e-5
+      **numbers, **run, **limits, advantage_tol=1e-4
     )
 
   # riskcal computes this risk and has no search for it.
@@ -60,7 +60,7 @@ def _noise(bound: str, numbers: dict, prob: float, steps: int) -> float:
     risk = analysis.get_bayes_risk_from_pld(pld, prior=numbers["prior"])
     return risk - numbers["bayes_risk"]
 
-  return float(np.exp(optimize.brentq(missing, np.log(0.3), np.log(60.0), xtol=1e-5)))
+  return float(np.exp(optimize.brentq(missing, np.log(0.3), np.log(60.0), xtol=1e-4)))
 
 
 def main() -> None:
@@ -72,6 +72,7 @@ def main() -> None:
     found = _noise(bound, numbers, prob, steps)
     row = {"bound": bound, "sampling_prob": prob, "num_steps": steps, **numbers}
     table.writerow({**row, "noise_multiplier": f"{found:.6g}"})
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

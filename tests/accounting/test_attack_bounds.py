@@ -189,7 +189,7 @@ def test_no_simulated_attack_on_a_sampled_sum_beats_the_bound(simulated, directi
 def test_the_profile_is_never_below_the_curve_and_hardly_above():
   counting = {"neighboring_relation": "replace_one"}
   allocated = accounting.random_allocation_event(accounting.gaussian_event(4), num_steps=4)
-  epsilons = [0.0, 0.2, 1.0, 3.0, 9.0, 400.0]
+  epsilons = [0.0, 1.0, 9.0, 400.0]
   for event, options in (
     (_RUN, {}),
     (_RUN, {"accountant": "rdp"}),
@@ -234,9 +234,10 @@ def test_a_bound_below_the_slack_of_the_accountant_is_one_line():
     accounting.calibrate_noise_to_attack(accounting.gaussian_event, bound, delta=_DELTA)
 
 
+# Its batches may be above their capacity; a sum of all costs the least to account.
 _PLAN = {
-  "sampler": dpjax.PoissonSampler(prob=0.1, capacity=100),
-  "num_steps": 20,
+  "sampler": dpjax.PoissonSampler(prob=1.0, capacity=100),
+  "num_steps": 2,
   "l2_clip_norm": 1.0,
   "normalize_by": 10.0,
   "delta": _DELTA,
