@@ -96,6 +96,7 @@ _LATER: dict[str, Any] = {
   "neighboring_relation": "",
   "line_search": False,
   "queries": 1,
+  "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
 # The same of fields of one kind of run alone, by their dotted names.
 _LATER_OF: dict[str, dict[str, Any]] = {

@@ -22,6 +22,7 @@ from dpjax.accounting import (
   Ledger,
   by_name,
   delta_warning,
+  overflow,
   upper,
 )
 from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
@@ -32,6 +33,10 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
+# In result.json, the most that any attack on membership can do, by the proof of the epsilon.
+MU = "mu"
+RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
+ADVANTAGE = "max_advantage"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
+  # Of a simulation, whose steps are not those of the deployment that it stands for.
+  deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
     validate.one_of(KINDS, kind=self.kind)
@@ -93,6 +100,39 @@ class Promise:
       accountant=self.accountant,
     )
 
+  def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
+    """Returns every pair (epsilon, delta) that holds at once; None where no accountant has them.
+
+    Args:
+      ledger: of what ran; an empty one stands for all steps.
+      epsilon: of the curve, after all steps.
+    """
+    if self.kind == "none" or not math.isfinite(epsilon):
+      return None
+    if self.deployed_profile is not None:
+      return self.deployed_profile()
+    ran = self.kind == "proved" and ledger.charges
+    event = ledger.event() if ran else self.remaining_event(0)
+    if isinstance(event, NoOpDpEvent):
+      return None
+    profile = accounting.privacy_profile(
+      event, neighboring_relation=self.relation, accountant=self.accountant
+    )
+    aside = (self.delta or 0.0) - (self.accounted_delta or 0.0)
+    return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
+
+  def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
+    """Returns what any attack on membership can do at most, by its keys in result.json."""
+    profile = self.profile(ledger, epsilon)
+    if profile is None or not self.delta:
+      return {}
+    mu = accounting.pairs_of(profile, self.delta).mu(self.delta)
+    rates = {
+      name: accounting.true_positive_rate(profile, fpr) for name, fpr in RATES.items()
+    }
+    known = {MU: mu} if math.isfinite(mu) else {}
+    return known | rates | {ADVANTAGE: accounting.advantage(profile)}
+
   def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
     """The privacy part of result.json.
 
@@ -111,6 +151,7 @@ class Promise:
     }
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
+    facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
     # Of what really ran: a run that ended early costs less than its plan.
@@ -176,6 +217,7 @@ def of_plan(
     num_records=num_records,
     budget=budget,
     failed_assumptions=plan.assumptions or runs.assumptions,
+    deployed_profile=None if ran is None else plan.privacy_profile,
   )
 
 
@@ -288,6 +330,21 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
   return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
 
 
+def asked(attack: accounting.AttackBound | None, delta: float) -> str:
+  """Returns the guarantee that a run's noise was calibrated to, in words; "" for an epsilon.
+
+  >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
+  'The noise was calibrated so that no test of m'
+  """
+  if attack is None:
+    return ""
+  return textwrap.fill(
+    f"The noise was calibrated so that {attack.words(delta)}.",
+    width=92,
+    break_on_hyphens=False,
+  )
+
+
 def released(plan: Plan) -> str:
   """Returns what release mode adds to the privacy statement, and what it does not cover."""
   # The grid must be fine beside the least noise of any step.
@@ -324,8 +381,22 @@ def told(result: Mapping[str, Any]) -> str:
   if kind == "simulated" and result.get("failed_assumptions"):
     under += ", what really ran is not proved"
   if kind != "claimed":
-    return f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    return f"{meaning}{attackers_told(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
+def attackers_told(result: Mapping[str, Any]) -> str:
+  """Says what an attacker can do at most, after an epsilon; "" where the result does not say.
+
+  >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
+  ', mu=0.5, TPR at most 0.034 at FPR 0.01'
+  """
+  words = [f", mu={upper(result[MU])}"] if MU in result else []
+  name = "tpr_at_fpr_0.01"
+  if name in result:
+    words.append(f", TPR at most {upper(result[name])} at FPR 0.01")
+  return "".join(words)

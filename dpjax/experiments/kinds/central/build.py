@@ -31,6 +31,7 @@ from dpjax import (
 from dpjax.data.dataset import first_line
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.config.optimizers import Noise
 from dpjax.experiments.kinds import audits, bounds, unused
@@ -392,7 +393,11 @@ def assemble(
     plan=plan,
     promise=promise.noted(
       promise.of_plan(
-        plan, num_examples, budget=config.privacy.epsilon_budget, release=config.release
+        plan,
+        num_examples,
+        budget=config.privacy.epsilon_budget,
+        note=promise.asked(attack_of(config.privacy), plan.delta),
+        release=config.release,
       ),
       saved.statement(config.pretrained, known),
       saved.assumed(config.pretrained, known),
