@@ -47,6 +47,9 @@ def digest(data: Labelled | Federation) -> bytes:
 
 def _of_arrays(dataset: Any) -> bytes:
   kind = [getattr(dataset, name, None) for name in ("num_classes", "vocab_size")]
+  target = getattr(dataset, "target", None)
+  # Data of classes keep the digest that they had before there were other targets.
+  kind += [] if target is None else [repr(target)]
   found = hashlib.sha256(f"dpjax data {kind}".encode())
   for array in (dataset.x, dataset.y):
     _add(found, array if isinstance(array, Rows) else np.asarray(array))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import data, names, validate
-from dpjax.data import npz
+from dpjax.data import npz, tables
 from dpjax.data.dataset import Dataset
 from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
 from dpjax.validate import UserError
@@ -27,6 +27,7 @@ def load(
   num_classes: int | None = None,
   num_examples: int | None = None,
   resident: bool | None = True,
+  declaration: tables.Source = None,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
@@ -37,8 +38,8 @@ def load(
       "shakespeare_roles" and "shakespeare_public_lines" (`data.shakespeare_lines`); "mnist",
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
       and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`), or in
-      "/", the folder of such a file unpacked (`npz.load_folder`); or
-      `package.module:name`, a user's own function of no arguments that returns the two.
+      "/", the folder of such a file unpacked (`npz.load_folder`); a path ending in ".csv",
+      ".tsv" or ".parquet" (`tables.table`); or `package.module:name`, a user's own function of no arguments that returns the two.
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
@@ -47,6 +48,7 @@ def load(
     num_examples: how many training examples there are said to be (`nominal_size`), for data
       that do not declare it; published data do, and must be given the same. Public: it is
       never counted from the rows.
+    declaration: of a table: what is public about its columns, as of `tables.table`.
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 
@@ -69,7 +71,7 @@ def load(
     validate.integer_at_least(1, num_classes=num_classes)
   if num_examples is not None:
     validate.integer_at_least(1, num_examples=num_examples)
-  train, test = _load(name, data_dir, max_length, num_classes, resident)
+  train, test = _load(name, data_dir, max_length, num_classes, resident, declaration)
   if num_classes not in (None, train.num_classes):
     raise UserError(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
@@ -93,13 +95,17 @@ def _load(
   max_length: int,
   num_classes: int | None,
   resident: bool | None,
+  declaration: tables.Source,
 ) -> tuple[Dataset, Dataset]:
+  is_table = tables.is_table(name)
+  if declaration is not None and not is_table:
+    raise UserError("is of tables, .csv, .tsv and .parquet", field="declaration")
   if name.endswith("/"):
     return npz.load_folder(
       own_path(name, data_dir), num_classes=num_classes, resident=resident
     )
   whole = [known for known, row in PUBLISHED.items() if row.loader]
-  in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
+  in_files = name.split(":")[0] not in whole and not (name.endswith(".npz") or is_table)
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
       f"data.name={name!r} comes whole into memory; prepared data, and the folder "
@@ -107,6 +113,8 @@ def _load(
       field="resident",
       value=False,
     )
+  if is_table:
+    return tables.table(own_path(name, data_dir), declared_at(declaration, data_dir))
   if name.endswith(".npz"):
     return npz.load_npz(own_path(name, data_dir), num_classes=num_classes)
   if names.is_path(name):
@@ -127,6 +135,13 @@ def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path
   """A file or folder of one's own: a relative one lies in `data_dir`, else in the current
   folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
+
+
+def declared_at(declaration: tables.Source, data_dir: Any = None) -> tables.Source:
+  """A declaration, or the path of one's own file of it."""
+  if isinstance(declaration, str | os.PathLike):
+    return own_path(declaration, data_dir)
+  return declaration
 
 
 def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:

@@ -15,6 +15,7 @@ from typing import Any
 
 from dpjax import models, sampling
 from dpjax.data.published import PUBLISHED, is_embedded
+from dpjax.data.tables import is_table
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -78,14 +79,17 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   """
   path = pathlib.Path(os.path.expanduser(data.name))
   folder = data.name.endswith("/")
-  is_file = data.name.endswith(".npz") or (folder and not of_leaf)
+  of_table = is_table(data.name)
+  is_file = data.name.endswith(".npz") or of_table or (folder and not of_leaf)
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()
   # Images, or text in windows and lines of its own length.
   published = data.name.partition(":")[0] in PUBLISHED
   text = not published and not is_file and not own
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
-    text, "a text of tensorflow-datasets", "data.max_length"
+  return (
+    needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | needs(text, "a text of tensorflow-datasets", "data.max_length")
+    | needs(of_table, "a table, FILE.csv or FILE.parquet", "data.declaration")
   )
 
 

@@ -51,6 +51,7 @@ def load_data(config: SecureConfig) -> _Rows:
   if config.task.dataset == "breast_cancer":
     return _breast_cancer()
   train, test = data_lib.load(config.task.dataset)
+  data_lib.needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
