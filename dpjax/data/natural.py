@@ -155,7 +155,7 @@ def natural_federation(
   max_length: int = 256,
   num_classes: int | None = None,
   max_examples: int | None = None,
-  declaration: tables.Source = None,
+  declaration: tables.Declared = None,
 ) -> Pair:
   """(train, test) of prepared data, one client for each value of the field `client_id`.
 
@@ -165,7 +165,8 @@ def natural_federation(
     name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
       tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
       whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
-      table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a function of no arguments that returns two `Federation`.
+      table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
+      function of no arguments that returns two `Federation`.
     client_id: the field; of a function of one's own "".
     declaration: of a table, as of `data.load`.
     max_examples: as of `by_client`, of each client in train and in test.

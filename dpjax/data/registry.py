@@ -27,7 +27,7 @@ def load(
   num_classes: int | None = None,
   num_examples: int | None = None,
   resident: bool | None = True,
-  declaration: tables.Source = None,
+  declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
@@ -39,7 +39,8 @@ def load(
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
       and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`), or in
       "/", the folder of such a file unpacked (`npz.load_folder`); a path ending in ".csv",
-      ".tsv" or ".parquet" (`tables.table`); or `package.module:name`, a user's own function of no arguments that returns the two.
+      ".tsv" or ".parquet" (`tables.table`); or `package.module:name`, a user's
+      own function of no arguments that returns the two.
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
@@ -95,7 +96,7 @@ def _load(
   max_length: int,
   num_classes: int | None,
   resident: bool | None,
-  declaration: tables.Source,
+  declaration: tables.Declared,
 ) -> tuple[Dataset, Dataset]:
   is_table = tables.is_table(name)
   if declaration is not None and not is_table:
@@ -137,7 +138,7 @@ def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
-def declared_at(declaration: tables.Source, data_dir: Any = None) -> tables.Source:
+def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
   """A declaration, or the path of one's own file of it."""
   if isinstance(declaration, str | os.PathLike):
     return own_path(declaration, data_dir)

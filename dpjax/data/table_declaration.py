@@ -2,15 +2,17 @@
 
 A declaration is a dict, or a TOML or JSON file of one. Its keys:
 
-| key               | holds                                                                    |
-| ----------------- | ------------------------------------------------------------------------ |
-| `columns`         | features by name, in the order of the inputs: `{lower, upper}` of a number, or `{values}` of a category; `missing` of either; `other` of a category |
-| `target`          | `{column, values}`: classes; `{column, lower, upper}`: a number; `{columns, values}` with two values, no and yes: several labels |
-| `split`           | `{column, test}`: the texts that mean test, with `train` the others; `{test_file}`: a second file; `{test_share, salt}`: by a hash of the row's number |
-| `ignore`          | columns that are not read; `"*"`: all that are not declared                |
-| `missing_values`  | texts that mean "no value"; by default the empty text                    |
-| `num_examples`    | a public number near that of the training rows                           |
-| `delimiter`, `encoding` | of a CSV file; by default a comma (a tab in .tsv), UTF-8            |
+- `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
+  category has `values`. `missing` is what stands for no value. `other` is the value of a category
+  that stands for those which are not listed.
+- `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
+  labels have `columns`, and two `values`: the text of no, then that of yes.
+- `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
+  file; or `test_share` and `salt`, by a hash of the row's number.
+- `ignore`: columns that are not read. "*": all that are not declared.
+- `missing_values`: texts that mean no value; by default the empty text.
+- `num_examples`: a public number near that of the training rows.
+- `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
 
 Nothing here looks at data. Bounds and lists of values that are taken from the rows (their
 minimum, their distinct values) would tell of single records, and no epsilon would cover it.
@@ -21,7 +23,6 @@ from __future__ import annotations
 import codecs
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import tomllib
@@ -224,22 +225,26 @@ def _texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
 
 def _column(value: Any, field: str) -> Number | Category:
   keys = _mapping(value, field, ("lower", "upper", "values", "missing", "other"))
-  missing = keys.get("missing")
-  if "values" in keys:
-    for name in ("lower", "upper"):
-      if name in keys:
-        raise UserError(
-          "is of a number, and `values` of a category", field=f"{field}.{name}"
-        )
-    values = _texts(keys["values"], f"{field}.values")
-    stands = {}
-    for name in ("missing", "other"):
-      if name in keys:
-        stands[name] = _text(keys[name], f"{field}.{name}")
-        validate.one_of(values, **{f"{field}.{name}": stands[name]})
-    return Category(values, **stands)
-  if "other" in keys:
-    raise UserError("is of a category, which has `values`", field=f"{field}.other")
+  of_other = ("lower", "upper") if "values" in keys else ("other",)
+  for name in of_other:
+    if name in keys:
+      raise UserError(
+        "numbers have lower and upper, categories values and other", field=f"{field}.{name}"
+      )
+  return _category(keys, field) if "values" in keys else _number(keys, field)
+
+
+def _category(keys: dict[str, Any], field: str) -> Category:
+  values = _texts(keys["values"], f"{field}.values")
+  stands = {}
+  for name in ("missing", "other"):
+    if name in keys:
+      stands[name] = _text(keys[name], f"{field}.{name}")
+      validate.one_of(values, **{f"{field}.{name}": stands[name]})
+  return Category(values, **stands)
+
+
+def _number(keys: dict[str, Any], field: str) -> Number:
   absent = [name for name in ("lower", "upper") if name not in keys]
   if absent:
     raise UserError(
@@ -251,16 +256,18 @@ def _column(value: Any, field: str) -> Number | Category:
     bounds = Interval(keys["lower"], keys["upper"])
   except UserError as error:
     raise error.within(field) from error
-  if missing is not None:
-    is_number = isinstance(missing, (int, float)) and not isinstance(missing, bool)
-    inside = is_number and math.isfinite(missing)
-    if not inside or not bounds.lower <= missing <= bounds.upper:
-      raise UserError(
-        f"must be a number in [{bounds.lower}, {bounds.upper}]",
-        field=f"{field}.missing",
-        value=missing,
-      )
-  return Number(bounds, None if missing is None else float(missing))
+  missing = keys.get("missing")
+  if missing is None:
+    return Number(bounds)
+  is_number = isinstance(missing, (int, float)) and not isinstance(missing, bool)
+  # NaN is in no interval.
+  if not is_number or not bounds.lower <= missing <= bounds.upper:
+    raise UserError(
+      f"must be a number in [{bounds.lower}, {bounds.upper}]",
+      field=f"{field}.missing",
+      value=missing,
+    )
+  return Number(bounds, float(missing))
 
 
 def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import csv
 import importlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
+
+import numpy as np
 
 from dpjax import validate
 from dpjax.validate import UserError
@@ -26,7 +28,7 @@ class Block(NamedTuple):
   """Some rows, by column."""
 
   # [k] of each column that was asked for: text, or what Parquet holds; None: null
-  cells: dict[str, Sequence[Any]]
+  cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
 
   def told(self, index: int, word: str) -> str:
@@ -65,6 +67,31 @@ def blocks(
     ) from error
   except OSError as error:
     raise UserError(f"cannot be read ({error.strerror})") from error
+
+
+def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
+  """Yields the rows of columns by name, in one block; `wanted` as of `blocks`.
+
+  Raises:
+    UserError: a column that is no list of plain cells, or columns of several lengths.
+  """
+  names = [str(name) for name in columns]
+  held = dict(zip(names, columns.values()))
+  cells = {}
+  for name in _chosen(names, wanted):
+    array = np.asarray(held[name])
+    if array.ndim != 1 or array.dtype.kind not in "biufUO":
+      raise UserError(
+        f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
+        f"of shape {array.shape}"
+      )
+    cells[name] = array.tolist()
+  sizes = {len(column) for column in cells.values()}
+  if len(sizes) != 1:
+    raise UserError(f"its columns must be equally long, not {sorted(sizes)}")
+  size = sizes.pop()
+  if size:
+    yield Block(cells, range(1, size + 1))
 
 
 def word(path: pathlib.Path) -> str:
@@ -215,6 +242,6 @@ def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
   checks = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
   if not any(check(kind) for check in (*checks, types.is_boolean, types.is_null)):
     raise UserError(
-      f"column {name!r:.60}: holds {str(kind):.60}; must be text, numbers or booleans"
+      f"column {name!r:.60}: holds {kind!s:.60}; must be text, numbers or booleans"
     )
   return column.to_pylist()

@@ -7,6 +7,7 @@ becomes inputs by itself, whatever the others hold.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,10 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
 
-Source = str | os.PathLike[str] | Mapping[str, Any] | None
+# A file, or columns by name.
+Source = str | os.PathLike[str] | Mapping[str, Any]
+# The file of a declaration, or what stands in it; None: the file beside the table.
+Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
 
 
@@ -43,15 +47,17 @@ def is_table(name: str) -> bool:
   return name.lower().endswith(table_files.SUFFIXES)
 
 
-def table(path: str | os.PathLike[str], declaration: Source = None) -> Pair:
-  """(train, test) of a table in a file, as inputs in [0, 1] and targets.
+def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
+  """(train, test) of a table, as inputs in [0, 1] and targets.
 
   Args:
-    path: of a .csv, .tsv or .parquet file (the last needs `pip install 'dpjax[tables]'`).
-      The first line of a CSV file names the columns; spaces around cells do not count.
+    source: path of a .csv, .tsv or .parquet file (the last needs `pip install
+      'dpjax[tables]'`). The first line of a CSV file names the columns; spaces around cells do
+      not count. Or the columns themselves by name, as `dict(frame)` of a pandas DataFrame.
     declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
       or JSON file of one. None: the file beside it of the same name, people.toml or
       people.json for people.csv.
+    name: of the data set; None: that of the file.
 
   Numbers beyond their bounds are clipped. How many were is private, and nobody is told:
   `clipped_cells` counts them for a release under noise.
@@ -60,37 +66,42 @@ def table(path: str | os.PathLike[str], declaration: Source = None) -> Pair:
     UserError: one line that names the file, and the line and column where a row is wrong. It
       never shows a cell.
 
-  >>> import tempfile
-  >>> folder = pathlib.Path(tempfile.mkdtemp())
-  >>> _ = (folder / "people.csv").write_text("age,sex,ill\\n30,f,no\\n90,m,yes\\n60,f,no\\n")
-  >>> train, test = table(folder / "people.csv", {
-  ...   "columns": {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}},
-  ...   "target": {"column": "ill", "values": ["no", "yes"]},
-  ...   "split": {"test_share": 0.5, "salt": 3},
-  ... })
+  >>> train, test = table(
+  ...   {"age": [30, 90, 60], "sex": ["f", "m", "f"], "ill": ["no", "yes", "no"]},
+  ...   {
+  ...     "columns": {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}},
+  ...     "target": {"column": "ill", "values": ["no", "yes"]},
+  ...     "split": {"test_share": 0.5, "salt": 3},
+  ...   },
+  ... )
   >>> train.x.tolist(), train.y.tolist(), test.x.tolist()
   ([[0.25, 1.0, 0.0], [0.5, 1.0, 0.0]], [0, 0], [[0.75, 0.0, 1.0]])
   """
-  return table_fields(path, None, declaration)[0]
+  return table_fields(source, None, declaration, name=name)[0]
 
 
 def table_fields(
-  path: str | os.PathLike[str], field: str | None, declaration: Source = None
+  source: Source,
+  field: str | None,
+  declaration: Declared = None,
+  *,
+  name: str | None = None,
 ) -> tuple[Pair, tuple[list[str], list[str]]]:
   """((train, test), the texts of the column `field` of each): `table` with one more column."""
-  path = pathlib.Path(path)
-  declared = _declared(path, declaration)
-  parts = _parts(path, declared, field)
+  declared = _declaration(source, declaration)
+  parts = _parts(source, declared, field)
+  if name is None:
+    name = "table" if isinstance(source, Mapping) else pathlib.Path(source).stem
   pair = []
   fields = []
   for split in ("train", "test"):
     rows = np.flatnonzero(parts.is_test == (split == "test"))
     if not len(rows):
-      raise _about(path, f"has no row for {split}; see `split` of its declaration")
+      raise _about(source, f"has no row for {split}; see `split` of its declaration")
     dataset = Dataset(
       x=parts.x[rows],
       y=parts.y[rows],
-      name=path.stem,
+      name=name,
       num_classes=declared.num_classes,
       split=split,
       nominal_size=declared.num_examples if split == "train" else None,
@@ -101,54 +112,58 @@ def table_fields(
   return (pair[0], pair[1]), (fields[0], fields[1])
 
 
-def clipped_cells(
-  path: str | os.PathLike[str], declaration: Source = None
-) -> dict[str, int]:
+def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
   """NOT private: how many numbers of each column lie beyond its bounds, over all rows.
 
   One record moves each count by one at most. So release it through a mechanism of
   `dpjax.mechanisms` with sensitivity 1 for each column, or look at it and tell nobody.
 
-  >>> import tempfile
-  >>> folder = pathlib.Path(tempfile.mkdtemp())
-  >>> _ = (folder / "ages.csv").write_text("age,fold,ill\\n30,a,no\\n130,b,yes\\n")
-  >>> clipped_cells(folder / "ages.csv", {
+  Args:
+    source, declaration: as of `table`.
+
+  >>> clipped_cells({"age": [30, 130], "fold": ["a", "b"], "ill": ["no", "yes"]}, {
   ...   "columns": {"age": {"lower": 0, "upper": 120}},
   ...   "target": {"column": "ill", "values": ["no", "yes"]},
   ...   "split": {"column": "fold", "train": ["a"], "test": ["b"]},
   ... })
   {'age': 1}
   """
-  path = pathlib.Path(path)
-  return _parts(path, _declared(path, declaration), None).clipped
+  return _parts(source, _declaration(source, declaration), None).clipped
 
 
-def _about(path: pathlib.Path, must: str) -> UserError:
-  return UserError(must, field="name", value=Verbatim(f"'{path}'"))
+def _about(source: Source, must: str) -> UserError:
+  if isinstance(source, Mapping):
+    return UserError(f"table: {must}")
+  return UserError(must, field="name", value=Verbatim(f"'{os.fspath(source)}'"))
 
 
-def _declared(path: pathlib.Path, source: Source) -> Declaration:
+def _declaration(source: Source, declaration: Declared) -> Declaration:
   """The declaration of a table; its errors name the file that holds it, or the argument."""
   at = "declaration"
-  if source is None:
+  if declaration is None:
+    if isinstance(source, Mapping):
+      raise UserError("must say what is public about the columns", field="declaration")
+    path = pathlib.Path(source)
     beside = [path.with_suffix(suffix) for suffix in (".toml", ".json")]
-    source = next((each for each in beside if each.exists()), beside[0])
-  if not isinstance(source, Mapping):
-    at = f"declaration='{os.fspath(source)}'"
-    source = table_declaration.read(source)
+    declaration = next((each for each in beside if each.exists()), beside[0])
+  if not isinstance(declaration, Mapping):
+    at = f"declaration='{os.fspath(declaration)}'"
+    declaration = table_declaration.read(declaration)
   try:
-    return table_declaration.parse(source)
+    return table_declaration.parse(declaration)
   except UserError as error:
     raise UserError(f"{at}: {error}") from error
 
 
-def _parts(path: pathlib.Path, declared: Declaration, field: str | None) -> _Part:
-  """The rows of the file, and of the second one where the declaration names it."""
-  part = _read(path, declared, field)
+def _parts(source: Source, declared: Declaration, field: str | None) -> _Part:
+  """The rows of the table, and of the second file where the declaration names it."""
+  part = _read(source, declared, field)
   second = declared.split.test_file
   if second is None:
     return part
-  other = _read(path.parent / second, declared, field)
+  if isinstance(source, Mapping):
+    raise UserError("is of files, and the columns are given", field="split.test_file")
+  other = _read(pathlib.Path(source).parent / second, declared, field)
   clipped = {name: count + other.clipped[name] for name, count in part.clipped.items()}
   return _Part(
     x=np.concatenate([part.x, other.x]),
@@ -159,25 +174,36 @@ def _parts(path: pathlib.Path, declared: Declaration, field: str | None) -> _Par
   )
 
 
-def _read(path: pathlib.Path, declared: Declaration, field: str | None) -> _Part:
-  split = declared.split
-  marked = () if split.column is None else (split.column,)
+def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> list[str]:
+  """The columns to read, of all that there are; UserError for one too few or too many."""
+  marked = () if declared.split.column is None else (declared.split.column,)
   beside = () if field is None else (field,)
-  needed = (*declared.columns, *declared.target_columns, *marked)
-
-  def wanted(names: Sequence[str]) -> list[str]:
-    for name in (*needed, *beside):
-      if name not in names:
-        hint = validate.did_you_mean(name, names)
-        raise UserError(f"has no column {name!r:.60}{hint}")
-    extra = [name for name in names if name not in (*needed, *beside)]
-    unknown = [name for name in extra if name not in declared.ignore]
-    if unknown and declared.ignore != ("*",):
+  needed = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
+  for name in needed:
+    if name not in names:
+      hint = validate.did_you_mean(name, names)
+      raise UserError(f"has no column {name!r:.60}{hint}")
+  if declared.ignore != ("*",):
+    known = {*needed, *declared.ignore}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
       raise UserError(
-        f"column {unknown[0]!r:.60} is not declared; add it to `columns`, or to `ignore`"
+        f"column {unknown!r:.60} is not declared; add it to `columns`, or to `ignore`"
       )
-    return list(dict.fromkeys((*needed, *beside)))
+  return list(needed)
 
+
+def _read(source: Source, declared: Declaration, field: str | None) -> _Part:
+  wanted = functools.partial(_needed, declared=declared, field=field)
+  if isinstance(source, Mapping):
+    word = "row"
+    blocks = table_files.in_memory(source, wanted)
+  else:
+    path = pathlib.Path(source)
+    word = table_files.word(path)
+    blocks = table_files.blocks(
+      path, wanted, delimiter=declared.delimiter, encoding=declared.encoding
+    )
   clipped = {name: 0 for name, kind in declared.columns.items() if isinstance(kind, Number)}
   xs = []
   ys = []
@@ -185,20 +211,17 @@ def _read(path: pathlib.Path, declared: Declaration, field: str | None) -> _Part
   fields: list[str] = []
   count = 0
   try:
-    for block in table_files.blocks(
-      path, wanted, delimiter=declared.delimiter, encoding=declared.encoding
-    ):
-      cells = _Cells(block, declared, table_files.word(path))
+    for block in blocks:
+      cells = _Cells(block, declared, word)
       xs.append(cells.inputs(clipped))
       ys.append(cells.targets())
       masks.append(cells.is_test(count))
-      if field is not None:
-        fields += cells.texts(field)
+      fields += [] if field is None else cells.texts(field)
       count += len(block.places)
   except UserError as error:
-    raise _about(path, str(error)) from error
+    raise _about(source, str(error)) from error
   if not count:
-    raise _about(path, "holds no rows below its first line")
+    raise _about(source, "holds no rows below the names of its columns")
   return _Part(
     np.concatenate(xs), np.concatenate(ys), np.concatenate(masks), fields, clipped
   )
