@@ -216,7 +216,8 @@ def evaluate_labels(
   # NaN is a failure of the model: it is above nothing and below nothing, so it is wrong.
   right = np.where(labels == 1, logits > 0, logits <= 0)
   # log(1 + exp(-z)) of the logit towards the right answer, without overflow.
-  losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
+  with np.errstate(invalid="ignore"):
+    losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
   return {
     "accuracy": float(right.mean()),
     "exact_match": float(right.all(axis=1).mean()),

@@ -129,15 +129,15 @@ def parse(source: Any) -> Declaration:
   ... }).width
   3
   """
-  keys = _mapping(source, "declaration", _KEYS)
-  columns = _mapping(keys.get("columns"), "columns")
+  keys = mapping(source, "declaration", _KEYS)
+  columns = mapping(keys.get("columns"), "columns")
   if not columns:
     raise UserError("must declare at least one column of inputs", field="columns")
   kinds = {name: _column(each, f"columns.{name}") for name, each in columns.items()}
   target_columns, target_kind = _target(keys.get("target"))
   split = _split(keys.get("split"))
   ignore = keys.get("ignore", [])
-  ignored = ("*",) if ignore == "*" else _texts(ignore, "ignore", least=0)
+  ignored = ("*",) if ignore == "*" else texts(ignore, "ignore", least=0)
   declared = [*kinds, *target_columns, *([split.column] if split.column else []), *ignored]
   twice = [name for name in declared if declared.count(name) > 1]
   if twice:
@@ -151,7 +151,7 @@ def parse(source: Any) -> Declaration:
     target_kind=target_kind,
     split=split,
     ignore=ignored,
-    missing_values=_texts(keys.get("missing_values", [""]), "missing_values", least=0),
+    missing_values=texts(keys.get("missing_values", [""]), "missing_values", least=0),
     num_examples=num_examples,
     delimiter=_delimiter(keys.get("delimiter")),
     encoding=_encoding(keys.get("encoding")),
@@ -186,8 +186,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     raise UserError(f"{at}: is no {kind} ({reason})") from error
 
 
-def _mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-  """A dict with text for keys, all of them known where `known` lists any."""
+def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+  """Returns a dict with text for keys, all of them known where `known` lists any."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
     raise UserError(f"must be a table of keys and values, not {got}", field=field)
@@ -200,8 +200,8 @@ def _mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, A
   return dict(value)
 
 
-def _text(value: Any, field: str) -> str:
-  """A value of a column, as the file has it: text, or an integer or boolean in words."""
+def text_of(value: Any, field: str) -> str:
+  """Returns a value of a column, as the file has it: text, or an integer or boolean in words."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, int):
@@ -213,18 +213,21 @@ def _text(value: Any, field: str) -> str:
   return value
 
 
-def _texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
+def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
+  """Returns distinct texts, at least so many, from a list of them."""
   if not isinstance(value, (list, tuple)) or len(value) < least:
     raise UserError(f"must be a list of at least {least}", field=field, value=value)
-  texts = tuple(_text(each, field) for each in value)
-  twice = [text for text in texts if texts.count(text) > 1][:1] if len(texts) < 1000 else []
-  if twice or len(set(texts)) < len(texts):
-    raise UserError(f"names {(*twice, 'a value')[0]!r:.60} twice", field=field)
-  return texts
+  seen: dict[str, None] = {}
+  for each in value:
+    text = text_of(each, field)
+    if text in seen:
+      raise UserError(f"names {text!r:.60} twice", field=field)
+    seen[text] = None
+  return tuple(seen)
 
 
 def _column(value: Any, field: str) -> Number | Category:
-  keys = _mapping(value, field, ("lower", "upper", "values", "missing", "other"))
+  keys = mapping(value, field, ("lower", "upper", "values", "missing", "other"))
   of_other = ("lower", "upper") if "values" in keys else ("other",)
   for name in of_other:
     if name in keys:
@@ -235,11 +238,11 @@ def _column(value: Any, field: str) -> Number | Category:
 
 
 def _category(keys: dict[str, Any], field: str) -> Category:
-  values = _texts(keys["values"], f"{field}.values")
+  values = texts(keys["values"], f"{field}.values")
   stands = {}
   for name in ("missing", "other"):
     if name in keys:
-      stands[name] = _text(keys[name], f"{field}.{name}")
+      stands[name] = text_of(keys[name], f"{field}.{name}")
       validate.one_of(values, **{f"{field}.{name}": stands[name]})
   return Category(values, **stands)
 
@@ -271,13 +274,13 @@ def _number(keys: dict[str, Any], field: str) -> Number:
 
 
 def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
-  keys = _mapping(value, "target", ("column", "columns", "values", "lower", "upper"))
+  keys = mapping(value, "target", ("column", "columns", "values", "lower", "upper"))
   if ("column" in keys) == ("columns" in keys):
     raise UserError("must have `column`, or `columns` of several labels", field="target")
   if "column" in keys:
-    columns = (_text(keys.pop("column"), "target.column"),)
+    columns = (text_of(keys.pop("column"), "target.column"),)
     return columns, _column(keys, "target")
-  columns = _texts(keys.pop("columns"), "target.columns", least=2)
+  columns = texts(keys.pop("columns"), "target.columns", least=2)
   kind = _column(keys, "target")
   if not isinstance(kind, Category) or len(kind.values) != 2:
     raise UserError(
@@ -289,7 +292,7 @@ def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
 
 def _split(value: Any) -> Split:
   field = "split"
-  keys = _mapping(
+  keys = mapping(
     value, field, ("column", "train", "test", "test_file", "test_share", "salt")
   )
   ways = [name for name in ("column", "test_file", "test_share") if name in keys]
@@ -300,14 +303,14 @@ def _split(value: Any) -> Split:
     if name not in (*ways, *of_way):
       raise UserError(f"is not read with `{ways[0]}`", field=f"{field}.{name}")
   if ways == ["column"]:
-    train = _texts(keys.get("train"), f"{field}.train")
-    test = _texts(keys.get("test"), f"{field}.test")
+    train = texts(keys.get("train"), f"{field}.train")
+    test = texts(keys.get("test"), f"{field}.test")
     both = set(train) & set(test)
     if both:
       raise UserError("must not be in `train` too", field=f"{field}.test", value=min(both))
-    return Split(column=_text(keys["column"], f"{field}.column"), train=train, test=test)
+    return Split(column=text_of(keys["column"], f"{field}.column"), train=train, test=test)
   if ways == ["test_file"]:
-    return Split(test_file=_text(keys["test_file"], f"{field}.test_file"))
+    return Split(test_file=text_of(keys["test_file"], f"{field}.test_file"))
   validate.open_unit(**{f"{field}.test_share": keys["test_share"]})
   salt = keys.get("salt", 0)
   validate.integer_in(0, 2**63 - 1, **{f"{field}.salt": salt})

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpjax import models, sampling
 from dpjax.data.published import PUBLISHED, is_embedded
-from dpjax.data.tables import is_table
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -28,6 +28,8 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 
+# What reads a declaration.
+_DECLARED = "a table, a text file or a folder of images"
 # what a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
@@ -78,9 +80,8 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
   path = pathlib.Path(os.path.expanduser(data.name))
-  folder = data.name.endswith("/")
-  of_table = is_table(data.name)
-  is_file = data.name.endswith(".npz") or of_table or (folder and not of_leaf)
+  declared = takes_declaration(data.name) and not of_leaf
+  is_file = data.name.endswith(".npz") or declared
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()
   # Images, or text in windows and lines of its own length.
@@ -89,7 +90,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   return (
     needs(not embedded, "data that lie in a folder", "data.data_dir")
     | needs(text, "a text of tensorflow-datasets", "data.max_length")
-    | needs(of_table, "a table, FILE.csv or FILE.parquet", "data.declaration")
+    | needs(declared, _DECLARED, "data.declaration")
   )
 
 

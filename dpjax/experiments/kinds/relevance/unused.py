@@ -9,7 +9,7 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data.published import is_embedded
-from dpjax.data.tables import is_table
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -75,12 +75,11 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  of_table = is_table(data.name)
-  is_file = data.name.endswith(".npz") or of_table
+  declared = takes_declaration(data.name)
+  is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
-  of_tables = needs(of_table, "a table, FILE.csv or FILE.parquet", "data.declaration")
   return (
-    of_tables
+    needs(declared, "a table or a folder of images", "data.declaration")
     | needs(not embedded, "data that lie in a folder", "data.data_dir")
     | {
       "data.max_length": "text, and relevance is of images",
