@@ -184,7 +184,8 @@ def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
   pair = isinstance(made, tuple) and len(made) == 2
   if not pair or not all(isinstance(part, Dataset) for part in made):
     raise UserError(
-      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}",
+      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}; "
+      "dpjax.data.from_arrays makes one of arrays (docs/your_data.md has torch, pandas, grain)",
       field="data.name",
       value=name,
     )

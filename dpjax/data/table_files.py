@@ -85,7 +85,8 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
         f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
         f"of shape {array.shape}"
       )
-    cells[name] = array.tolist()
+    # NaN is how pandas and NumPy say that there is no value; NaN is not equal to itself.
+    cells[name] = [None if cell != cell else cell for cell in array.tolist()]
   sizes = {len(column) for column in cells.values()}
   if len(sizes) != 1:
     raise UserError(f"its columns must be equally long, not {sorted(sizes)}")

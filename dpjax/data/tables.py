@@ -21,8 +21,9 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.table_declaration import Category, Declaration, Number
 from dpjax.validate import UserError, Verbatim
 
-# A file, or columns by name.
-Source = str | os.PathLike[str] | Mapping[str, Any]
+# A file, or columns by name, such as a frame.
+Source = Any
+_Held = pathlib.Path | Mapping[str, Any]
 # The file of a declaration, or what stands in it; None: the file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
@@ -53,7 +54,8 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
   Args:
     source: path of a .csv, .tsv or .parquet file (the last needs `pip install
       'dpjax[tables]'`). The first line of a CSV file names the columns; spaces around cells do
-      not count. Or the columns themselves by name, as `dict(frame)` of a pandas DataFrame.
+      not count. Or the columns themselves: a dict of them by name, or a frame of pandas, polars,
+      PyArrow or Hugging Face's `datasets`. There NaN and None mean no value.
     declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
       or JSON file of one. None: the file beside it of the same name, people.toml or
       people.json for people.csv.
@@ -88,16 +90,17 @@ def table_fields(
   name: str | None = None,
 ) -> tuple[Pair, tuple[list[str], list[str]]]:
   """((train, test), the texts of the column `field` of each): `table` with one more column."""
-  declared = _declaration(source, declaration)
-  parts = _parts(source, declared, field)
+  held = _held(source)
+  declared = _declaration(held, declaration)
+  parts = _parts(held, declared, field)
   if name is None:
-    name = "table" if isinstance(source, Mapping) else pathlib.Path(source).stem
+    name = "table" if isinstance(held, Mapping) else held.stem
   pair = []
   fields = []
   for split in ("train", "test"):
     rows = np.flatnonzero(parts.is_test == (split == "test"))
     if not len(rows):
-      raise _about(source, f"has no row for {split}; see `split` of its declaration")
+      raise _about(held, f"has no row for {split}; see `split` of its declaration")
     dataset = Dataset(
       x=parts.x[rows],
       y=parts.y[rows],
@@ -128,23 +131,43 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
   ... })
   {'age': 1}
   """
-  return _parts(source, _declaration(source, declaration), None).clipped
+  held = _held(source)
+  return _parts(held, _declaration(held, declaration), None).clipped
 
 
-def _about(source: Source, must: str) -> UserError:
+def _held(source: Source) -> _Held:
+  """A path, or columns by name, of whatever holds a table."""
+  if isinstance(source, str | os.PathLike):
+    return pathlib.Path(source)
+  if isinstance(source, Mapping):
+    return source
+  # Lists of names stand in `columns` (pandas, polars) or `column_names` (Arrow, Hugging Face),
+  # and Arrow's `columns` are arrays.
+  names = getattr(source, "column_names", None)
+  names = getattr(source, "columns", None) if names is None else names
+  if names is None:
+    raise UserError(
+      f"must be a path, a dict of columns or a frame, not {type(source).__name__}; of anything "
+      "else, such as a torch Dataset or a grain source, make arrays for "
+      "dpjax.data.from_arrays, or a class for in_files (docs/your_data.md)",
+      field="source",
+    )
+  return {str(name): source[name] for name in names}
+
+
+def _about(source: _Held, must: str) -> UserError:
   if isinstance(source, Mapping):
     return UserError(f"table: {must}")
-  return UserError(must, field="name", value=Verbatim(f"'{os.fspath(source)}'"))
+  return UserError(must, field="name", value=Verbatim(f"'{source}'"))
 
 
-def _declaration(source: Source, declaration: Declared) -> Declaration:
+def _declaration(source: _Held, declaration: Declared) -> Declaration:
   """The declaration of a table; its errors name the file that holds it, or the argument."""
   at = "declaration"
   if declaration is None:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
-    path = pathlib.Path(source)
-    beside = [path.with_suffix(suffix) for suffix in (".toml", ".json")]
+    beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
     declaration = next((each for each in beside if each.exists()), beside[0])
   if not isinstance(declaration, Mapping):
     at = f"declaration='{os.fspath(declaration)}'"
@@ -155,7 +178,7 @@ def _declaration(source: Source, declaration: Declared) -> Declaration:
     raise UserError(f"{at}: {error}") from error
 
 
-def _parts(source: Source, declared: Declaration, field: str | None) -> _Part:
+def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
   """The rows of the table, and of the second file where the declaration names it."""
   part = _read(source, declared, field)
   second = declared.split.test_file
@@ -163,7 +186,7 @@ def _parts(source: Source, declared: Declaration, field: str | None) -> _Part:
     return part
   if isinstance(source, Mapping):
     raise UserError("is of files, and the columns are given", field="split.test_file")
-  other = _read(pathlib.Path(source).parent / second, declared, field)
+  other = _read(source.parent / second, declared, field)
   clipped = {name: count + other.clipped[name] for name, count in part.clipped.items()}
   return _Part(
     x=np.concatenate([part.x, other.x]),
@@ -193,16 +216,15 @@ def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> l
   return list(needed)
 
 
-def _read(source: Source, declared: Declaration, field: str | None) -> _Part:
+def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
   wanted = functools.partial(_needed, declared=declared, field=field)
   if isinstance(source, Mapping):
     word = "row"
     blocks = table_files.in_memory(source, wanted)
   else:
-    path = pathlib.Path(source)
-    word = table_files.word(path)
+    word = table_files.word(source)
     blocks = table_files.blocks(
-      path, wanted, delimiter=declared.delimiter, encoding=declared.encoding
+      source, wanted, delimiter=declared.delimiter, encoding=declared.encoding
     )
   clipped = {name: 0 for name, kind in declared.columns.items() if isinstance(kind, Number)}
   xs = []

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import pathlib
-import string
 import tempfile
 
 import hypothesis
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-import dpjax
 from dpjax import data
 from dpjax.data import table_declaration, table_files, tables
 from dpjax.validate import UserError
@@ -281,6 +279,35 @@ def test_parquet_reads_as_the_csv_does(tmp_path):
   assert "is no readable Parquet file" in refused(path)
 
 
+class _Frame:
+  """What pandas and polars have: names in `columns`, a column by its name."""
+
+  columns = ("age", "sex", "job", "ill")
+
+  def __getitem__(self, name):
+    rows = csv.DictReader(io.StringIO(_PEOPLE))
+    cells = [row[name] or None for row in rows]
+    return np.array(cells, np.float64 if name == "age" else object)
+
+
+def test_frames_read_as_the_file_does(tmp_path):
+  usual = whole(tables.table(written(tmp_path), declared()))
+  assert whole(tables.table(_Frame(), declared())) == usual
+  arrow = pytest.importorskip("pyarrow")
+  columns = {name: _Frame()[name] for name in _Frame.columns}
+  assert whole(tables.table(arrow.table(columns), declared())) == usual
+  assert whole(tables.table(columns, declared())) == usual
+  columns["age"][1] = np.nan
+  with pytest.raises(UserError, match="table: row 2, column 'age': holds no value"):
+    tables.table(columns, declared())
+  with pytest.raises(UserError, match="table: its columns must be equally long"):
+    tables.table(columns | {"age": [1.0]}, declared())
+  with pytest.raises(UserError, match="source: must be a path.*torch Dataset"):
+    tables.table([1, 2], declared())
+  with pytest.raises(UserError, match="declaration: must say what is public"):
+    tables.table(columns)
+
+
 def test_clients_are_the_values_of_a_column(tmp_path):
   path = written(
     tmp_path,
@@ -378,21 +405,3 @@ def test_any_declaration_is_read_or_refused_in_one_line(source):
     table_declaration.parse(source)
   except UserError as error:
     assert len(str(error).splitlines()) == 1
-
-
-def test_a_table_trains_in_a_notebook(tmp_path):
-  letters = string.ascii_lowercase[:2]
-  rows = [f"{i % 100},{letters[i % 100 > 50]}\n" for i in range(400)]
-  path = written(tmp_path, "n,kind\n" + "".join(rows))
-  keys = {
-    "columns": {"n": {"lower": 0, "upper": 100}},
-    "target": {"column": "kind", "values": list(letters)},
-    "split": {"test_share": 0.2},
-    "num_examples": 320,
-  }
-  train, _ = dpjax.data.table(path, keys)
-  plan = dpjax.Plan.for_data(
-    train, batch_size=50, epochs=1, epsilon=3.0, delta=1e-3, l2_clip_norm=1.0
-  )
-  (batch, *_) = plan.batches(train)
-  assert batch.examples.x.shape[1:] == (1,)
