@@ -93,6 +93,7 @@ _LATER: dict[str, Any] = {
   "client_state": "memory",
   "num_examples": None,
   "num_users": None,
+  "declaration": None,
   "neighboring_relation": "",
   "line_search": False,
   "queries": 1,

@@ -87,6 +87,8 @@ def digest(config: TrainConfig) -> bytes:
     fields.pop(name)
   # The same data may lie elsewhere on another machine.
   fields["data"].pop("data_dir")
+  # So may their declaration; what it says is in the digest of the data.
+  fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
   return streams_lib.config_digest("central", fields)
@@ -163,6 +165,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     num_classes=config.data.num_classes,
     num_examples=config.data.num_examples,
     resident=config.resident,
+    declaration=config.data.declaration,
   )
   unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)
