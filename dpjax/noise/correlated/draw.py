@@ -22,7 +22,7 @@ class CorrelatedNoiseState(NamedTuple):
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
-  memory: Any  # of the strategy: earlier noise
+  memory: Any  # of the strategy: earlier noise, or the mark of what is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
 
 
