@@ -199,6 +199,17 @@ class InverseBanded:
     bands = len(self.coefficients)
     weights = jnp.asarray(self.coefficients, jnp.float32)
 
+    def changed() -> UserError:
+      return UserError(
+        "belongs to another strategy or to parameters of other shapes: noise of earlier steps "
+        "would be drawn again as it was not; give each update the state that the one before gave",
+        field="state.memory",
+      )
+
+    # A sum that starts from NaN is NaN.
+    start = jax.tree.map(jnp.zeros_like, like)
+    start = trees.only_where(memory.mark == self._mark(like), start, changed)
+
     def add(place: jax.Array, total: ArrayTree) -> Any:
       # The oldest first, so that small terms are added up before the large one.
       age = bands - 1 - place
@@ -215,16 +226,7 @@ class InverseBanded:
       return jax.lax.cond(age <= draws, with_draw, lambda total: total, total)
 
     # A loop, not a sum of draws side by side: one draw is in memory at a time.
-    row = jax.lax.fori_loop(0, bands, add, jax.tree.map(jnp.zeros_like, like))
-
-    def changed() -> UserError:
-      return UserError(
-        "belongs to another strategy or to parameters of other shapes: noise of earlier steps "
-        "would be drawn again as it was not; give each update the state that the one before gave",
-        field="state.memory",
-      )
-
-    return trees.only_where(memory.mark == self._mark(like), row, changed)
+    return jax.lax.fori_loop(0, bands, add, start)
 
   def _mark(self, like: ArrayTree) -> jax.Array:
     """Returns 32 bits of the coefficients and the shapes of the draws, in their order."""

@@ -168,14 +168,15 @@ def test_thirty_two_draws_take_the_memory_of_one(compiled):
 
 
 def test_a_state_of_other_coefficients_or_shapes_is_refused_or_nan():
-  state = correlated.init(jax.random.key(0), _REDRAWN, _TREE)
   other = correlated.InverseBanded((1.0, -0.5, -0.25), redraw=True)
   longer = {"w": jnp.zeros((3, 3)), "b": jnp.zeros(4)}
-  for strategy, tree in ((other, _TREE), (_REDRAWN, longer)):
+  for strategy, like in ((other, _TREE), (_REDRAWN, longer)):
+    state = correlated.init(jax.random.key(0), strategy, like)
     with pytest.raises(UserError, match="belongs to another strategy"):
-      correlated.add_correlated(state, tree, 1.0, correlation=strategy, num_steps=8)
-    noisy, _ = _step(strategy)(state, tree)
+      correlated.add_correlated(state, _TREE, 1.0, correlation=_REDRAWN, num_steps=8)
+    noisy, _ = _step(_REDRAWN)(state, _TREE)
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(noisy))
+  state = correlated.init(jax.random.key(0), _REDRAWN, _TREE)
   noisy, _ = _step(_REDRAWN)(state, _TREE)
   assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(noisy))
 
@@ -203,10 +204,10 @@ def test_the_square_root_has_the_binomial_coefficients():
   np.testing.assert_allclose(column, series.square_root(20), rtol=1e-6)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
   num_steps=st.integers(1, 60),
-  bands=st.integers(1, 9),
+  bands=st.integers(1, 6),
   min_sep=st.integers(1, 70),
   objective=st.sampled_from(series.OBJECTIVES),
 )
@@ -245,10 +246,9 @@ def test_the_loss_and_the_best_pair_are_those_of_dense_matrices(objective):
   run = inverse._Run(num_steps, 3, 3, objective)
   reduce = np.mean if objective == "mean" else np.max
   brute = functools.partial(_brute_loss, num_steps=num_steps, min_sep=3, reduce=reduce)
-  scale = num_steps if objective == "mean" else 1
   tail = np.array([0.5, 0.125])
   loss, _ = inverse.inverse_loss(tail, run)
-  assert np.exp(loss) == pytest.approx(scale * brute(tail), rel=1e-6)
+  assert np.exp(loss) == pytest.approx(brute(tail), rel=1e-6)
   found = brute(-inverse.optimized_inverse(run, 3)[1:])
   # c_1 = p_1 and c_2 = p_1^2 + p_2 fall: the patterns' worst is the comb for these alone.
   grid = np.linspace(0, 1, 41)
@@ -317,7 +317,7 @@ def test_amplification_by_sampling_is_refused():
   cyclic_poisson = sampling.CyclicPoissonSampler(prob=0.3, num_groups=4, capacity=20)
   with pytest.raises(UserError, match="InverseBanded: has no bands"):
     _plan(cyclic_poisson)
-  with pytest.raises(UserError, match="correlation=InverseBanded: not with free particip"):
+  with pytest.raises(UserError, match="PoissonSampler.*: not with noise of several bands"):
     _plan(sampling.PoissonSampler(prob=0.3, capacity=20))
   with pytest.raises(UserError, match="has no bands; the simulation takes"):
     accounting.min_sep_epsilon(
