@@ -439,7 +439,7 @@ def attackers(
   profile = price.profile_of(answer)
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
-    f"{accounting.by_name('rate', rate)}"
+    f"{accounting.lower(rate)}"
     for rate in sorted({*_RATES, *([] if fpr is None else [fpr])})
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
