@@ -136,7 +136,10 @@ def privacy_statement(
   paragraph = "\n".join(
     textwrap.fill(sentence, width=92, break_on_hyphens=False) for sentence in words
   )
-  return "\n".join(["Privacy statement", "", paragraph, "", _table(rows)])
+  width = max(12, *(len(name) + 2 for name in rows))
+  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
+  heading = f"{'accountant':<{width}}epsilon"
+  return "\n".join(["Privacy statement", "", paragraph, "", heading, *lines])
 
 
 def _attackers(
@@ -185,12 +188,6 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
     # A statement is still worth having by the other accountant.
     return f"not available ({error})"
   return upper(value, decimals=4)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-  width = max(12, *(len(name) + 2 for name in rows))
-  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
-  return "\n".join([f"{'accountant':<{width}}epsilon", *lines])
 
 
 def _headline(

@@ -25,6 +25,8 @@ from dpjax.accounting import (
   overflow,
   upper,
 )
+from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.proved import ADD
 from dpjax.experiments.run import writers
 from dpjax.plan import Plan
 from dpjax.validate import UserError
@@ -216,6 +218,80 @@ def of_plan(
     budget=budget,
     failed_assumptions=plan.assumptions or runs.assumptions,
     deployed_profile=None if ran is None else plan.privacy_profile,
+  )
+
+
+def of_event(
+  event: DpEvent,
+  *,
+  delta: float,
+  l2_bound: float,
+  num_records: int,
+  relation: str = ADD,
+  num_steps: int = 1,
+  accountant: str = "pld",
+  unit: str = "example",
+  budget: float | None = None,
+  assumed: str = "",
+) -> Promise:
+  """Returns the promise of a run without a `Plan`, each of whose steps is one event.
+
+  Whether the steps do what the event says cannot be checked here.
+
+  Args:
+    event: of one step, such as `mechanism.event(relation)`.
+    l2_bound: largest norm of one record's part, to which the event's noise is relative.
+    num_records: public; see `num_examples` of `accounting.privacy_statement`.
+    assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
+      with an event that a user accounts for.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> found.kind, round(found.curve(1), 3)
+  ('proved', 1.993)
+  """
+  kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
+  foreign = {name for name, found in kinds if is_user_defined(found)}
+  failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
+  if assumed:
+    failed.append(assumed)
+  kind = "claimed" if failed else "proved"
+  rules: dict[str, Any] = {"delta": delta, "neighboring_relation": relation}
+
+  def curve(steps: int) -> float:
+    return accounting.epsilon(
+      accounting.composed(event, steps), accountant=accountant, **rules
+    )
+
+  def statement(steps: int) -> str:
+    return accounting.privacy_statement(
+      accounting.composed(event, steps),
+      num_examples=num_records,
+      unit=unit,
+      accountants=(accountant,),
+      epsilon_kind=kind,
+      **rules,
+    )
+
+  # No noise: nothing is promised, and nothing may be asked for.
+  is_private = math.isfinite(curve(num_steps))
+  if not is_private:
+    check_nothing_asked(budget=budget, release=False)
+  return Promise(
+    kind=kind if is_private else "none",
+    delta=delta,
+    relation=relation,
+    unit=unit,
+    accountant=accountant,
+    step_event=lambda step: event,
+    remaining_event=lambda start: accounting.composed(event, num_steps - start),
+    curve=curve,
+    statement=statement if is_private else lambda steps: NOTHING,
+    accounted_delta=delta,
+    l2_bound=l2_bound,
+    num_records=num_records,
+    budget=budget,
+    failed_assumptions=tuple(failed),
   )
 
 

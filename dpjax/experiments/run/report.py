@@ -55,7 +55,9 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)
-  score = _score(rows)
+  # A task without accuracy is drawn by its first score.
+  columns = [name for row in rows for name in row if name.startswith("test_")]
+  score = "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
   panels = [] if score is None else [functools.partial(_draw_score, score)]
   panels += [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
   if not panels:
@@ -104,12 +106,6 @@ def meaning(result: Row) -> str:
   # Text where several runs have several deltas.
   told = upper(delta) if isinstance(delta, float) else delta
   return f"{kind}, delta = {told}, {relation}, per {unit}"
-
-
-def _score(rows: list[Row]) -> str | None:
-  """The column of accuracy, or of the first score."""
-  columns = [name for row in rows for name in row if name.startswith("test_")]
-  return "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
 
 
 def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:

@@ -80,17 +80,17 @@ def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run.
 
   It leaves out where data lie and on which devices it runs, so that a run can be repeated on
-  another machine. An audit that is switched off and the task's own loss are left out, too.
+  another machine. An audit that is switched off is left out, too.
   """
   fields = to_dict(config)
   for name in config.where:
     fields.pop(name)
   # The same data may lie elsewhere on another machine.
   fields["data"].pop("data_dir")
+  # So may their declaration; what it says is in the digest of the data.
+  fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
   return streams_lib.config_digest("central", fields)
 
 
@@ -165,6 +165,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     num_classes=config.data.num_classes,
     num_examples=config.data.num_examples,
     resident=config.resident,
+    declaration=config.data.declaration,
   )
   unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)

@@ -111,10 +111,15 @@ class DataConfig:
   name: Annotated[
     str,
     "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
-    "package.module:name",
+    "FILE.csv | FILE.parquet | FILE.txt | FOLDER/ | package.module:name",
   ] = "digits"
   data_dir: Annotated[
     str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  declaration: Annotated[
+    str | None,
+    "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
+    "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
   ] = None
   center: Annotated[
     bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"

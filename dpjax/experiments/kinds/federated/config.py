@@ -36,10 +36,12 @@ def _roles(data: DataConfig, min_chars: int | None) -> Any:
 
 
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
-  """Clients by the values of a field, client_id, of prepared data or of an .npz; or those of
-  a function of yours, data.name=package.module:name."""
+  """Clients by the values of a field, client_id, of prepared data, of an .npz or of a table; or
+  those of a function of yours, data.name=package.module:name."""
   own = {"client_id": client_id, "max_examples": max_examples}
-  return natural.natural_federation(data.name, **_read(data), **own)
+  return natural.natural_federation(
+    data.name, **_read(data), **own, declaration=data.declaration
+  )
 
 
 def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
@@ -69,6 +71,8 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
+# Those that deal classes, and so need data that have them.
+BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
 # Clients that the data decide: called with the `DataConfig`, they return (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
