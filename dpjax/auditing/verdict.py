@@ -227,6 +227,7 @@ def audit(
   chosen = found.pop(method)
   at_best = ceiling(
     len(scores.inside) + len(scores.outside),
+    num_inside=len(scores.inside),
     delta=delta,
     method=method,
     confidence=confidence,
@@ -243,17 +244,24 @@ def ceiling(
   *,
   delta: float,
   method: str,
+  num_inside: int | None = None,
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
   """Returns what scores show at best: those of every canary that is in above all others.
 
+  Args:
+    num_inside: how many canaries the coins put in. None, before they fall: half of them.
+
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
-  half = num_canaries // 2
-  perfect = Scores(inside=np.ones(half), outside=np.zeros(num_canaries - half))
+  if num_inside is None:
+    num_inside = num_canaries // 2
+  validate.integer_at_least(1, num_inside=num_inside)
+  validate.integer_at_least(1, num_outside=num_canaries - num_inside)
+  perfect = Scores(inside=np.ones(num_inside), outside=np.zeros(num_canaries - num_inside))
   bound = METHODS[method](perfect, delta=delta, confidence=confidence)
   return AtBest(bound, *_p_values(perfect, claim))
 

@@ -51,6 +51,9 @@ def digest(data: Labelled | Federation) -> bytes:
   if origin:
     return origin
   kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
+  target = getattr(data, "target", None)
+  # Data of classes keep the digest that they had before there were other targets.
+  kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
   for array in (data.x, data.y):
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))

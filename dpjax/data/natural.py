@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.data import npz, prepared, registry
+from dpjax.data import npz, prepared, registry, tables
 from dpjax.data.dataset import Dataset
 from dpjax.data.federation import Federation
 from dpjax.validate import UserError
@@ -150,6 +150,7 @@ def natural_federation(
   max_length: int = 256,
   num_classes: int | None = None,
   max_examples: int | None = None,
+  declaration: tables.Declared = None,
 ) -> Pair:
   """(train, test) of prepared data, one client for each value of the field `client_id`.
 
@@ -158,9 +159,11 @@ def natural_federation(
   Args:
     name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
       tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
-      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or
-      `package.module:name`, a function of no arguments that returns two `Federation`.
+      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
+      table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
+      function of no arguments that returns two `Federation`.
     client_id: the field; of a function of one's own "".
+    declaration: of a table, as of `data.load`.
     max_examples: as of `by_client`, of each client in train and in test.
 
   Raises:
@@ -172,7 +175,11 @@ def natural_federation(
     raise UserError(
       "must name the field that says whose each record is", field="client_id", value=""
     )
-  if name.endswith(".npz"):
+  if tables.is_table(name):
+    path = registry.own_path(name, data_dir)
+    held = registry.declared_at(declaration, data_dir)
+    parts = list(zip(*tables.table_fields(path, client_id, held)))
+  elif name.endswith(".npz"):
     parts = npz.load_npz_fields(registry.own_path(name, data_dir), client_id, num_classes)
   else:
     root = registry.prepared_root(name, data_dir)

@@ -66,8 +66,8 @@ def check_known(name: str) -> None:
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
     f"unknown data set{hint}; one of {', '.join(COMMON)}, another "
-    "tensorflow-datasets name, a path that ends in .npz (docs/your_data.md makes one of a CSV) "
-    "or in a slash, or package.module:name",
+    "tensorflow-datasets name, a path that ends in .csv, .parquet, .npz or a slash, or "
+    "package.module:name (docs/your_data.md)",
     field="name",
     value=name,
   )

@@ -56,12 +56,23 @@ class ClipRule:
     return bound
 
   def visible(self, bound: float) -> float:
-    """A length of which a small share does not show in the factor."""
+    """Returns a length of which a share of 1e-7, added to a gradient's, changes no factor.
+
+    The fast route computes the lengths again whose error may be larger.
+    """
     return bound or 1.0
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    """[B] factors of gradients of these lengths, all multiplied by the number `most`, by
-    which `top` was multiplied already."""
+    """Returns the factor of each gradient, times `most`, [B].
+
+    Args:
+      lengths: of the gradients, [B]; 0 and infinity occur.
+      top: `self.top(C)` times `most`.
+      most: a power of two, by which factors of tiny gradients keep their digits.
+
+    A quotient is `top / denominator(lengths)`. A rule that needs `self.top(C)` itself has it
+    as `top / most`, and multiplies its factors by `most`.
+    """
     raise NotImplementedError
 
 

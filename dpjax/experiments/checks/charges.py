@@ -445,7 +445,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
         # Where the data lie is no part of the run.
-        if inner != "data_dir":
+        if inner not in ("data_dir", "declaration"):
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})

@@ -12,12 +12,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dp_accounting as dpa
 import numpy as np
 from scipy import special, stats
 
 from dpjax import noise
-from dpjax.accounting import RandomAllocationDpEvent
+from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.noise_record import Record
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
@@ -37,13 +36,13 @@ _SPACING = 2.0**-21
 _LEAST_MARKED = 3
 
 
-def _noise_multiplier(event: Any) -> float | None:
-  """The Gaussian noise multiplier that the accountant was told of."""
-  by_itself = dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent
-  if isinstance(event, by_itself | RandomAllocationDpEvent):
-    return event.noise_multiplier
-  sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
-  return _noise_multiplier(event.event) if isinstance(event, sampled) else None
+def _untested(plan: Plan) -> str:
+  """Returns why the noise of a plan is not tested."""
+  if not plan.is_private:
+    return "no noise is charged"
+  return (
+    "its event does not say which Gaussian noise it is about (EventKind.gaussian_noise)"
+  )
 
 
 def _charged_multiplier(plan: Plan) -> float | None:
@@ -54,7 +53,8 @@ def _charged_multiplier(plan: Plan) -> float | None:
     # Its charges are checked by `agreement`.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
-  charged = _noise_multiplier(whole if plan.statistics is None else plan.sum_event(0))
+  event = whole if plan.statistics is None else plan.sum_event(0)
+  charged = kind_of(event).gaussian_noise(event)
   rule = plan.l2_clip_norm.rule
   if charged is None or not rule.adapts:
     return charged
@@ -190,7 +190,7 @@ def noise_tails(subject: Subject) -> Row:
   name = "noise has its tails"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
@@ -208,7 +208,7 @@ def noise_std(subject: Subject) -> Row:
   name = "noise as charged"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = noise.source.grid_step(std) if subject.release else 0.0
@@ -383,7 +383,7 @@ def noise_independence(subject: Subject) -> Row:
   """No two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
   if _charged_multiplier(subject.plan) is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
   # Noise of another size than is charged is for the other rows to refuse.

@@ -93,9 +93,11 @@ _LATER: dict[str, Any] = {
   "client_state": "memory",
   "num_examples": None,
   "num_users": None,
+  "declaration": None,
   "neighboring_relation": "",
   "line_search": False,
   "queries": 1,
+  "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
 # The same of fields of one kind of run alone, by their dotted names.
 _LATER_OF: dict[str, dict[str, Any]] = {

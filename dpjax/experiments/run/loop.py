@@ -504,7 +504,7 @@ class Running:
     if self.metrics is not None:
       self.metrics.write(row_number, row)
     self.reached = self.work.enough(row)
-    names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
+    names = {"accuracy": "test_accuracy", "rmse": "test_rmse", "epsilon": "epsilon"}
     return {name: row[key] for name, key in names.items() if key in row}
 
   def save(self) -> None:

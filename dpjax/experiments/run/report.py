@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dpjax.accounting import upper
-from dpjax.experiments.run import writers
+from dpjax.experiments.run import promise, writers
 from dpjax.validate import UserError
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -123,7 +123,9 @@ def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: st
 def _draw_epsilon(axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
   steps, values = _series(rows, "epsilon")
   axes.plot(steps, values, color=PALETTE[1], linewidth=1.4)
-  title = f"epsilon {upper(values[-1])}\n{meaning(result)}".strip()
+  lines = [f"epsilon {upper(values[-1])}", meaning(result)]
+  lines.append(promise.attackers_told(result).removeprefix(", "))
+  title = "\n".join(line for line in lines if line)
   style(axes, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)
 

@@ -36,7 +36,9 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """(what is trained on, test data) of the attacked run."""
-  return named(config, LOADERS[config.attack.room], room(config))
+  loaded = named(config, LOADERS[config.attack.room], room(config))
+  data_lib.needs_classes(loaded[0], "launch.attack")
+  return loaded
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:

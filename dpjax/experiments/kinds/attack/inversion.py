@@ -55,7 +55,8 @@ class Victims(NamedTuple):
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
   """Builds the clients of the federation as a run has them."""
-  federate, (federation, _) = config.federate, loaded
+  federate = config.federate
+  federation, test = loaded
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
@@ -65,6 +66,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     keys = jax.random.split(random.init, len(leaves))
     draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
     params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
+  params = config.attack.sent(params, model, np.asarray(test.x), config.seed)
   loss = attacks.soft_labels(task.loss(model.apply))
   batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
   client, memory = federated.client_of(federate, loss)
@@ -241,23 +243,22 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns one guess for all examples of the client."""
+  """Returns what a dense first layer shows of the client's examples, and their labels."""
   del place
+  size = truth.x[0].size
   try:
-    one = attacks.first_dense(seen, own.layer)
+    guesses = own.read(seen, len(truth.x))
   except attacks.NothingSent:
-    one = np.zeros(truth.x[0].size)
+    guesses = np.zeros((len(truth.x), size))
   except UserError as error:
     raise error.within("attack") from error
-  if one.size != truth.x[0].size:
+  if guesses.shape[1] != size:
     raise UserError(
-      f"takes {one.size} numbers, an example has {truth.x[0].size}; must be "
-      "the first layer",
+      f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
       field="attack.layer",
       value=own.layer,
     )
-  guess = np.broadcast_to(one.reshape(truth.x.shape[1:]), truth.x.shape)
-  return guess, labels(seen, truth)
+  return guesses.reshape(truth.x.shape), labels(seen, truth)
 
 
 # --- what is found

@@ -22,6 +22,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import common, optimizers, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
@@ -108,10 +109,15 @@ class DataConfig:
   name: Annotated[
     str,
     "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
-    "package.module:name",
+    "FILE.csv | FILE.parquet | FILE.txt | FOLDER/ | package.module:name",
   ] = "digits"
   data_dir: Annotated[
     str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  declaration: Annotated[
+    str | None,
+    "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
+    "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
   ] = None
   center: Annotated[
     bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
@@ -173,7 +179,7 @@ class FtrlConfig(WithChoices):
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
-  """The guarantee of a run. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
   method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
     "dp_sgd"
@@ -224,6 +230,7 @@ class PrivacyConfig(WithChoices):
   ] = "add_or_remove_one"
   accountant: Annotated[common.Accountant, "'': the tightest"] = "pld"
   epsilon_budget: common.EpsilonBudget = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   noise_levels: Annotated[
     list[float],
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",

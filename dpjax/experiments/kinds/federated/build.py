@@ -213,6 +213,7 @@ def digest(config: FedConfig) -> bytes:
   """
   fields = to_dict(audit.resolved(config))
   fields["data"].pop("data_dir")
+  fields["data"].pop("declaration")
   for name in ("execution", *_EXECUTED, *config.where):
     fields.pop(name)
   if not config.audit.enabled:
@@ -473,6 +474,8 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
 
 def _work(config: FedConfig, fed: FedRun) -> Work:
   target = config.stop_at_accuracy
+  if target is not None:
+    data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
   return Work(
     num_steps=total,

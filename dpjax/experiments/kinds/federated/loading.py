@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dpjax.data import Federation
+import numpy as np
+
+from dpjax.data import Federation, needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
-from dpjax.experiments.kinds.federated.config import NATURAL, FedConfig
+from dpjax.experiments.kinds.federated.config import BY_CLASS, NATURAL, FedConfig
 from dpjax.validate import UserError
 
 
@@ -26,16 +28,8 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   Raises:
     UserError: data that are not there; the line says how to get them.
   """
-  if name_of(config, "partition") in NATURAL:
-    loaded = _natural(config)
-  else:
-    # A simulated federation. Who holds what is part of the question and decided before any
-    # mechanism runs, so it may read the labels. The number of users is the config's.
-    train, test = build_central.load_data(central(config), features=False)
-    fed_bounds.local_batch(config, train.nominal_size or len(train))
-    users = config.partition.num_clients
-    dealt = config.partition.make(train.y)
-    loaded = (Federation(train, dealt, nominal_users=users), test)
+  natural = name_of(config, "partition") in NATURAL
+  loaded = _natural(config) if natural else _partitioned(config)
   return with_features(config, loaded) if features else loaded
 
 
@@ -68,3 +62,19 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 def central(config: FedConfig) -> TrainConfig:
   """The central run that would read the same data."""
   return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
+
+
+def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
+  """A simulated federation: who holds what is part of the question, decided before any
+  mechanism runs, so its law may read the labels. The number of users is the config's."""
+  train, test = build_central.load_data(central(config), features=False)
+  fed_bounds.local_batch(config, train.nominal_size or len(train))
+  users = config.partition.num_clients
+  labels = train.y
+  if train.target is not None:
+    law = name_of(config, "partition")
+    if law in BY_CLASS:
+      needs_classes(train, f"partition={law!r}")
+    # The other laws look at the number of rows alone.
+    labels = np.zeros(len(train), np.int32)
+  return Federation(train, config.partition.make(labels), nominal_users=users), test

@@ -222,7 +222,9 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
       data_dir=config.data.data_dir,
       num_classes=config.data.num_classes,
       num_examples=config.data.num_examples,
+      declaration=config.data.declaration,
     )
+    data_lib.needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
@@ -326,6 +328,7 @@ def digest(config: RelevanceConfig) -> bytes:
   """Returns the public digest of the config, without where data lie and what an audit does."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
+  fields["data"].pop("declaration")
   fields.pop("audit")
   return streams_lib.config_digest("relevance", fields)
 

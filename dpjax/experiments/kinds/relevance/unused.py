@@ -9,6 +9,7 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data.published import is_embedded
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -84,12 +85,17 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  is_file = data.name.endswith(".npz")
+  declared = takes_declaration(data.name)
+  is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
-    "data.max_length": "text, and relevance is of images",
-    "data.num_users": "users that the data name (launch.federate)",
-  }
+  return (
+    needs(declared, "a table or a folder of images", "data.declaration")
+    | needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | {
+      "data.max_length": "text, and relevance is of images",
+      "data.num_users": "users that the data name (launch.federate)",
+    }
+  )
 
 
 def of_dataset(dataset: Any) -> Unused:

@@ -58,6 +58,7 @@ def load_data(config: SecureConfig) -> _Rows:
     known = 4 * len(x) // 5
     return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
+  data_lib.needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
