@@ -29,7 +29,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
@@ -379,7 +379,9 @@ def _unread_of_sweep(config: SweepConfig) -> Unused:
   )
   unread = kind_of(config.base).unread
   tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
-  return unused.of_sweep(config) | within("base", switched.of_all(config.base, tables))
+  return unused.of_sweep(config) | within(
+    "base", switches.unread_by_all(config.base, tables)
+  )
 
 
 SWEEP = Kind(
