@@ -60,13 +60,6 @@ def _check_y(y: Any, n: int) -> None:
     )
 
 
-def _check_present(present: Any, n: int) -> None:
-  if not isinstance(present, np.ndarray) or present.dtype != bool or present.shape != (n,):
-    raise UserError(
-      f"must be a bool NumPy array [{n}], one for each row of x", field="present"
-    )
-
-
 def _read_only(array: np.ndarray) -> np.ndarray:
   view = array.view()
   view.flags.writeable = False
@@ -127,7 +120,15 @@ class Dataset:
       object.__setattr__(self, "x", _read_only(self.x))
     object.__setattr__(self, "y", _read_only(self.y))
     if self.present is not None:
-      _check_present(self.present, len(self.x))
+      n = len(self.x)
+      if (
+        not isinstance(self.present, np.ndarray)
+        or self.present.dtype != bool
+        or self.present.shape != (n,)
+      ):
+        raise UserError(
+          f"must be a bool NumPy array [{n}], one for each row of x", field="present"
+        )
       object.__setattr__(self, "present", _read_only(self.present))
 
   def __len__(self) -> int:

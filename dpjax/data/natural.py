@@ -70,7 +70,10 @@ def by_client(
   stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
-    kept = _first(owners, max_examples)
+    by_owner, first = _sorted(owners, 0)
+    # How many of the same owner come before each row.
+    before = np.arange(len(by_owner)) - first[owners[by_owner]]
+    kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)
     owners = owners[kept]
   order, starts = _sorted(owners, len(distinct))
@@ -81,14 +84,6 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
   """(rows by owner [n], where each owner's begin [num_clients]); rows of one keep order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
-
-
-def _first(owners: np.ndarray, most: int) -> np.ndarray:
-  """The rows that are among the first `most` of their owner, ascending."""
-  order, starts = _sorted(owners, 0)
-  # Own rows before this one.
-  before = np.arange(len(order)) - starts[owners[order]]
-  return np.sort(order[before < most])
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:

@@ -44,14 +44,16 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget")
+  promise += ("accountant", "epsilon_budget", "attacker")
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
+  # Private statistics normalise the inputs in place of the model's own groups.
+  grouped = normalization.per_example(config)
   return (
     of_data(config.data)
     | of_model(config.model)
-    | _of_groups(config)
+    | needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
@@ -113,12 +115,6 @@ def of_options(model: ModelConfig) -> Unused:
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}
-
-
-def _of_groups(config: TrainConfig) -> Unused:
-  """The model's own groups, where private statistics normalise its inputs in their place."""
-  grouped = normalization.per_example(config)
-  return needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
 
 
 def of_dataset(dataset: Any) -> Unused:

@@ -60,8 +60,6 @@ def digest(config: AttackConfig) -> bytes:
   attacked["data"].pop("data_dir")
   for name in room(config).where:
     attacked.pop(name)
-  if config.attack.room == "federate" and attacked["memory_budget_gb"] is None:
-    attacked.pop("memory_budget_gb")  # came later; a central run has always had one
   return streams_lib.config_digest("attack", fields)
 
 

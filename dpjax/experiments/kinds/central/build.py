@@ -31,6 +31,7 @@ from dpjax import (
 from dpjax.data.dataset import first_line
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.config.optimizers import Noise
 from dpjax.experiments.kinds import audits, bounds, unused
@@ -79,7 +80,7 @@ def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run.
 
   It leaves out where data lie and on which devices it runs, so that a run can be repeated on
-  another machine. An audit that is switched off and the task's own loss are left out, too.
+  another machine. An audit that is switched off is left out, too.
   """
   fields = to_dict(config)
   for name in config.where:
@@ -90,8 +91,6 @@ def digest(config: TrainConfig) -> bytes:
   fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
   return streams_lib.config_digest("central", fields)
 
 
@@ -397,7 +396,11 @@ def assemble(
     plan=plan,
     promise=promise.noted(
       promise.of_plan(
-        plan, num_examples, budget=config.privacy.epsilon_budget, release=config.release
+        plan,
+        num_examples,
+        budget=config.privacy.epsilon_budget,
+        note=promise.asked(attack_of(config.privacy), plan.delta),
+        release=config.release,
       ),
       saved.statement(config.pretrained, known),
       saved.assumed(config.pretrained, known),

@@ -23,6 +23,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
@@ -180,7 +181,7 @@ class FtrlConfig(WithChoices):
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
-  """The guarantee of a run. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
   method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
     "dp_sgd"
@@ -235,6 +236,7 @@ class PrivacyConfig(WithChoices):
   epsilon_budget: Annotated[
     float | None, rules.POSITIVE, "refuse to start a run that would spend more"
   ] = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   noise_levels: Annotated[
     list[float],
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",

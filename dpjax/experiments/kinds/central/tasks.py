@@ -62,7 +62,9 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   task. Embeddings of two views where it is named."""
   if config.loss == embeddings.NAME:
     data.needs_classes(dataset, f"loss={config.loss!r}")
-    return _embedding(config)
+    augment = training.AUGMENTATIONS[config.augmentation]
+    evaluate = functools.partial(embeddings.evaluate, augment)
+    return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
   kind = None if dataset.target is None else type(dataset.target)
   task = _LANGUAGE if models.is_language(config.model.name) else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
@@ -75,12 +77,6 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   if task is _LANGUAGE and of_people(dataset):
     task = task._replace(loss=_OF_PEOPLE)
   return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
-
-
-def _embedding(config: TrainConfig) -> Task:
-  augment = training.AUGMENTATIONS[config.augmentation]
-  evaluate = functools.partial(embeddings.evaluate, augment)
-  return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
 
 
 def of_people(dataset: data.Dataset) -> bool:

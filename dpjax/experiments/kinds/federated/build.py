@@ -218,11 +218,6 @@ def digest(config: FedConfig) -> bytes:
     fields.pop(name)
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
-  # A field that came later must not change the noise of runs without it.
-  if not _is_summed(config):
-    fields.pop("secure_sum")
   return streams_lib.config_digest("federated", fields)
 
 

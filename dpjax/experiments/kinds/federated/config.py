@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import accounting, federated, gradients, sampling, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
 from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -139,7 +140,7 @@ class FedOptimizerConfig(OptimizerConfig):
 
 @dataclasses.dataclass
 class FedPrivacyConfig(WithChoices):
-  """The guarantee to one user. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee to one user. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
   method: Annotated[
     str,
@@ -181,6 +182,7 @@ class FedPrivacyConfig(WithChoices):
   epsilon_budget: Annotated[
     float | None, rules.POSITIVE, "refuse to start a run that would spend more"
   ] = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   simulated_cohort: Annotated[
     int | None, _COUNT, "central: noise as if so many clients took part"
   ] = None
