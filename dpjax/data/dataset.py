@@ -346,10 +346,10 @@ def from_arrays(
   array([-0.5,  1. ], dtype=float32)
   """
   if target is None and num_classes is None:
-    raise UserError(
-      "must be declared, or a target: counting private labels would let one record decide "
-      "the shape of the model",
-      field="num_classes",
+    # As for any argument that Python misses.
+    raise TypeError(
+      "from_arrays() needs num_classes=, or target=: counting private labels would let one "
+      "record decide the shape of the model"
     )
   if isinstance(target, targets.Labels) and num_classes is None:
     num_classes = len(target.names)
