@@ -245,7 +245,7 @@ class Plan:
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
       # Another accountant gives the search its start, or says that it knows no such sampler.
-      changed = {"accountant": accountant} if accountant else {}
+      changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
 

@@ -438,10 +438,11 @@ def attackers(
   """
   by = answer.accountants[0]
   profile = solve.profile_of(answer)
+  asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
     f"{accounting.by_name('rate', rate)}"
-    for rate in sorted({*_RATES, *([] if fpr is None else [fpr])})
+    for rate in asked
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
