@@ -363,7 +363,11 @@ def head(point: Point) -> Row:
 def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   row = head(point)
   try:
-    result = _finished(point, at)
+    result = None
+    # It has run to its end already, with this very config.
+    if (at / owner.CONFIG).exists():
+      owner.known(at, point.config)
+      result = owner.finished(at, point.config)
     # A run that remembers its data compares them itself, also when it has ended.
     if result is None or (at / checkpoint.FOLDER).is_dir():
       result = _train(grid, point, at, load)
@@ -371,14 +375,6 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
     line = " ".join(str(error).split())
     return {**row, **point.overrides, "status": "failed", "error": line}
   return {**row, **grid.kept(point, result), **point.overrides}
-
-
-def _finished(point: Point, at: pathlib.Path) -> Row | None:
-  """The result of a point that has run to its end with this very config."""
-  if not (at / owner.CONFIG).exists():
-    return None
-  owner.known(at, point.config)
-  return owner.finished(at, point.config)
 
 
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:

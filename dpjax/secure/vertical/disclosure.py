@@ -125,15 +125,6 @@ def discrete_bits(matrix: np.ndarray) -> float:
   return total
 
 
-def _digests(*arrays: np.ndarray) -> list[bytes]:
-  """[B] fingerprints of rows."""
-  # + 0.0: 0 and -0 are one number
-  rows = [np.ascontiguousarray(array + 0.0).reshape(len(array), -1) for array in arrays]
-  return [
-    hashlib.sha256(b"".join(part.tobytes() for part in row)).digest() for row in zip(*rows)
-  ]
-
-
 class Disclosure:
   """Counts, for both parties, what all steps so far have told, and refuses the step too many.
 
@@ -190,7 +181,13 @@ class Disclosure:
       raise UserError(
         f"has a residual of {largest_residual}; must be finite", field="batch"
       )
-    rows = _digests(x_a, x_b, np.asarray(y, np.float64))
+    # + 0.0: 0 and -0 are one number, and must have one fingerprint.
+    parts = [
+      np.ascontiguousarray(array + 0.0).reshape(len(array), -1)
+      for array in (x_a, x_b, np.asarray(y, np.float64))
+    ]
+    bytes_of = lambda row: b"".join(part.tobytes() for part in row)
+    rows = [hashlib.sha256(bytes_of(row)).digest() for row in zip(*parts)]
     # Of rows that are equal one counts: the other gives no new equation.
     first = list({row: i for i, row in enumerate(rows)}.values())
     # A batch is known by its rows, in whichever order they come.

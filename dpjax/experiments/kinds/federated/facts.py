@@ -44,19 +44,6 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
-def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """An exact function of the users' labels: named as such where users are promised privacy,
-  and left out with the other diagnostics."""
-  if fed.federation.dataset.target is not None:
-    # It compares clients by their shares of classes.
-    return {}
-  public = config.privacy.method == "none"
-  if not public and (config.release or not config.diagnostics):
-    return {}
-  name = "heterogeneity" if public else "not_private/heterogeneity"
-  return {name: partition.heterogeneity(fed.federation.label_histograms())}
-
-
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
   if fed.mechanism is not None:
@@ -104,11 +91,14 @@ def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
   """And what only the end, or the data, tells."""
-  found = {
-    "rounds_to_accuracy": rounds_to(rows, config.targets),
-    **_heterogeneity(config, fed),
-    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
-  }
+  found: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
+  # An exact function of the users' labels: named as such where users are promised privacy,
+  # and left out with the other diagnostics.
+  public = config.privacy.method == "none"
+  if public or (config.diagnostics and not config.release):
+    name = "heterogeneity" if public else "not_private/heterogeneity"
+    found[name] = partition.heterogeneity(fed.federation.label_histograms())
+  found |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   if fed.audited is None:
     return found
   return found | audit.facts(
