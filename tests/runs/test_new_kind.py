@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import pictures
 from dpjax.accounting import Ledger
-from dpjax.experiments.run import loop, promise, report, writers
+from dpjax.experiments.run import loop, promise, writers
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -156,9 +157,9 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
 
 
 def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
-  titles, style = [], report.style
+  titles, dress = [], pictures.dress
   monkeypatch.setattr(
-    report, "style", lambda axes, **told: (titles.append(told), style(axes, **told))
+    pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
   )
   work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0
