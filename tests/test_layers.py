@@ -29,7 +29,13 @@ _LAYERS = (
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},
   {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
-  {"experiments.sweeps", "experiments.checks", "experiments.all_kinds"},  # of runs
+  # of runs
+  {
+    "experiments.sweeps",
+    "experiments.checks",
+    "experiments.plots",
+    "experiments.all_kinds",
+  },
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 

@@ -31,7 +31,7 @@ _PANEL = (1.6, 1.7)
 _WHOLE = (3.0, 2.5)
 # From this accuracy on, and over this range, errors are drawn on a logarithmic axis.
 _CROWDED = 0.9
-_RANGE = 3.0
+_RANGE = 2.0
 
 
 class Line(NamedTuple):
@@ -199,8 +199,9 @@ def _lines(groups: Sequence[Row], axis: Axis, series: str | None, look: Look) ->
   for index, label in enumerate(labels):
     mine = [group for group in groups if not series or str(group[series]) == label]
     # "the same, DP-FTRL" names a line only beside the one above it.
-    base = base if label.startswith("the same") else label
-    name = label.replace("the same", base, 1) if base else label
+    again = label.startswith("the same,")
+    base = base if again else label
+    name = label.replace("the same", base, 1) if again and base else label
     relations = {_relation(group): None for group in mine if group[axis.x] is not None}
     private = [relation for relation in relations if relation] or [""]
     for relation in private:
@@ -274,7 +275,8 @@ def _panel(
       name = f"{line.label}, {pictures.WITHOUT_PRIVACY}" if line.label else ""
       name = name or pictures.WITHOUT_PRIVACY
       axes.axhline(level, color=line.color, linestyle="--", linewidth=0.9, label=name)
-  for index, (_, at, value) in enumerate(references):
+  names = list(dict.fromkeys(label for label, _, _ in references))
+  for label, at, value in references:
     if _is_public(axis, at):
       axes.axhline(
         axis.height(value), color=pictures.REFERENCE_COLOR, linestyle=":", linewidth=1.1
@@ -282,9 +284,14 @@ def _panel(
     else:
       axes.plot(
         [axis.column(at)], [axis.height(value)], linestyle="none", markersize=5,
-        marker=pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)],
+        marker=_reference_marker(names.index(label)),
         color=pictures.REFERENCE_COLOR, zorder=2,
       )  # fmt: skip
+
+
+def _reference_marker(index: int) -> str:
+  """Returns the marker of a published result: those of our lines are others."""
+  return pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)]
 
 
 def _is_public(axis: Axis, at: float) -> bool:
@@ -296,7 +303,7 @@ def _dress(
   axes: Axes, lines: list[Line], axis: Axis, look: Look, *, name: bool, relation: str
 ) -> None:
   """Gives a panel its names: of its line, where it has one, and of a relation of its own."""
-  letters = int((_PANEL[0] - 0.1) / pictures.letter(look.font_size - 0.5))
+  letters = int((_PANEL[0] - 0.25) / pictures.letter(look.font_size - 0.5))
   heading = [lines[0].label or _OURS] if name else []
   heading += [relation] * bool(relation)
   if name:
@@ -383,14 +390,18 @@ def _handles(
   if many:
     grey = {"color": pictures.CONTEXT_COLOR, "linewidth": 0.9}
     handles.append(pictures.sample("the other panels' lines", look, **grey))
-  for index, (label, at, value) in enumerate(references):
+  points: dict[str, list[tuple[float, float]]] = {}
+  for label, at, value in references:
+    points.setdefault(label, []).append((at, value))
+  for index, (label, places) in enumerate(points.items()):
+    at, value = places[0]
+    how: dict[str, Any] = {"linestyle": "none", "marker": _reference_marker(index)}
+    name = f"{label} ({by_name(axis.x, at)}: {value:g})"
     if _is_public(axis, at):
-      how: dict[str, Any] = {"linestyle": ":", "linewidth": 1.1}
+      how = {"linestyle": ":", "linewidth": 1.1}
       name = f"{label} ({value:g})"
-    else:
-      marker = pictures.REFERENCE_MARKERS[index % len(pictures.REFERENCE_MARKERS)]
-      how = {"linestyle": "none", "marker": marker}
-      name = f"{label} ({by_name(axis.x, at)}: {value:g})"
+    # Several points of one paper share their marker, and are read off the axes.
+    name = name if len(places) == 1 else label
     handles.append(pictures.sample(name, look, color=pictures.REFERENCE_COLOR, **how))
   return handles
 
@@ -398,6 +409,16 @@ def _handles(
 def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
   """Names the lines of a panel at their ends; a single line without a name needs none."""
   ends = []
+  if all(len(_points(line, axis)) == 1 for line in lines) and len(lines) > 1:
+    # Lines of one point each have no end: their names stand beside their points.
+    for line in lines:
+      (group,) = _points(line, axis)
+      axes.annotate(
+        line.label, (axis.column(group[axis.x]), axis.height(group[f"{axis.y}_mean"])),
+        xytext=(5, 0), textcoords="offset points", va="center", color=line.color,
+        fontsize=look.font_size - 0.5,
+      )  # fmt: skip
+    return
   for line in lines:
     points = _points(line, axis)
     last = max(points, key=lambda group: axis.column(group[axis.x]), default=None)
