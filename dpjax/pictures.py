@@ -310,7 +310,7 @@ def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -
   for text in figure.findobj(Text):
     if isinstance(text, Text) and id(text) not in ticks:
       text.set_parse_math(False)
-  fixed = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
+  fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
   dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
   for each, suffix in zip(paths, suffixes):
     # In memory first, so that a kill leaves the old picture or the new one.

@@ -2,6 +2,9 @@
 
 import csv
 import json
+import pathlib
+import re
+import shlex
 
 import pytest
 
@@ -60,6 +63,29 @@ def test_a_committed_picture_is_drawn_again(name, tmp_path):
 @pytest.mark.parametrize("name", sorted({*_pictured()} - {*_QUICK}))
 def test_every_committed_picture_is_drawn_again(name, tmp_path):
   _redrawn(name, tmp_path)
+
+
+def test_the_gallery_shows_every_committed_picture_with_its_command():
+  page = (_ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+  shown = set(re.findall(r"\]\(\.\./(results/[^)]+\.png)\)", page))
+  committed = {path.relative_to(_ROOT).as_posix() for path in _RESULTS.rglob("*.png")}
+  assert shown == committed and len(shown) > 35
+  drawn = set()
+  for line in re.findall(r"(?m)^python -m launch\.plot (.*--out=results.*)$", page):
+    table, *flags = shlex.split(line)
+    (out,) = [flag.removeprefix("--out=") for flag in flags if flag.startswith("--out=")]
+    assert (_ROOT / table).is_file() and out in committed, line
+    assert pathlib.Path(table).parent == pathlib.Path(out).parent
+    drawn.add(out)
+  # Of all others the page says why not.
+  named = {f"results/{name.removesuffix('csv')}png" for name in _pictured()}
+  assert drawn == named - {"results/attacks/membership_cifar10/attacks.png"}
+
+
+def test_no_committed_picture_is_large():
+  """A reader of the page loads all of them."""
+  sizes = {path: path.stat().st_size for path in _RESULTS.rglob("*.png")}
+  assert max(sizes.values()) < 150_000, max(sizes, key=lambda path: sizes[path])
 
 
 def test_each_committed_picture_is_recognised_by_its_columns():

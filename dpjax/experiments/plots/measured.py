@@ -50,9 +50,9 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
   platform = rows[0].get("platform", "") if rows else ""
   pictures.dress(axes, look, xlabel="time over that of an ordinary gradient (dashed)")
   pictures.headline(drawn, look, title or f"Clipped gradients on {platform}")
-  pictures.key(
-    drawn, look, [sample for sample in axes.lines if sample.get_label()[0] != "_"]
-  )
+  # The line at 1 is named below the axis.
+  handles, _ = axes.get_legend_handles_labels()
+  pictures.key(drawn, look, handles)
   return drawn
 
 
@@ -141,7 +141,7 @@ def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> F
     title: of the picture.
     look: sizes, fonts, style.
   """
-  drawn = pictures.new_figure(look, height=min(look.width, 4.6) * 0.6 + 0.4)
+  drawn = pictures.new_figure(look, height=3.3)
   axes = drawn.subplots()
   for index, epsilon in enumerate(dict.fromkeys(row["epsilon"] for row in rows)):
     mine = [row for row in rows if row["epsilon"] == epsilon and row["ratio"] is not None]
@@ -158,7 +158,7 @@ def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> F
     label="5 % more than central noise",
   )
   pictures.dress(
-    axes, look, xlabel="bits of the modulus", ylabel="RMSE, over that of central noise"
+    axes, look, xlabel="bits of the modulus", ylabel="RMSE over that of central noise"
   )
   words = "Skellam shares inside a sum, against central Gaussian noise"
   pictures.headline(drawn, look, title or words)

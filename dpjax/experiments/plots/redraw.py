@@ -254,34 +254,43 @@ def _by_columns(
       table.known(asked.group, field="group")
     for name in (x, y):
       notes += _missing(table, name)
-    for row in table.rows:
-      if not (tables.is_number(row[x]) and tables.is_number(row[y])):
-        continue
+    file = table.path.stem if len(read) > 1 else ""
+    finite = [row for row in table.rows if tables.is_number(row[x])]
+    for row in finite:
       value = row[asked.group] if asked.group else ""
       label = f"{value:g}" if isinstance(value, float) else str(value or "")
-      file = table.path.stem if len(read) > 1 else ""
       name = ": ".join(filter(None, (file, label)))
       # An epsilon of another meaning is never part of one mean, and never on the same axes.
       meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
-      kept.setdefault((name, row[x], meaning), []).append(row)
+      if tables.is_number(row[y]):
+        kept.setdefault((name, row[x], meaning), []).append(row)
   if not kept:
     raise UserError("no row holds a finite number in both", field="x, y", value=(x, y))
-  groups = []
-  for (name, at, meaning), rows in kept.items():
-    values = [row[y] for row in rows]
-    private = all(value is not None for value in meaning)
-    facts = dict(zip(report.WHAT_EPSILON_MEANS, meaning))
-    groups.append({
-      **(facts if private else {"epsilon_kind": None}), "series": name, x: at,
-      "seeds": len(rows), f"{y}_mean": statistics.mean(values), f"{y}_min": min(values),
-      f"{y}_max": max(values),
-    })  # fmt: skip
+  groups = [_group(place, rows, x, y) for place, rows in kept.items()]
   groups.sort(key=lambda group: group[x])
   named = any(group["series"] for group in groups)
   return curve_picture.figure(
     groups, x=x, y=y, series="series" if named else None, references=asked.references,
     repeats="rows", look=look,
   )  # fmt: skip
+
+
+def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
+  """Returns rows that share their x, line and meaning as `curve.summarize` has them."""
+  name, at, meaning = place
+  values = [row[y] for row in rows]
+  facts: Row = {"epsilon_kind": None}
+  if all(value is not None for value in meaning):
+    facts = dict(zip(report.WHAT_EPSILON_MEANS, meaning))
+  return {
+    **facts,
+    "series": name,
+    x: at,
+    "seeds": len(rows),
+    f"{y}_mean": statistics.mean(values),
+    f"{y}_min": min(values),
+    f"{y}_max": max(values),
+  }
 
 
 def _run(table: Table, title: str, look: Look) -> Figure:
@@ -305,8 +314,8 @@ def _relevance(table: Table, title: str, look: Look) -> Figure:
     claims = tables.read(beside).rows
     relations = {claim["method"]: claim["neighboring_relation"] for claim in claims}
     rows = [row | {"neighboring_relation": relations.get(row["curve"])} for row in rows]
-  curves = list(dict.fromkeys(row["curve"] for row in rows))
-  datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+  curves = list(dict.fromkeys(str(row["curve"]) for row in rows))
+  datasets = list(dict.fromkeys(str(row["dataset"]) for row in rows))
   return panels.figure(rows, title=f"{', '.join(datasets)}: {', '.join(curves)}", look=look)
 
 

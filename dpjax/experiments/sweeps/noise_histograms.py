@@ -123,7 +123,7 @@ def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE
     title: of the picture.
     look: sizes, fonts, style.
   """
-  drawn = pictures.new_figure(look, height=min(look.width, 4.6) * 0.62)
+  drawn = pictures.new_figure(look, height=3.0)
   axes = drawn.subplots()
   edges = [rows[0]["from"], *(row["to"] for row in rows)]
   names = [name for name in rows[0] if name not in ("from", "to")]

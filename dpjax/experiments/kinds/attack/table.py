@@ -383,7 +383,10 @@ def _draw_rates(
   handles = {}
   for place, row in zip(places, rows):
     fails = row["verdict"].startswith("FAILS")
-    how = {"color": look.color(int(fails)), "marker": pictures.marker(int(fails))}
+    how: dict[str, Any] = {
+      "color": look.color(int(fails)),
+      "marker": pictures.marker(int(fails)),
+    }
     axes.plot([row["low"], row["high"]], [place, place], color=how["color"], linewidth=1.6)
     axes.plot(row["success"], place, markersize=3.5, **how)
     label = "the defence fails" if fails else "not shown to fail"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from dpjax import pictures
 from dpjax.experiments.run import promise, report, writers
@@ -89,6 +91,11 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   pictures.save(figure(rows, title=title), folder / "secure.png")
 
 
+def _tick(shown: Callable[[float], str], value: float, place: int) -> str:
+  """Returns a tick's number in words; matplotlib also gives its place."""
+  return shown(value)
+
+
 def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
   """Returns the picture of the table: seconds and bytes of each row, on logarithmic axes.
 
@@ -109,7 +116,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
   places = np.arange(len(rows))[::-1]
   # Values of zero have no place on a logarithmic axis, so they stand at the least one.
   for axes, (name, label, least, shown) in zip(panels, (
-    ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.2g} s"),
+    ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.3g} s"),
     ("bytes", "bytes of all messages", 1.0, lambda value: amount(int(value))),
   )):  # fmt: skip
     values = [max(row[name], least) for row in rows]
@@ -122,6 +129,11 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
         va="center", fontsize=look.font_size - 1.5, color="#333333",
       )  # fmt: skip
     axes.set_xscale("log")
+    # Ticks are told like the numbers; within a decade more of them stand.
+    subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(functools.partial(_tick, shown)))
+    axes.xaxis.set_minor_locator(NullLocator())
     # Room for the number beside the point furthest to the right.
     axes.set_xlim(min(values) / 1.6, max(values) * (max(values) / min(values)) ** 0.3 * 3)
     axes.set_yticks(places, [row["row"] for row in rows])
