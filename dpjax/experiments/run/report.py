@@ -30,6 +30,8 @@ WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 # Seconds of a run from which on sixteen more points of its epsilon are worth their two seconds.
 _LONG = 60.0
 _POINTS = 12
+# Evaluations that are marked, each by itself.
+_FEW = 30
 Row = dict[str, Any]
 
 
@@ -143,7 +145,9 @@ def _draw_score(
 ) -> None:
   steps, values = _series(rows, score)
   title = score.replace("_", " ")
-  axes.plot(steps, values, color=look.color(0), marker="o", markersize=2.5, linewidth=1.2)
+  # Markers of many evaluations would hide the line.
+  point = "o" if len(steps) <= _FEW else ""
+  axes.plot(steps, values, color=look.color(0), marker=point, markersize=2.5, linewidth=1.2)
   label = title
   if result:
     method = f", {result['method']}" if result["epsilon_kind"] != "none" else ""
@@ -165,8 +169,8 @@ def _draw_epsilon(
   else:
     # From a point the line goes up at once, to what the next evaluation will have cost.
     axes.plot(
-      steps, values, color=color, marker="o", markersize=2.5, linewidth=1.2,
-      drawstyle="steps-pre",
+      steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
+      linewidth=1.2, drawstyle="steps-pre",
     )  # fmt: skip
   letters = int(min(look.width, 3.3) / pictures.letter(look.font_size))
   facts = textwrap.fill(meaning(result), letters)
