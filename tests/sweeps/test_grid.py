@@ -21,8 +21,8 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
-from dpjax.experiments.run import writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import cost
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.experiments.sweeps.grid import SweepConfig
