@@ -21,7 +21,7 @@ from absl import flags
 
 from dpjax import names, run_code, validate
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
@@ -56,15 +56,19 @@ def define(
     flags.mark_flag_as_required(name)
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if _asks_for_help():
-    _add_to_help(_fields_in_words(kind.config(), name))
+  if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
+    # absl prints for --help the docstring of the program that runs, with the program's
+    # name where it has %s.
+    main = sys.modules["__main__"]
+    text = _fields_in_words(kind.config(), name).replace("%", "%%")
+    main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
 def get(name: str = "config", **more: Any) -> Any:
   """The config that the parsed flags ask for: the file's, checked, with the overrides.
 
   What an override leaves without a reader goes back to its default, and a line on stderr says
-  so; see `dpjax.experiments.run.switched`.
+  so; see `dpjax.experiments.run.switches`.
 
   Args:
     more: fields that flags of their own set, as "audit.enabled".
@@ -86,7 +90,7 @@ def get(name: str = "config", **more: Any) -> Any:
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))
-  config, line = switched.settled(file, steps, _KINDS[name])
+  config, line = switches.of_command_line(file, steps, _KINDS[name])
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:
@@ -103,16 +107,13 @@ def _command_line(config: Any, name: str) -> list[str]:
     text = _as_text(leaf.value)
     line = f"--{name}.{leaf.path}={shlex.quote(text)}"
     try:
-      read = fields.parse(text, leaf.hint, leaf.path) if _is_open(leaf) else leaf.value
+      # Entries of a list or a dict may be anything, so that not all of them can be written.
+      is_open = isinstance(leaf.value, (dict, list, tuple))
+      read = fields.parse(text, leaf.hint, leaf.path) if is_open else leaf.value
     except UserError:
       read = None
     lines.append(line if read == leaf.value else f"# {line}  (in a config file only)")
   return lines
-
-
-def _is_open(leaf: Any) -> bool:
-  """Whether the field holds a list or a dict, whose entries may be anything."""
-  return isinstance(leaf.value, (dict, list, tuple))
 
 
 def _as_text(value: Any) -> str:
@@ -121,17 +122,6 @@ def _as_text(value: Any) -> str:
     return str(value).lower()
   # Python reads 1e999 as infinity, and the word as a name.
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
-
-
-def _asks_for_help() -> bool:
-  return any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:])
-
-
-def _add_to_help(text: str) -> None:
-  """Adds to what absl prints for --help: the docstring of the program that runs."""
-  main = sys.modules["__main__"]
-  # absl puts the program's name where the docstring has %s.
-  main.__doc__ = f"{main.__doc__ or ''}\n{text.replace('%', '%%')}"
 
 
 def _fields_in_words(config: Any, name: str) -> str:

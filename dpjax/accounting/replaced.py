@@ -49,7 +49,7 @@ def epsilon_of_both(
 
 
 def delta_of_both(
-  deltas_of: Callable[[list[float]], Sequence[float]], epsilon: float
+  deltas_of: Callable[[list[float]], Sequence[float] | np.ndarray], epsilon: float
 ) -> float:
   """From the curve of removing or adding, delta of replacing at one epsilon.
 

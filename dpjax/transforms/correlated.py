@@ -36,7 +36,7 @@ def clip_and_correlated_noise(
   matrix mechanism of Denisov et al. 2022), with whatever Optax optimizer follows.
 
   `init` needs the parameters: the state holds as many copies of them as the correlation has
-  `buffers`.
+  `buffers`, or none where it draws earlier noise again (`noise.correlated.InverseBanded`).
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`; the white

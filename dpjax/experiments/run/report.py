@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from dpjax import accounting, pictures
 from dpjax.accounting import upper
 from dpjax.accounting.overflow import OVERFLOW_SHARE
-from dpjax.experiments.run import writers
+from dpjax.experiments.run import promise, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
@@ -83,7 +83,9 @@ def figure(
     dense: whether to account for steps between evaluations: a tenth of a second each.
     look: sizes, fonts, style.
   """
-  score = _score(rows)
+  # A task without accuracy is drawn by its first score.
+  columns = [name for row in rows for name in row if name.startswith("test_")]
+  score = "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
   panels = [] if score is None else [functools.partial(_draw_score, score)]
   panels += [functools.partial(_draw_epsilon, dense)] * bool(_series(rows, "epsilon")[0])
   if not panels:
@@ -134,12 +136,6 @@ def meaning(result: Row) -> str:
   return f"{kind}, delta = {shown}, {relation}"
 
 
-def _score(rows: list[Row]) -> str | None:
-  """The column of accuracy, or of the first score."""
-  columns = [name for row in rows for name in row if name.startswith("test_")]
-  return "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
-
-
 def _draw_score(
   score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str, look: Look
 ) -> None:
@@ -173,8 +169,9 @@ def _draw_epsilon(
       linewidth=1.2, drawstyle="steps-pre",
     )  # fmt: skip
   letters = int(min(look.width, 3.3) / pictures.letter(look.font_size))
-  facts = textwrap.fill(meaning(result), letters)
-  title = f"epsilon {upper(values[-1])}\n{facts}".strip()
+  lines = [f"epsilon {upper(values[-1])}", meaning(result)]
+  lines.append(promise.attackers_told(result).removeprefix(", "))
+  title = "\n".join(textwrap.fill(line, letters) for line in lines if line)
   pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)
 
