@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """What is drawn, besides the files.
+  """The columns and references of a picture, besides its files.
 
   Attributes:
     x: column of x; None: a file that dpjax wrote is drawn as dpjax draws it.

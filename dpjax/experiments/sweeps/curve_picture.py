@@ -46,7 +46,7 @@ class Line(NamedTuple):
 
 
 class Axis(NamedTuple):
-  """What is drawn of the groups, and how."""
+  """The columns that are drawn, and how."""
 
   x: str
   y: str
