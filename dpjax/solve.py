@@ -309,9 +309,10 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   # Imported here, since it is slow. It draws by Agg, so it needs no display.
-  from matplotlib.figure import Figure
+  from dpjax import pictures
 
-  figure = Figure(figsize=(9, 4.5), layout="constrained")
+  look = pictures.Look()
+  figure = pictures.new_figure(look, height=3.6)
   axes = figure.subplots()
   lines: dict[tuple[str, float], list[tuple[int, float]]] = {}
   for row in rows:
@@ -322,19 +323,18 @@ def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     axes.plot(
       *zip(*points),
       "-" if by == "pld" else "--",
-      color=f"C{levels.index(level) % 10}",
+      color=look.color(levels.index(level)),
+      linewidth=1.2,
       label=f"noise multiplier {level:.4g}, {by.upper()}",
     )
   first = rows[0]
   probs = sorted({f"{row['sampling_prob']:.4g}" for row in rows})
-  axes.set_xlabel("steps")
-  axes.set_ylabel(f"epsilon at delta = {accounting.upper(first['delta'])}")
-  axes.set_title(
-    f"Privacy cost, sampling probability {', '.join(probs)}, "
-    f"{first['neighboring_relation'].replace('_', ' ')}"
-  )
+  ylabel = f"epsilon at delta = {accounting.upper(first['delta'])}"
+  pictures.dress(axes, look, xlabel="steps", ylabel=ylabel)
+  relation = pictures.relation_in_words(first["neighboring_relation"])
+  title = f"Privacy cost, sampling probability {', '.join(probs)}, {relation}"
+  pictures.headline(figure, look, title)
   axes.set_xlim(left=0)
   axes.set_ylim(bottom=0)
-  axes.grid(alpha=0.3)
-  figure.legend(loc="outside right upper", frameon=False)
-  figure.savefig(path, dpi=150)
+  pictures.key(figure, look, axes.lines)
+  pictures.save(figure, path)

@@ -271,8 +271,8 @@ def picture(
   *,
   captions: Sequence[str] = (),
 ) -> None:
-  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG. Numbers
-  are shown in [0, 1].
+  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG, a PDF
+  or an SVG. Numbers are shown in [0, 1].
 
   Args:
     captions: under each column, such as its PSNR.
@@ -280,8 +280,8 @@ def picture(
   Raises:
     UserError: no images, or captions of another number.
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
+  # Imported here, since matplotlib is slow to import.
+  from dpjax import pictures
 
   a, b = _pair(truth, found)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
@@ -290,15 +290,14 @@ def picture(
     raise UserError(
       f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
     )
-  figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
-  # This canvas needs no screen, and leaves pyplot's state alone.
-  FigureCanvasAgg(figure)
+  look = pictures.Look(width=max(1.0, 0.85 * len(a) + 0.4))
+  figure = pictures.new_figure(look, height=2.2)
   axes = figure.subplots(2, len(a), squeeze=False)
   for row, (name, images) in enumerate((("truth", a), ("found", b))):
-    axes[row, 0].set_ylabel(name)
+    axes[row, 0].set_ylabel(name, fontsize=look.font_size)
     for axis, image in zip(axes[row], images):
       axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
   for axis, caption in zip(axes[1], captions):
-    axis.set_xlabel(caption, fontsize=8)
-  figure.savefig(path, dpi=120)
+    axis.set_xlabel(caption, fontsize=look.font_size)
+  pictures.save(figure, path)

@@ -21,7 +21,9 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from dpjax import validate
+from matplotlib.figure import Figure
+
+from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
@@ -31,7 +33,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
-from dpjax.experiments.sweeps import curve, engine, table, unused
+from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
@@ -74,7 +76,7 @@ class SweepConfig:
   Fields are dotted names of the base's type (a TrainConfig, or a FedConfig for runs over
   clients), such as "privacy.epsilon". `x` and `series` are such names or keys of a result;
   `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn
-  beside the curve.
+  beside the curve; at an epsilon of 0 it is a model that saw no private data, a horizontal line.
 
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it; the whole grid is run for each. series="variant" draws one
@@ -216,6 +218,8 @@ def run_sweep(
 ) -> list[Row]:
   """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
 
+  After the last run curve.pdf and curve.svg are written beside them, for a paper.
+
   Args:
     config: the sweep.
     workdir: each run has its folder in `workdir`/points/.
@@ -245,7 +249,13 @@ def run_sweep(
   kept = functools.partial(_kept, config)
   draw = functools.partial(_draw, config)
   grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
-  return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+  rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+  finished = [row for row in rows if row["status"] == "done"]
+  if finished:
+    # Once, since three files of a picture take three times as long as one.
+    drawn = _figure(config, *_lines(config, finished))
+    pictures.save(drawn, pathlib.Path(workdir) / "curve.pdf", also=(".svg",))
+  return rows
 
 
 def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> Row:
@@ -263,6 +273,14 @@ def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
   title = config.title
   curve.sweep_report(rows, folder, **drawn, references=references, title=title)
   table.write(rows, folder, **drawn)
+
+
+def _figure(config: SweepConfig, rows: list[Row], series: str | None) -> Figure:
+  """Returns the picture that `_draw` writes as PNG."""
+  axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
+  groups = curve.summarize(rows, **axes)
+  shown: dict[str, Any] = {"references": config.references, "title": config.title}
+  return curve_picture.figure(groups, **axes, **shown)
 
 
 def _check(config: SweepConfig) -> None:

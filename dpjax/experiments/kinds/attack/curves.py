@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from dpjax import pictures
 from dpjax.attacks import AllowedRoc, Leakage, Roc, table
 from dpjax.experiments.run import report, writers
+from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
 Rates = Sequence[float] | np.ndarray
@@ -36,11 +37,13 @@ def roc_report(
   if not found:
     raise UserError("must hold at least one attack", field="found")
   out_dir = pathlib.Path(out_dir)
-  figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+  look = Look(width=4.6)
+  figure = pictures.new_figure(look, height=4.4)
   axes = figure.subplots()
   draw_roc(axes, {name: one.curve for name, one in found.items()}, line)
-  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
-  axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
+  labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+  pictures.dress(axes, look, title=title, **labels)
+  pictures.key(figure, look, axes.lines)
   points = [
     {"attack": name, "fpr": fpr, "tpr": tpr}
     for name, one in found.items()
@@ -48,7 +51,7 @@ def roc_report(
   ]
   report.write_csv(out_dir / "roc.csv", points)
   writers.replace_file(out_dir / "attacks.md", table(found).encode())
-  report.save_figure(figure, out_dir / "roc.png")
+  pictures.save(figure, out_dir / "roc.png")
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
@@ -70,19 +73,23 @@ def draw_curves(
   rates: Rates,
   words: str,
   allowed: Rates | None,
+  *,
+  look: Look = PAGE,
 ) -> None:
   """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
   `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
-    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
+    # Black is left for the line of what is allowed.
+    color = look.color(index % (len(pictures.PALETTE) - 1))
     axes.plot(
       np.maximum(fpr, left),
       np.maximum(tpr, left),
       label=name,
       drawstyle="steps-post",
       color=color,
-      linewidth=1.3,
+      linestyle=look.dash(index),
+      linewidth=1.2,
     )
   axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
   if allowed is not None:
