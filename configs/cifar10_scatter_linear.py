@@ -24,8 +24,8 @@ from dpjax.experiments.kinds.central.config import ByStatistics, TrainConfig
 
 
 def get_config() -> TrainConfig:
-  """The MNIST run on colour images, whose channels are normalised by private statistics of
-  the training data, paid from the same epsilon; large batches and momentum."""
+  """The MNIST run on colour images, with large batches and momentum. Private statistics of
+  the training data normalise the channels; they cost a part of the same epsilon."""
   config = mnist_scatter_linear.get_config()
   config.data.name = "cifar10"
   config.model.options = {}

@@ -1,4 +1,4 @@
-"""The learning rate chosen privately: the best of about ten runs, charged.
+"""The learning rate chosen privately: the best of about ten runs, all of them accounted.
 
   python -m launch.sweep --config=configs/sweeps/learning_rate.py --workdir=runs/best
 

@@ -45,7 +45,8 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-# Share of the common part, if it is not zero: it keeps grids of losses coarse.
+# Share of the common part, unless it is zero. A share this large keeps the grids of losses
+# coarse.
 _LEAST = 1e-6
 
 

@@ -1,4 +1,4 @@
-"""How much noise, how many steps, how large batches: from a target epsilon, backwards.
+"""The noise, number of steps or sampling probability that a target epsilon allows.
 
 Every answer lies on the private side: the accountant, asked again about the answer, gives
 an epsilon that is at most the target (pitfall P25).
@@ -67,8 +67,8 @@ def calibrate_sampling_prob(
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  # More noise and less sampling are both more private: one search serves both by the
-  # inverse.
+  # More noise and less sampling both cost less privacy, so one search over the inverse
+  # serves both.
   by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
   return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
@@ -108,8 +108,8 @@ def _costs(
   accountant: str = "pld",
   **options: Any,
 ) -> Callable[[str], _Cost]:
-  """Checks the target; returns accountant -> (parameter -> epsilon), remembering values.
-  "" is the accountant of the target."""
+  """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
+  The name "" means the accountant of the target."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -123,12 +123,13 @@ def _costs(
 
 
 def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
-  """Where a search begins: where the fast and looser RDP ends, if it knows the event."""
+  """The result of the faster and looser RDP, where a search begins; None if RDP does not
+  know the event."""
   if target.get("accountant") == "rdp":
     return otherwise
   try:
     return search() or otherwise
-  # RDP may not know the event. The accountant that was asked for decides.
+  # RDP may not know the event. Then the accountant that was asked for decides alone.
   except UserError:
     return otherwise
 
@@ -163,7 +164,7 @@ def _least(
 ) -> float | None:
   """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
-  # The step is squared each time: a good start costs little, a bad one a few more trials.
+  # The step is squared each time: a good start needs few trials, a bad one a few more.
   step = 1.1
   while cost(private) > target:
     if private >= high:
@@ -197,7 +198,8 @@ def _between(
 
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
-  """Where the log-log line through a and b meets `aim`; every third time, the middle."""
+  """The point where the log-log line through a and b meets `aim`; every third time, the
+  middle."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
@@ -205,7 +207,7 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
-  # Clipped, so that the guess never falls on an end, where it would teach nothing.
+  # Clipped, so that the guess never falls on an end: cost is known there.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 

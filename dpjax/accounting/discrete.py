@@ -170,13 +170,13 @@ class DistributedNoise:
   def sized(
     cls, *, total_variance: float, min_survivors: int, noise: str = "skellam"
   ) -> DistributedNoise:
-    """Shares of which `min_survivors` make up `total_variance`."""
+    """Shares sized so that `min_survivors` of them make up `total_variance`."""
     validate.positive(total_variance=total_variance)
     validate.integer_at_least(1, min_survivors=min_survivors)
     return cls(total_variance / min_survivors, min_survivors, noise)
 
   def check_survivors(self, survivors: int) -> None:
-    """Raises when a sum has too few shares to hold the noise that was promised."""
+    """Raises when a sum has too few shares to hold the guaranteed noise."""
     validate.integer_at_least(0, survivors=survivors)
     if survivors < self.min_survivors:
       raise UserError(

@@ -43,11 +43,11 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
-# Steps up to which a dense matrix is made where none of the above helps.
+# Largest number of steps for a dense matrix, where no structure helps.
 _DENSE = 4096
-# Entries of an array that is held a few times: 2 GiB of float64.
+# Most entries of one array: 2 GiB of float64, and a few such arrays are held at once.
 _MOST_ENTRIES = 2**28
-# Entries of C within this of zero count as not negative: rounding.
+# Entries of C above minus this count as zero: they are rounding.
 _ZERO = 1e-12
 
 
@@ -97,14 +97,14 @@ def sensitivity(
   if cyclic:
     return float(np.sqrt(_cyclic_squared(gram, min_sep, times)))
   if _falling_toeplitz(matrix):
-    # For such C the closest steps from the first on are worst (Kalinin 2024).
+    # For such C the closest steps, beginning with the first one, are worst (Kalinin 2024).
     comb = np.arange(times) * min_sep
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
-  # Each step with its heaviest partners, then the heaviest such steps: an upper bound,
-  # since partners of different steps may disagree.
+  # Each step with its heaviest partners, then the heaviest such steps. This is an upper
+  # bound, since partners of different steps may disagree.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
@@ -129,7 +129,7 @@ def _falling_toeplitz(matrix: np.ndarray) -> bool:
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
   """Largest sum of at most `times` weights (>= 0) whose places differ by min_sep or more."""
-  # By dynamic programming: best[i] is that of the places from i on.
+  # Dynamic programming: best[i] is the answer for places from i on.
   best = np.zeros(len(weights) + min_sep)
   for _ in range(times):
     longer = np.zeros_like(best)
@@ -204,7 +204,7 @@ def participation_costs(
   # Released rows stay released: no prefix costs less than a shorter one, whatever rounding
   # says.
   costs = np.maximum.accumulate(costs)
-  # The cache hands out this array itself.
+  # The cache hands out this array itself, so a write would change later answers.
   costs.flags.writeable = False
   return costs
 
@@ -239,7 +239,8 @@ def _separated_costs(
   # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
-  # An example is in each window of min_sep steps at most once: the worst column of each.
+  # An example is in each window of min_sep steps at most once. The worst column of each
+  # window bounds it.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -296,8 +297,8 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """The event that each step is charged as; any first t of them compose to what the first t
-  rows cost.
+  """Events that the steps are recorded as, one a step. Any first t of them compose to the
+  cost of the first t rows.
 
   Args:
     noise_multiplier: of the white noise: its standard deviation / l2_clip_norm.

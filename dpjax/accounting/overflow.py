@@ -14,9 +14,9 @@ import numpy as np
 
 from dpjax import validate
 
-# Share of delta that is set aside for a Poisson draw above the capacity.
+# Largest share of delta reserved for Poisson draws above the capacity.
 OVERFLOW_SHARE = 0.05
-# Ratio of the amounts that may be set aside.
+# Ratio of one trial amount to the next, in the search for the reserved part of delta.
 LADDER = 1.01
 
 
@@ -40,7 +40,8 @@ def set_aside(
   log_abort_prob: float,
   least: float,
 ) -> float | None:
-  """The least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta - x)) B.
+  """Returns the least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta -
+  x)) B.
 
   Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts paid for.
 
@@ -70,6 +71,6 @@ def set_aside(
     # No higher rung can help: epsilon only grows as less delta is left.
     if math.isinf(price):
       return None
-    # Rungs in between are below the price already, so none that is enough is passed over.
+    # Lower rungs are below this need already, so no sufficient rung is skipped.
     rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
   return None

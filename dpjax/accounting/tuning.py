@@ -64,7 +64,7 @@ def _poisson_rdp(order: np.ndarray, rdp: np.ndarray, mean_trials: float) -> np.n
 
 
 def stopping_prob(mean_trials: float, shape: float) -> float:
-  """gamma of the truncated negative binomial law with this mean; rounded down.
+  """gamma of the truncated negative binomial distribution with this mean, rounded down.
 
   >>> stopping_prob(10.0, 1.0)
   0.1
@@ -84,12 +84,13 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   while excess(low) < 0:
     low *= 2
   root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
-  # A smaller gamma has more trials and costs more: the private side of the root's error.
+  # A smaller gamma means more trials and costs more, so the root's error falls on the
+  # private side.
   return math.exp(root) * (1 - 1e-9)
 
 
 def _mean(gamma: float, shape: float) -> float:
-  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)); its limit at shape 0."""
+  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)), with its limit at shape 0."""
   if gamma == 1:
     return 1.0
   log_gamma = math.log(gamma)
@@ -100,7 +101,7 @@ def _mean(gamma: float, shape: float) -> float:
 
 
 def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 1.0) -> int:
-  """How many runs to make; keep the number secret.
+  """Draws how many runs to make; keep the number secret.
 
   Args:
     rng: in a release seeded by the operating system, for the number must be unknown.
@@ -123,14 +124,15 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   if shape == 1:
     return int(rng.geometric(gamma))
   drawn = 0
-  # The law is truncated: never zero.
+  # The distribution is truncated: zero runs never happen.
   while drawn == 0:
     drawn = int(rng.negative_binomial(shape, gamma))
   return drawn
 
 
 def check_law(mean_trials: float, shape: float) -> None:
-  """Raises UserError unless a number of trials can have this law; see `draw_trials`."""
+  """Raises UserError unless a number of trials can have this distribution; see
+  `draw_trials`."""
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
     raise UserError("must be >= 1", field="mean_trials", value=mean_trials)

@@ -1,4 +1,4 @@
-"""The best of a random and secret number of runs: hyper-parameters that are tuned privately."""
+"""The best of a random and secret number of runs: private tuning of hyper-parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RepeatAndSelectKind(EventKind):
     return merged_parts(part.event)
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # Exchanging a record moves the sums of every run, so each part is converted.
+    # Replacing a record moves the sums of every run, so each part is converted.
     runs = {
       kind_of(inner).under_replace_one(inner): times
       for inner, times in merged_parts(part.event).items()

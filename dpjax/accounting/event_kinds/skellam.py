@@ -49,7 +49,7 @@ class SkellamKind(EventKind):
     return [(event, 1)]
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # The integers of the exchanged record differ by up to twice either norm.
+    # The integers of a replaced record differ by up to twice either norm.
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 
   def rdp(self, part: Any) -> np.ndarray:
