@@ -20,7 +20,8 @@ _RUNS = "dpjax.experiments.kinds.attack"
 
 @dataclasses.dataclass(frozen=True)
 class AttackSettings:
-  """Base of all settings. Its class attributes say what an attack does; fields are its numbers.
+  """Base of all attack settings. Class attributes describe the attack; fields are its
+  numbers.
 
   Attributes:
     room: config that is attacked: "train" or "federate".
@@ -76,7 +77,7 @@ class PoisoningSettings(AttackSettings):
     self.method()
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     raise NotImplementedError
 
 

@@ -25,7 +25,7 @@ def quantile_regression(
   fpr: float = 0.01,
   seed: int = 0,
 ) -> np.ndarray:
-  """Returns log odds [n] less the (1 - fpr) quantile that a non-member like x would have.
+  """Returns the log odds [n] minus the (1 - fpr) quantile of a non-member like x.
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
   other half shifts it (split conformal prediction). So a non-member that is drawn like the known
@@ -77,7 +77,8 @@ def quantile_regression(
     loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
   ).fit(known_seen[learned], known[learned])
   over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
-  # The `allowed`-th largest of n: a fresh one is above it with probability allowed / (n + 1).
+  # The `allowed`-th largest of n: a new score exceeds it with probability allowed / (n +
+  # 1).
   return odds - trees.predict(seen) - over[-allowed]
 
 

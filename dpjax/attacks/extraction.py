@@ -1,4 +1,4 @@
-"""Model extraction: a copy of a model, from nothing but its answers.
+"""Model extraction: a copy of a model, from its answers alone.
 
 | attack           | asks for      | gets                                       | source         |
 | ---------------- | ------------- | ------------------------------------------ | -------------- |
@@ -40,7 +40,7 @@ def ask(
   decimals: int | None = None,
   batch_size: int = 500,
 ) -> Ask:
-  """The door of a model: x [n, ...] -> what it answers, float64 [n, K].
+  """Queries a model: x [n, ...] -> its answers, float64 [n, K].
 
   Args:
     labels_only: 1 for the most probable label, 0 for all others.
@@ -106,7 +106,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     raise UserError(
       f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
     )
-  # A column of ones stands for the bias.
+  # A column of ones carries the bias.
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
   if (p <= 0).any() or (p >= 1).any():
     raise UserError(
@@ -127,7 +127,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
 
 @dataclasses.dataclass(frozen=True)
 class Extraction:
-  """A student of one's own, trained to answer as the model did.
+  """Trains a student model to answer as the target did.
 
   Args:
     apply: of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
@@ -139,7 +139,7 @@ class Extraction:
   fit: Fit = dataclasses.field(default_factory=Fit)
 
   def __call__(self, x: HostArray, answers: HostArray, *, seed: int) -> Params:
-    """The student's parameters, after the queries x [n, ...] and the answers [n, K].
+    """The student's parameters, after training on queries x [n, ...] and answers [n, K].
 
     UserError: another number of answers, or of classes than the student has.
     """
@@ -165,7 +165,7 @@ class Extraction:
 
 
 class Agreement(NamedTuple):
-  """On how many inputs two models name the same label."""
+  """Number of inputs on which two models name the same label."""
 
   num_queries: int  # that the copy was made of
   count: int
@@ -180,7 +180,8 @@ class Agreement(NamedTuple):
 def agreement(
   found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Fidelity of a copy's answers to the model's, each [n, K], on inputs not asked before.
+  """Fidelity of a copy's answers to the model's, each [n, K], on inputs that were not
+  queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
@@ -205,7 +206,7 @@ def extraction_curve(
   num_queries: Sequence[int],
   seed: int,
 ) -> list[Agreement]:
-  """Fidelity against the number of queries: the first of `queries` [n, ...] are asked.
+  """Fidelity by number of queries: the first rows of `queries` [n, ...] are asked.
 
   Args:
     target: what the attacker may ask, `ask(...)`.

@@ -1,4 +1,5 @@
-"""InfoRMIA: the relative attack with information in place of a count (Tao and Shokri 2025).
+"""InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri
+2025).
 
 `rmia` counts the records that x beats, so it ties the ones that beat them all. InfoRMIA takes the
 mean by which x beats them, in nats, and needs no gamma.
@@ -41,6 +42,6 @@ def informia(
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
-  # Without x itself: its own term is 0, so only the number of terms changes.
+  # Excludes x itself: its own term is 0, so only the number of terms changes.
   others = np.maximum(compared.sum() - compared, 1)
   return (compared.sum() * ratio - ratio[compared].sum()) / others

@@ -1,4 +1,4 @@
-"""Membership inference: was a record among those that a model was trained on?
+"""Membership inference: was a record part of a model's training data?
 
 An attack is a pure function of `Evidence`, which holds what the attacker knows and not the
 truth; it gives every record a score, the larger the more likely a member. `roc` holds scores
@@ -37,7 +37,7 @@ from dpjax.validate import UserError
 
 # Least standard deviation, as in the authors' code.
 _FLOOR = 1e-30
-# Beyond this, squares over the floor would leave float64.
+# Beyond this, squares divided by the floor would overflow float64.
 _HUGE = 1e60
 
 
@@ -59,7 +59,7 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-  """Evidence of an attacker on n records, without who the target's members are.
+  """Facts of an attacker on n records, without the target's members.
 
   Args:
     target: the target's log odds for each record (see `signals`).
@@ -118,8 +118,8 @@ class Evidence:
 
 
 def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
-  """1 for a record of which the model is surer than `threshold`, of whichever label, else 0:
-  the rule of thumb that finds easy records, not members.
+  """Scores 1 for a record on which the model is surer than `threshold`, of any label, else
+  0. This rule of thumb finds easy records, not members.
 
   Args:
     confidences: [n], `signals.top_confidences`.
@@ -133,8 +133,8 @@ def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.nda
 
 
 def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
-  """1 for a record whose loss is at most the mean over the training set, else 0 (Yeom et al.
-  2018, for an adversary who is told that mean). losses: [n].
+  """Scores 1 for a record whose loss is at most the mean over the training set, else 0
+  (Yeom et al. 2018). The adversary is given that mean. losses: [n].
 
   >>> loss_rule([0.1, 2.0], mean_training_loss=0.5)
   array([1., 0.])
@@ -247,7 +247,7 @@ def rmia(
   offline_a: float = 0.3,
 ) -> np.ndarray:
   """The relative attack (Zarifzadeh et al. 2024): [n] shares, in [0, 1], of other records z
-  that x beats by more than `gamma`, (p(x) / P(x)) / (p(z) / P(z)) > gamma.
+  that x beats by more than `gamma`: (p(x) / P(x)) / (p(z) / P(z)) > gamma.
 
   p and P are those of `relative_confidence`. The defaults are the paper's gamma without a
   temperature; where a model is sure of all of its records, they find few members. `rmia_tuned`
@@ -281,15 +281,15 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
-  # Left: a ratio that differs by exactly gamma is not beaten.
+  # side="left": a ratio that differs by exactly gamma is not beaten.
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
-  # A record is not among those that it is compared to.
+  # A record is not compared to itself.
   others = compared.sum() - compared
   return beaten / np.maximum(others, 1)
 
 
 def compared_records(population: HostArray | None, n: int) -> np.ndarray:
-  """Returns bool [n], the records that others are compared to; all of them for None.
+  """Returns bool [n]: the records that others are compared to; all of them for None.
 
   UserError: another shape, or none of them.
 

@@ -1,4 +1,4 @@
-"""Several queries of one record: a model is also asked about its flipped and shifted copies.
+"""Several queries of one record: the model also sees flipped and shifted copies.
 
 A model that was trained on copies is surer of all copies of a member, and each is another look at
 it (Carlini et al. 2022, section 6.C). An attack scores each query by itself, and a record has the
@@ -17,13 +17,14 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# 9 places, each with its mirror image.
+# 9 shifts, each with its mirror image.
 MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndarray]:
-  """Returns `num_queries` copies of images [n, H, W, C]: as they are, mirrored, then shifted ones.
+  """Returns `num_queries` copies of images [n, H, W, C]: the originals, mirrored ones, then
+  shifted ones.
 
   Copies 2 k and 2 k + 1 are each other's mirror image. A shift is by `shift` pixels to one of eight
   sides, and what it uncovers is filled by reflection.
@@ -66,7 +67,8 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
 
 
 def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Signal:
-  """Returns a signal that asks about all copies of n records: [num_queries * n], query by query.
+  """Returns a signal with a score for every copy of n records: [num_queries * n], query by
+  query.
 
   Give `train_shadows` `num_scores=num_queries * n` with it.
 

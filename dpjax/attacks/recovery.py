@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class NothingSent(UserError):
-  """A gradient holds nothing of the examples."""
+  """Raised where a gradient holds nothing of the examples."""
 
 
 def check_seen(seen: ArrayTree) -> None:
@@ -114,7 +114,7 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
     )
   kernel = found["kernel"]
   bias = found["bias"]
-  # Divided by its largest entry, its squares do not underflow.
+  # Divided by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(

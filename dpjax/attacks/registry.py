@@ -1,4 +1,4 @@
-"""Every attack as one value: what it is after, what it must see, who could do it, what stops it.
+"""Registry of attacks: each one's aim, access, possible adversaries and defences.
 
 One entry of `ATTACKS` is one row of every table that dpjax prints about attacks, and of the
 page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this package
@@ -19,7 +19,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.validate import UserError
 
-# What an attacker must see or do, from the least on.
+# Access that an attack needs, from the least on.
 ACCESS = {
   "answers": "black box: the released model's answers to records of its choice",
   "model": "white box: the parameters of the released model",
@@ -78,15 +78,15 @@ class Attack:
 
   @property
   def simulated(self) -> bool:
-    """Whether dpjax carries it out."""
+    """Whether dpjax implements the attack."""
     return bool(self.code)
 
   def find(self) -> Any:
-    """Returns the object that its code names. UserError: nothing of that name."""
+    """Returns the object that the attack's code names. Raises UserError if there is none."""
     return self._at("code")
 
   def find_settings(self) -> Any:
-    """Returns the class of what a config sets of it. UserError: nothing of that name."""
+    """Returns the class of the attack's settings. Raises UserError if there is none."""
     return self._at("settings")
 
   def _at(self, field: str) -> Any:
@@ -110,7 +110,7 @@ _NOISE = (
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
-# A new attack is one entry. Its code is tried by the tests, its row is in every table.
+# A new attack is one entry. Tests then run its code, and its row appears in every table.
 ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
@@ -197,7 +197,7 @@ ATTACKS: tuple[Attack, ...] = (
     "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
     _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
   ),
-  # --- what a model knows
+  # --- knowledge in a model
   Attack(
     "class inversion", "what the records of a class look like", "model",
     "whoever holds the model",
@@ -233,7 +233,7 @@ ATTACKS: tuple[Attack, ...] = (
     f"{_DP}, against what is more than a guess from others' records",
     "dpjax.attacks.attribute_advantage", "Fredrikson et al. 2014; Yeom et al. 2018",
   ),
-  # --- rounds that are poisoned
+  # --- poisoned rounds
   Attack(
     "label flip", "errors of the model on one class", "part", "clients of the federation",
     "aggregator=median, trimmed_mean, krum, below their breakdown points",
@@ -382,7 +382,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
 )  # fmt: skip
 
-# What a way to compute on hidden data changes, by who attacks; the last is described only.
+# Effect of each way to compute on hidden data, by adversary; the last is only described.
 _WAYS = (
   "threat", "secure sum (`secure.sums`)", "shares (`secure.mpc`)",
   "ciphertexts (`secure.homomorphic`)", "trusted execution (not in dpjax)",
@@ -449,7 +449,7 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
 
 
 def page() -> str:
-  """The page of threats, as it should be: who sees what, which attacks follow, what is only
+  """Returns the text of the page of threats: access, resulting attacks, and what is only
   described."""
   access = markdown.table(["access", "means"], ACCESS.items())
   adversaries = []

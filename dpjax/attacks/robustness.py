@@ -1,4 +1,4 @@
-"""Effects of poisoning on each aggregator: a grid of attacks and defences, and its table.
+"""Effects of poisoning on each aggregator: a grid of attacks and defences, as a table.
 
 A defence FAILS where an attack moved it: where the exact interval of the attack's success, or
 of the accuracy, does not meet that of the same defence without attackers. Else it is not
@@ -28,15 +28,15 @@ from dpjax.validate import UserError
 
 
 class Defence(NamedTuple):
-  """An aggregator, and how many arbitrary clients of n it stands up to."""
+  """An aggregator, and how many arbitrary clients of n it tolerates."""
 
   aggregator: Aggregator
-  # of n messages; None: none is outvoted, each is bounded (a clipped mean)
+  # of n messages; None: messages are never outvoted, each is bounded (a clipped mean)
   tolerates: Callable[[int], int] | None
 
 
 def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[int], int]]:
-  """How many arbitrary clients of n each aggregator of one result stands up to.
+  """Number of arbitrary clients of n that each aggregator tolerates.
 
   >>> found = breakdown_points(num_byzantine=2, trim=0.25)
   >>> {name: most(9) for name, most in found.items()}
@@ -50,7 +50,7 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
 
 
 def _options(row: described.AggregatorFacts, numbers: dict[str, Any]) -> dict[str, Any]:
-  """Returns an aggregator's options, by these numbers where it has one of that name."""
+  """Returns those of the numbers that are options of this aggregator."""
   return {name: numbers.get(name, usual) for name, usual in row.options.items()}
 
 
@@ -93,18 +93,18 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # The same, of the same defence without attackers.
+  # accuracy of the same defence without attackers
   clean_accuracy: Counted
   clean_success: Counted | None
 
   @property
   def beyond(self) -> bool:
-    """Whether there are more attackers than the defence was made for."""
+    """Whether there are more attackers than the defence tolerates."""
     return self.tolerates is not None and self.num_attackers > self.tolerates
 
   @property
   def fails(self) -> bool:
-    """Whether the attack moved the model, beyond what the test records leave open."""
+    """Whether the attack moved the model, beyond the uncertainty of the test records."""
     fell = self.accuracy.interval[1] < self.clean_accuracy.interval[0]
     if self.success is None or self.clean_success is None:
       return fell
@@ -112,7 +112,8 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Line for people: a defence that fails is said to fail, none is said to hold."""
+    """Line for readers. A defence that fails is reported as failing; none is reported as
+    holding."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
@@ -126,7 +127,7 @@ class PoisoningOutcome(NamedTuple):
 def measure_poisoning(
   apply: Apply, params: Params, attack: Poisoning, test: Dataset
 ) -> tuple[Counted, Counted | None]:
-  """(accuracy on the test records, success on the attack's victims among them).
+  """Measures (accuracy on the test records, success on the attack's victims among them).
 
   UserError: no test record, or none that could be a victim.
   """
@@ -151,7 +152,8 @@ def poisoning_grid(
   seed: int,
   tell: Callable[[str], None] = lambda line: None,
 ) -> list[PoisoningOutcome]:
-  """Every attack against every defence at every fraction of attackers, and once without.
+  """Runs every attack against every defence at every fraction of attackers, and once
+  without.
 
   Args:
     train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`. Where
@@ -173,7 +175,7 @@ def poisoning_grid(
   nobody = np.zeros(0, np.int64)
   outcomes = []
   for defence, (aggregator, tolerates) in against.items():
-    # Nobody attacks here, so any of the attacks will do.
+    # There are no attackers here, so any attack will do.
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():
