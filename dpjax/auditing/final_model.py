@@ -31,7 +31,7 @@ from dpjax.plan import Plan
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# Models of one program.
+# Models trained by one program.
 _SIDE_BY_SIDE = 50
 
 
@@ -80,8 +80,8 @@ def final_model_scores(
   seed: int,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scores:
-  """How low the target's loss is under the final model of `num_models` trainings with the
-  target among the records and as many without it: Scores [num_models] and [num_models].
+  """Scores [num_models] of models trained with the target, and [num_models] without it. A
+  score is high where the target's loss under the final model is low.
 
   Everything that trains is the public pipeline: `plan.batches`, `training.dp_sgd` with the
   plan's clip and noise, and `tx`; a group of models under vmap, whose noise keys alone differ.
@@ -110,7 +110,7 @@ def final_model_scores(
       "'add_or_remove_one', for the target is there or not",
       field="plan",
     )
-  # The same sums, in one physical batch.
+  # One physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
   with_target = _joined(records, target)
   finals = _finals(loss_fn, plan, tx, params, target)
@@ -133,13 +133,13 @@ def _whole(records: Dataset) -> Example:
 
 
 def _joined(records: Dataset, target: Example) -> Dataset:
-  """The records with the target as the last of them."""
+  """Returns the records with the target appended."""
   x, y = (np.concatenate(pair) for pair in ((records.x, target.x), (records.y, target.y)))
   return dataclasses.replace(records, x=x, y=y)
 
 
 def _keys(num_models: int, seed: int, world: int) -> list[Array]:
-  """Keys of the models' noise in groups of one size; some more than are asked for."""
+  """Yields keys of the models' noise in groups of one size, so a few more than needed."""
   root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
   width = min(_SIDE_BY_SIDE, num_models)
   keys = jax.random.split(root, -(-num_models // width) * width)
@@ -149,7 +149,7 @@ def _keys(num_models: int, seed: int, world: int) -> list[Array]:
 def _finals(
   loss_fn: LossFn, plan: Plan, tx: Any, params: Params, target: Example
 ) -> Callable[[Array, Batch], Array]:
-  """(keys [S], batch of every step) -> the target's loss at the end [S]."""
+  """Returns (keys [S], batch of every step) -> the target's final loss [S]."""
   asked = Example(jnp.asarray(target.x[0]), jnp.asarray(target.y[0]))
 
   def one(key: Array, batch: Batch) -> Array:

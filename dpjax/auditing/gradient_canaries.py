@@ -49,7 +49,7 @@ class _Ids(NamedTuple):
 
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
-  """The data of the run: of the size that the sampler was made for, where it has one."""
+  """The data of the run, with the size that the sampler was made for, if it has one."""
   ids = np.arange(len(coins))
   signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
@@ -107,7 +107,7 @@ def gradient_canaries(
   validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
     raise UserError("must be one number, canaries have no groups", field="l2_clip_norm")
-  # The same sums, in one physical batch.
+  # One physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   if coins.all() or not coins.any():
@@ -135,7 +135,7 @@ def gradient_canaries(
 
 
 def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
-  """The model's parameters, and beside them one that is zero for each canary.
+  """Returns the model's parameters with one more for each canary, which starts at zero.
 
   >>> with_canaries(jnp.ones(2), 3)["canaries"]
   Array([0., 0., 0.], dtype=float32)
@@ -162,7 +162,7 @@ def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> Lo
   def loss(params: Any, example: Example) -> jax.Array:
     place = example.y - num_classes
     is_canary = place >= 0
-    # A canary's label is no class: 0 stands in, and this loss is not used.
+    # A canary's label is no class. Label 0 stands in, and that loss is not used.
     ordinary = loss_fn(
       params["model"], example._replace(y=jnp.where(is_canary, 0, example.y))
     )
@@ -179,8 +179,9 @@ class CanarySums(NamedTuple):
 
 
 def canary_sums() -> optax.GradientTransformation:
-  """Passes gradients on as they are and adds up what they hold along the canaries: put it
-  between the private transform and the optimizer, as the `tx` of `dp_sgd` begins.
+  """Returns a transform that passes gradients on, and sums their parts along the canaries.
+  Put it between the private transform and the optimizer, at the start of the `tx` of
+  `dp_sgd`.
 
   What it sees is released (the proof covers every noisy sum), so it costs no privacy.
   """
