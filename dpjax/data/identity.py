@@ -1,4 +1,4 @@
-"""Which data these are: a digest of everything in them that training sees.
+"""Identity of data: a digest of everything in them that training reads.
 
 The digest is a fixed function of the data, without noise: whoever sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
@@ -18,12 +18,12 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-# Digest of the data that `computed` computed these from.
+# Digest of the source from which `computed` made these data.
 _ORIGIN = "_origin"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """32 bytes that differ where two training sets differ. SECRET, as the data are.
+  """32 bytes that differ where two training sets differ. As SECRET as the data.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), what one example is
   (classes, vocabulary), and of a `Federation` also which client, by name and place, holds
@@ -70,7 +70,7 @@ def _of_federation(federation: Any) -> bytes:
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
-  """`source` with other inputs, which a public rule computed from its own.
+  """Returns `source` with other inputs, computed from its own by a public rule.
 
   The digest stays that of `source`, so that it is equal where features differ in their last
   bits: on another device, or with another number of threads. Whoever uses this binds the rule
@@ -83,6 +83,6 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   (True, False)
   """
   result = dataclasses.replace(source, x=x)
-  # No field, so that `replace`, which makes other data, drops it.
+  # Not a field: `replace` makes other data, and must drop it.
   object.__setattr__(result, _ORIGIN, digest(source))
   return result

@@ -1,4 +1,4 @@
-"""Natural federations: whose each record is, the data say themselves.
+"""Natural federations: a field of the data names the owner of each record.
 
 A client is an id. Everything under one id is one client, wherever it lies in the files and
 whether it is written as text, bytes or a number; so user-level privacy counts people, as far
@@ -35,7 +35,7 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """Groups rows into one client for each id, ordered by id; rows keep the order of the data.
+  """Groups rows into one client for each id, ordered by id. Rows keep their order.
 
   Args:
     client_ids: [n] text, UTF-8 bytes or integers: whose each example is. b"7", "7" and 7
@@ -78,21 +78,22 @@ def by_client(
 
 
 def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-  """(rows by owner [n], where each owner's begin [num_clients]); rows of one keep order."""
+  """Returns (rows by owner [n], start of each owner's rows [num_clients]); rows of one
+  owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
 
 
 def _first(owners: np.ndarray, most: int) -> np.ndarray:
-  """The rows that are among the first `most` of their owner, ascending."""
+  """Returns the first `most` rows of each owner, ascending."""
   order, starts = _sorted(owners, 0)
-  # Own rows before this one.
+  # Number of earlier rows of the same owner.
   before = np.arange(len(order)) - starts[owners[order]]
   return np.sort(order[before < most])
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Ids as text, by which two spellings of one are told to be one.
+  """Ids as text, in one normal form: two spellings of one id become equal.
 
   >>> texts([b"ann", "ann", 7, np.int64(7)])
   ['ann', 'ann', '7', '7']
@@ -107,7 +108,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, found))
-    # A lone surrogate is text that UTF-8 cannot write.
+    # Fails for a lone surrogate, which UTF-8 cannot encode.
     "".join(ids).encode()
   except UnicodeError as error:
     raise UserError(
@@ -125,12 +126,12 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  # One name in two spellings is one person.
+  # One name in two spellings is one client.
   return unicodedata.normalize("NFC", text)
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:
-  """Both, if what one example is agrees."""
+  """Returns both if their examples have the same type and shape."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
     told = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)

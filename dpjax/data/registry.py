@@ -1,4 +1,4 @@
-"""`load`: from the name of a data set to its two splits."""
+"""Loading of a data set by its name: two splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
 from dpjax.validate import UserError
 
-# Name -> (train, test): nothing has to lie in a folder.
+# Name -> (train, test), for data that need no folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
   name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
 }
@@ -75,7 +75,7 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  # A folder of the user's may hold other texts, whose number nobody has published.
+  # A user's folder may hold other texts, whose number is not published.
   own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )
@@ -124,13 +124,14 @@ def _load(
 
 
 def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
-  """A file or folder of one's own: a relative one lies in `data_dir`, else in the current
-  folder."""
+  """A user's file or folder: a relative path is looked up in `data_dir`, else in the
+  current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
 def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
-  """Where a data set lies prepared; UserError with the command where it does not."""
+  """Returns the folder of a prepared data set. Raises UserError with the command if there
+  is none."""
   root = data.prepared.data_root(data_dir)
   if data.prepared.is_prepared(name, root):
     return root
