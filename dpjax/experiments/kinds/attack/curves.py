@@ -1,4 +1,4 @@
-"""Pictures and tables of attacks: ROC on logarithmic axes, beside the line of the promise."""
+"""Pictures and tables of attacks: ROC on logarithmic axes, beside the guarantee's line."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def roc_report(
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """`draw_curves` of them and of `line`.
+  """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
   The axes begin at what one record is worth: a curve further to the left would show a rate that
   so few records cannot, and seem to cross the line.
@@ -71,8 +71,9 @@ def draw_curves(
   words: str,
   allowed: Rates | None,
 ) -> None:
-  """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
-  `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
+  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal. A dashed
+  black line, labelled `words`, shows the rates allowed at `rates`. Logarithmic axes begin
+  at rates[0]."""
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
     color = report.PALETTE[index % (len(report.PALETTE) - 1)]
@@ -92,6 +93,6 @@ def draw_curves(
 
 
 def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
-  """For each number of false positives the most true ones: (fpr, tpr)."""
+  """Returns the most true positives for each number of false positives: (fpr, tpr)."""
   last = np.append(np.diff(curve.false_positives) > 0, True)
   return curve.fpr[last], curve.tpr[last]

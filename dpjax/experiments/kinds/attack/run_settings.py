@@ -1,4 +1,4 @@
-"""Settings of the attacks whose limits are those of runs; see `attack_settings`."""
+"""Settings of the attacks that share limits with runs; see `attack_settings`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import rules
 from dpjax.validate import UserError
 
-# The first two are told more, or less, than log odds: all confidences, the mean training loss.
+# The first two use more, or less, than log odds: all confidences, or the mean training
+# loss.
 MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
-# So that some hold a record and some do not, whichever model is the target.
+# With fewer, a record may be in all shadows or in none, for some target.
 LEAST_SHADOWS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
-  """Membership inference, several attacks on the same targets: models trained on random
-  halves of the records. Each is once the target, the others are its shadows.
+  """Membership inference, with several attacks on the same targets: models trained on
+  random halves of the records. Each is the target once, with the others as its shadows.
 
   Args:
     methods: of `MEMBERSHIP`.
@@ -58,7 +59,7 @@ class Membership(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class CopyByAnswers(AttackSettings):
-  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs.
+  """`attacks.Extraction`: a copy of the model, trained on its answers to test inputs.
 
   Args:
     num_queries: how many are asked, one copy for each; the verdict is on the most.
@@ -95,7 +96,7 @@ class CopyByAnswers(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class ClassSearch(AttackSettings):
-  """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
+  """`attacks.ClassInversion` of every class. The judge is a network of the same shape,
   trained on the test records.
 
   Args:
@@ -135,7 +136,7 @@ class ClassSearch(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class _Inversion(AttackSettings):
-  """Settings of every inversion of messages.
+  """Settings common to all inversions of messages.
 
   Args:
     uniform_init: draw every weight from U(-a, a), as the first papers did, instead of by the
@@ -148,7 +149,7 @@ class _Inversion(AttackSettings):
   room: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # It looks at no aggregate.
+  # Fields that no inversion reads: it uses no aggregate.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",

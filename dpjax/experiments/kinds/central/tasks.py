@@ -1,4 +1,4 @@
-"""Learning tasks: what is learnt from a data set, and how it is scored."""
+"""Learning tasks: their loss on a data set, and their scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class Task(NamedTuple):
-  """A task: what is learnt, and how it is scored."""
+  """A task: its loss and its scores."""
 
   name: str
   loss: Callable[[Any], LossFn]  # of model.apply
@@ -44,9 +44,9 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Classification, or the next token where the model is one of language; with a user's own
-  loss where the config names one. The scores stay those of the task. Embeddings of two views
-  where it is named."""
+  """Makes the task: classification, or the next token for a language model, or embeddings
+  of two views if named. A user's loss may replace the loss. The scores stay those of the
+  task."""
   if config.loss == embeddings.NAME:
     return _embedding(config)
   task = _LANGUAGE if models.is_language(config.model.name) else _CLASSIFICATION
@@ -69,12 +69,12 @@ def _embedding(config: TrainConfig) -> Task:
 
 
 def of_people(dataset: data.Dataset) -> bool:
-  """Whether an example is several sequences of tokens, [m, T]: all of one person."""
+  """Whether an example is several sequences of tokens, [m, T], all of one user."""
   return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
 
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
-  """Raises UserError unless the promise names what one row of the data is."""
+  """Raises UserError unless the guarantee names the unit that one row of the data is."""
   people = of_people(dataset)
   if people != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if people else ("not be", "not all")

@@ -16,7 +16,8 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass
 class RelevanceAuditConfig:
-  """Attacks on each point; bounds at 95 % together (Bonferroni over the attacks)."""
+  """Attacks on each point; their bounds hold together at 95 % (Bonferroni over the
+  attacks)."""
 
   enabled: bool = False
   num_trials: int = 1000  # of U1 (the features' noise) and U2 (shared noise), on each side
@@ -63,7 +64,7 @@ class RelevanceConfig:
 
 @bounds.names_fields
 def check(config: RelevanceConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   bounds.typed(config)
   validate.one_of(relevance.NAMES, method=config.method)
   validate.one_of(MODES, mode=config.mode)

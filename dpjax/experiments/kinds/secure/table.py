@@ -1,4 +1,4 @@
-"""A table and a picture of many secure computations: what each costs and hides."""
+"""A table and a picture of many secure computations: cost and hidden data of each."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def amount(num_bytes: int) -> str:
-  """Bytes for people.
+  """Returns a number of bytes for readers.
 
   >>> amount(999), amount(12_345_678)
   ('999 B', '12.3 MB')
@@ -95,7 +95,7 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
 
 
 def _bars(axes: Axes, rows: Sequence[Row], name: str, label: str) -> None:
-  """On a logarithmic axis; a colour for each task."""
+  """Draws bars on a logarithmic axis, with a colour for each task."""
   tasks = list(dict.fromkeys(row["task"] for row in rows))
   places = np.arange(len(rows))[::-1]
   least = {"seconds": 1e-3, "bytes": 1.0}[name]
