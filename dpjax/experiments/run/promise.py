@@ -1,4 +1,4 @@
-"""The guarantee of a run. Every epsilon that a person sees is read from here.
+"""The guarantee of a run. Every epsilon shown to a user is read from here.
 
 A promise is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
@@ -34,7 +34,7 @@ _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-  """A guarantee: whose epsilon, of which kind, under which neighbours.
+  """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
 
   >>> Promise("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
@@ -47,7 +47,7 @@ class Promise:
   relation: str
   unit: str = "example"
   accountant: str = ""
-  # What step t of THIS run is charged, and what its steps from t to the last are.
+  # The event of step t of THIS run, and of its steps from t to the last.
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
@@ -64,7 +64,7 @@ class Promise:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
   def check_budget(self, ledger: Ledger) -> None:
-    """Refuses before the next step what would overspend at the last.
+    """Refuses, before the next step, a run that would overspend at its last step.
 
     Raises:
       BudgetExceeded: naming `privacy.epsilon_budget`.
@@ -84,7 +84,7 @@ class Promise:
       raise error.of(field="privacy.epsilon_budget") from error
 
   def charged(self, ledger: Ledger) -> float:
-    """Epsilon of the charges themselves, not of what was meant to run."""
+    """Returns epsilon of the recorded steps, not of the planned ones."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
       neighboring_relation=self.relation,
@@ -92,7 +92,7 @@ class Promise:
     )
 
   def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
-    """The privacy part of result.json.
+    """Returns the privacy part of result.json.
 
     Args:
       epsilon: of the curve, after all steps.
@@ -111,12 +111,12 @@ class Promise:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
-    # Of what really ran: a run that ended early costs less than its plan.
+    # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
   def warn(self) -> None:
-    """Warns where delta is no smaller than 1 / number of records."""
+    """Warns where delta is not smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
     warning = delta_warning(self.delta, self.num_records)
@@ -136,7 +136,7 @@ def of_plan(
   note: str = "",
   release: bool = False,
 ) -> Promise:
-  """The promise of a plan that is carried out on so many records.
+  """Returns the guarantee of a plan that runs on that many records.
 
   Args:
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
@@ -150,7 +150,7 @@ def of_plan(
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
-  # The ledger is of what runs. The statement may be of a larger deployment.
+  # The ledger records the actual run. The statement may be about a larger deployment.
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
@@ -181,7 +181,7 @@ NONE = Promise("none", None, "")
 
 
 def named(assumptions: Iterable[str]) -> str:
-  """The names of failed assumptions, each of which precedes its words and a colon.
+  """Returns the names of failed assumptions; a name precedes its description and a colon.
 
   >>> named(["C1: the clip norm is a guess", "C4: no noise"])
   'C1, C4'
@@ -190,14 +190,14 @@ def named(assumptions: Iterable[str]) -> str:
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
-  """Raises for what a run that promises nothing would ignore."""
+  """Raises for settings that a run without a guarantee would ignore."""
   if release or budget is not None:
     given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
     raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
 
 
 def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
-  """The same promise, whose statement begins with a note; "" for none.
+  """Returns the same guarantee with a note before its statement; "" for none.
 
   Args:
     assumed: what the promise rests on and nothing here can check: then it is a claim.
@@ -213,8 +213,9 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
 
 
 def released(plan: Plan) -> str:
-  """Returns what release mode adds to the privacy statement, and what it does not cover."""
-  # The grid must be fine beside the least noise of any step.
+  """Returns the additions of release mode to the privacy statement, and what it does not
+  cover."""
+  # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(
@@ -235,7 +236,8 @@ def released(plan: Plan) -> str:
 
 
 def told(result: Mapping[str, Any]) -> str:
-  """The promise of a result.json in a few words; a claim never comes without what fails.
+  """Returns the guarantee of a result.json in a few words; a claim always names the
+  assumptions that fail.
 
   >>> told({"epsilon_kind": "none"})
   'not private'

@@ -1,4 +1,4 @@
-"""The picture of a run, and what every picture here shares: a CSV file beside each.
+"""The picture of a run, and shared parts of all pictures: a CSV file beside each.
 
 Drawn with matplotlib's object interface, so that no global state is touched and no
 display is needed. Colours are those of Okabe and Ito (2008), told apart by everyone.
@@ -46,7 +46,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   """
   workdir = pathlib.Path(workdir)
   by_step: dict[int, Row] = {}
-  # Several lines of a step are one row.
+  # Several lines of one step form one row.
   for line in writers.read_metrics(workdir):
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
@@ -68,8 +68,8 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
 
 
 def redraw(workdir: pathlib.Path, steps: str) -> None:
-  """Draws `train_report` again where a part of it is gone or empty: a run may have been killed
-  between its result and its report."""
+  """Draws `train_report` again where a part of it is missing or empty. A run may have been
+  killed between its result and its report."""
   whole = all(
     (workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES
   )
@@ -78,7 +78,7 @@ def redraw(workdir: pathlib.Path, steps: str) -> None:
 
 
 def style(axes: Axes, *, title: str, xlabel: str, ylabel: str) -> None:
-  """The look of every picture here: labels, a light grid, and nothing to decorate it."""
+  """Style of every picture: labels, a light grid, no decoration."""
   axes.set_title(title, fontsize=9, loc="left")
   axes.set_xlabel(xlabel, fontsize=9)
   axes.set_ylabel(ylabel, fontsize=9)
@@ -107,7 +107,7 @@ def meaning(result: Row) -> str:
 
 
 def _score(rows: list[Row]) -> str | None:
-  """The column of accuracy, or of the first score."""
+  """Returns the column of accuracy, or of the first score."""
   columns = [name for row in rows for name in row if name.startswith("test_")]
   return "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
 
@@ -157,15 +157,16 @@ def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
 
 
 def save_figure(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a picture as PNG, atomically, without a display; names in it stay as they are."""
+  """Writes a picture as PNG, atomically and without a display; names in it are shown
+  literally."""
   FigureCanvasAgg(figure)
-  # A title or a label may hold a path or a person's words, where "$" begins no formula; ticks of
-  # logarithmic axes do hold formulas, matplotlib's own.
+  # A title or a label may hold a path or a user's text, where "$" begins no formula. Tick
+  # labels of logarithmic axes do hold matplotlib's own formulas.
   ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
   for text in figure.findobj(Text):
     if isinstance(text, Text) and id(text) not in ticks:
       text.set_parse_math(False)
-  # In memory first, so that a kill leaves the old picture or the new one.
+  # Rendered in memory first, so that a kill leaves the old picture or the new one.
   content = io.BytesIO()
   figure.savefig(content, format="png", dpi=150)
   writers.replace_file(path, content.getvalue())

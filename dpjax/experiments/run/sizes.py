@@ -34,7 +34,7 @@ def public(
   field: str,
   other: str,
 ) -> int:
-  """Returns the number of records from which plan, promise and results are computed.
+  """Returns the number of records from which plan, guarantee and results are computed.
 
   Args:
     real: of the data: a secret under add_or_remove_one, public under the others.
@@ -55,7 +55,7 @@ def public(
   """
   if relation != ADD_OR_REMOVE_ONE:
     return real
-  # Nothing is promised, so the true number may be used where none near it was declared.
+  # Without a guarantee the true number may be used, if none close to it was declared.
   if not promised:
     return real if declared is None or 2 * real < declared else declared
   if declared is None:

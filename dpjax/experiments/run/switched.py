@@ -1,4 +1,4 @@
-"""Switches of a command line over a config of whichever kind; see `experiments.run.switches`.
+"""Switches on a command line, for configs of any kind; see `experiments.run.switches`.
 
 Of a config of several runs, a field is dropped where none of its runs reads it any more. Fields
 that its rows, variants or curves set are never dropped: they say what is compared. Where a switch
@@ -19,7 +19,8 @@ from dpjax.validate import UserError
 
 
 def settled(before: Any, steps: Sequence[tuple[str, Any]], kind: Kind) -> tuple[Any, str]:
-  """(the config of a command line without what its switches leave unread, a line that says so).
+  """Returns (the config of a command line without fields that its switches leave unread, a
+  line that says so).
 
   Args:
     before: the config of the file.
@@ -43,7 +44,7 @@ def settled(before: Any, steps: Sequence[tuple[str, Any]], kind: Kind) -> tuple[
     return before, ""
   config = steps[-1][1]
   line = ""
-  # What is wrong with a value is told where the run checks it.
+  # The run's own check reports wrong values.
   with contextlib.suppress(UserError):
     unread = kind.unread
     table = unread(before)
@@ -58,7 +59,7 @@ def settled(before: Any, steps: Sequence[tuple[str, Any]], kind: Kind) -> tuple[
 
 
 def of_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
-  """Fields that every one of the tables holds."""
+  """Returns the fields that every one of the tables holds."""
   found = {path: [reason(path, dict(table)) for table in tables] for path in
            switches.all_paths(config)}  # fmt: skip
   return {
@@ -69,8 +70,8 @@ def of_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
 def _check(
   before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
 ) -> None:
-  """Raises UserError where the run would, so that an error stands alone, without the line; and
-  where a switch makes a field of the file's own columns meaningless."""
+  """Raises UserError where the run would, so that the error stands without the line. Also
+  raises where a switch makes a field of the file's own columns meaningless."""
   columns = [name for name in kind.columns if getattr(config, name)]
   columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
   if not (dropped or columns):
@@ -91,7 +92,7 @@ def _check(
 
 
 def _is_whole(config: Any, kind: Kind) -> bool:
-  """Whether the runs of the file itself are accepted."""
+  """Whether the file's own runs are valid."""
   try:
     kind.check(config)
   except UserError:

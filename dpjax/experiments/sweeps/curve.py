@@ -20,7 +20,7 @@ from dpjax.experiments.run import report, writers
 from dpjax.validate import UserError
 
 _OURS = "this sweep"
-# Characters that fit below the axes beside a legend.
+# Number of characters that fit below the axes beside a legend.
 _LABEL = 48
 _MARKERS = ("*", "D", "P", "X", "v", "^")
 Row = dict[str, Any]
@@ -80,8 +80,8 @@ def sweep_report(
 
 
 def _places(values: Sequence[float | None]) -> dict[float | None, float]:
-  """Where each value of x is drawn, if one of them is infinite: side by side, in order.
-  Otherwise nothing: each has its own place on an axis.
+  """Returns the drawn position of each value of x if one is infinite: in order, equally
+  spaced. Otherwise empty, since each value has its own place on the axis.
 
   >>> _places([0.1, math.inf, 0.5]), _places([0.1, 0.5])
   ({0.1: 0.0, 0.5: 1.0, inf: 2.0}, {})
@@ -116,19 +116,19 @@ def summarize(
     at = place(row, x)
     if at is None or not math.isnan(at):
       groups.setdefault((label, at), []).append(row)
-  # Series stay in the order they came in.
+  # Series keep their order of appearance.
   labels = [label for label, _ in groups]
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
 
 
 def place(row: Row, x: str) -> float | None:
-  """Where a run stands on the axis; None without an epsilon.
+  """Returns the place of a run on the axis; None without an epsilon.
 
   >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
   (inf, None)
   """
-  # A run without noise has an epsilon in its config all the same, which it does not keep.
+  # The config of a run without noise has an epsilon, too, which does not hold.
   promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
   return numeric(row, x) if promised else None
 
@@ -143,7 +143,7 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     x: key[1],
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),
-    # exact before it rounds: min <= mean <= max
+    # rounded only once, so that min <= mean <= max
     f"{y}_mean": statistics.mean(values or [math.nan]),
     f"{y}_min": min(values, default=math.nan),
     f"{y}_max": max(values, default=math.nan),
@@ -151,7 +151,8 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
 
 
 def numeric(row: Row, key: str) -> float:
-  """A number of a result, also one that is not finite, as JSON has it (`writers.number`).
+  """Returns a number of a result, also a non-finite one in its JSON form
+  (`writers.number`).
 
   Raises:
     UserError: there is no such key, or it holds something else.
@@ -159,7 +160,7 @@ def numeric(row: Row, key: str) -> float:
   value = row.get(key)
   if value in ("inf", "-inf") or (value is None and key in row):
     return writers.number(value)
-  # In Python a bool is an int, and no number that could be drawn.
+  # In Python a bool is an int, but not a number to draw.
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     keys = sorted(k for k, v in row.items() if isinstance(v, (int, float)))
     raise UserError(
@@ -169,7 +170,8 @@ def numeric(row: Row, key: str) -> float:
 
 
 def _common(values: Iterable[Any]) -> Any:
-  """The value that all share, or all of them: an epsilon without its report.meaning is none."""
+  """Returns the value that all share, or all values. An epsilon without its report.meaning
+  is left out."""
   different = list(dict.fromkeys(values))
   return different[0] if len(different) == 1 else " / ".join(map(str, different))
 
@@ -182,7 +184,7 @@ def _draw_groups(axes: Axes, groups: list[Row], x: str, y: str, series: str | No
     placed = [g for g in mine if g[x] is not None and math.isfinite(g[f"{y}_mean"])]
     _draw_line(axes, placed, x, y, color, label or _OURS)
     for group in mine:
-      # A run that promises nothing has no place on the axis of epsilon, only a height.
+      # A run without a guarantee has no place on the axis of epsilon, only a height.
       if group[x] is None and math.isfinite(group[f"{y}_mean"]):
         name = f"{label}, not private" if label else "not private"
         axes.axhline(group[f"{y}_mean"], color=color, ls="--", lw=1, label=name)
@@ -205,7 +207,7 @@ def _draw_line(
 
 
 def _legend(axes: Axes) -> None:
-  """Beside the axes, lines before references."""
+  """Puts the legend beside the axes, with lines before references."""
   handles, labels = axes.get_legend_handles_labels()
   pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
   if labels not in ([], [_OURS]):
@@ -250,7 +252,7 @@ def _label(axes: Axes, groups: list[Row], x: str, y: str, title: str) -> None:
 def _scale(axes: Axes, x: str, ours: list[float | None], theirs: list[float]) -> None:
   if not x.endswith("epsilon"):
     return
-  # The epsilons that were run, rather than powers of ten that nobody ran.
+  # Ticks at the epsilons that were run, rather than at powers of ten.
   ticks = sorted({at for at in ours if at is not None and at > 0})
   if not ticks and not theirs:
     return

@@ -1,4 +1,4 @@
-"""Tables of runs that their config names: label -> the fields in which that run differs.
+"""Tables of runs in one config: label -> the fields in which that run differs.
 
 A row is a run of its own, in a folder of its own, so that the table goes on where it was cut
 off and may get more rows.
@@ -19,7 +19,7 @@ from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
-# Bytes of a folder's name; most file systems take 255.
+# Longest folder name in bytes; most file systems allow 255.
 _LONGEST = 200
 
 
@@ -76,7 +76,7 @@ def points(
 
 
 def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
-  """(label, run) of every row, before its fields are looked at.
+  """Yields (label, run) of every row, before its fields are checked.
 
   Raises:
     UserError: an unknown field or value, or a field of the whole table.
@@ -95,7 +95,7 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
 
 
 def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
-  """Returns the fields that none of the rows reads, and what each would need."""
+  """Returns the fields that no row reads, each with the condition that it needs."""
   return switched.of_all(config, [unread(run) for _, run in runs_of(config, alone)])
 
 
@@ -119,7 +119,7 @@ def run_all(
   tell: Callable[[Row], str],
   unreleased: str,
 ) -> list[Row]:
-  """Every run of a table, or what is left of them; their rows, which hold their results.
+  """Runs the remaining rows of a table and returns all rows, which hold their results.
 
   Each lives in `workdir`/points/NAME, with sweep.json beside them.
 

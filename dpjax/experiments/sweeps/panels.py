@@ -29,9 +29,9 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# Of a heading, above one panel.
+# Longest line of a heading above one panel.
 _LETTERS = 42
-# Beyond seven curves the colours begin again, and markers tell them apart.
+# After seven curves the colours repeat, and markers distinguish them.
 _MARKERS = ("", "o", "s")
 
 
@@ -41,9 +41,9 @@ def draw(
   results: Sequence[Row],
   metrics: Sequence[list[Row]],
 ) -> None:
-  """Writes `workdir`/report.csv (every epoch of every run) and report.png: accuracy above,
-  cross-entropy below, one column for each data set and epsilon, one line for each curve
-  (the mean over seeds; the band spans them).
+  """Writes `workdir`/report.csv (every epoch of every run) and report.png. The picture
+  shows accuracy above, cross-entropy below, and one column for each data set and epsilon.
+  Each curve is one line, the mean over seeds, with a band that spans them.
 
   Args:
     results: of the runs. metrics: their rows of metrics.jsonl.
@@ -65,7 +65,7 @@ def draw(
   _legend(figure, list(axes[0]))
   title = config.title or f"{config.data.name}: {', '.join(curves)}"
   lines = (title, "solid: proved, dashed: claimed (no guarantee), dotted: not private")
-  # Beside one panel a longer line would run into the legend.
+  # Beside a single panel a longer line would reach the legend.
   wrapped = [textwrap.fill(line, _LETTERS * len(panels)) for line in lines]
   figure.suptitle(
     "\n".join(wrapped),
@@ -114,7 +114,7 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
 
 
 def _kind(row: Row) -> str:
-  """Explains an epsilon of the panel's title for this line."""
+  """Returns the kind, relation and unit of this line's epsilon, in words."""
   if row["epsilon_kind"] == "none":
     return "not private"
   kind = f"{row['epsilon_kind']}, {row['neighboring_relation']}"
@@ -122,7 +122,7 @@ def _kind(row: Row) -> str:
 
 
 def _tame(axis: Axes, losses: list[float]) -> None:
-  """A loss that runs away must not hide the others."""
+  """Uses a logarithmic axis where one diverging loss would hide the others."""
   finite = [loss for loss in losses if math.isfinite(loss) and loss > 0]
   if finite and max(finite) > 20 * statistics.median(finite):
     axis.set_yscale("log")
