@@ -1,4 +1,4 @@
-"""How a cohort is run: one client after another, many at once, or over devices.
+"""Executions of a cohort: one client after another, many at once, or over devices.
 
 The same `ClientAlgorithm` under four executions with one result (to rounding):
 
@@ -64,8 +64,9 @@ def by_name(
   num_threads: int | None = None,
   memory_budget_gb: float | None = None,
 ) -> MapClients:
-  """The execution of that name; `num_devices` concerns pmap and shard_map, `num_threads` the
-  loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None: 1) those by blocks.
+  """Returns the execution of that name. `num_devices` is for pmap and shard_map,
+  `num_threads` for the loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None:
+  1) for blocks.
 
   >>> by_name("pmpa")
   Traceback (most recent call last):
