@@ -1,4 +1,4 @@
-"""How gradients are clipped, as ONE value that gradients, transforms and plan pass on.
+"""The definition of clipping, as ONE value for gradients, transforms and plan.
 
 A rule says by how much a gradient of some length is shortened. `RULES` names those that are
 known; a new one is a class and a row there. What changes from step to step is in the clip,
@@ -19,7 +19,7 @@ from dpjax import validate
 from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
-# Within these a bound, and every term as long as it, are normal numbers of float32.
+# Within these limits a bound, and every term of that length, are normal float32 numbers.
 _MIN_NORM = 1e-25
 _MAX_NORM = 1e30
 # The quotient limit keeps every factor finite.
@@ -34,40 +34,40 @@ class ClipRule:
   n >= 0; what is more than that is cut off, NaN counts as 0 (`clipping.clip_factors`).
   """
 
-  # True where C follows what the mechanism releases.
+  # True if C depends on releases of the mechanism.
   adapts: ClassVar[bool] = False
-  # True where C = inf is allowed and means: do not clip.
+  # True if C = inf is allowed and means: do not clip.
   may_be_unbounded: ClassVar[bool] = False
 
   def make(
     self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
   ) -> Clip:
-    """The clip of a model with these parameters, of which only the shapes may be read."""
+    """Returns the clip of a model with these parameters, from their shapes alone."""
     return Clip(l2_clip_norm, self, schedule)
 
   def check(self, largest: float) -> None:
-    """Raises UserError unless the rule's numbers go with clip norms up to `largest`."""
+    """Raises UserError unless the rule's numbers allow clip norms up to `largest`."""
 
   def top(self, bound: float) -> float:
-    """Length that clipped gradients are measured against while they are summed.
+    """Length against which clipped gradients are measured while they are summed.
 
     Short terms would lose digits, so the finished sum is multiplied by bound / top(bound).
     """
     return bound
 
   def visible(self, bound: float) -> float:
-    """A length of which a small share does not show in the factor."""
+    """Smallest length at which a small relative error shows in the factor."""
     return bound or 1.0
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    """[B] factors of gradients of these lengths, all multiplied by the number `most`, by
-    which `top` was multiplied already."""
+    """Returns [B] factors for gradients of these lengths, all multiplied by `most`, as
+    `top` already was."""
     raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class Flat(ClipRule):
-  """min(1, C / norm): short gradients stay as they are (Abadi et al. 2016)."""
+  """min(1, C / norm): short gradients stay unchanged (Abadi et al. 2016)."""
 
   may_be_unbounded: ClassVar[bool] = True
 
@@ -90,7 +90,7 @@ class Automatic(ClipRule):
 
   def check(self, largest: float) -> None:
     validate.positive(gamma=self.gamma)
-    # The finished sum is multiplied by C / gamma, which must stay a number of float32.
+    # The finished sum is multiplied by C / gamma, which must be a float32 number.
     least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
     if self.gamma < least:
       raise UserError(f"must be >= {least:g}", field="gamma", value=self.gamma)
@@ -98,7 +98,7 @@ class Automatic(ClipRule):
       raise UserError(f"must be <= {_MAX_NORM:g}", field="gamma", value=self.gamma)
 
   def top(self, bound: float) -> float:
-    # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule owes.
+    # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule requires.
     return min(bound, self.gamma)
 
   def visible(self, bound: float) -> float:
@@ -108,7 +108,8 @@ class Automatic(ClipRule):
     return top / (lengths + self.gamma)  # [B]
 
 
-# Name -> rule; `dpjax.gradients.clip_rules` fills it, for a rule's own file imports this one.
+# Name -> rule. `dpjax.gradients.clip_rules` fills it, since the rules' files import this
+# one.
 RULES: dict[str, type[ClipRule]] = {}
 
 
@@ -150,11 +151,12 @@ class Clip:
 
   @classmethod
   def of(cls, given: ClipLike) -> Clip:
-    """The clip that is given, or that a number or a tree is short for."""
+    """Returns the given clip, or the flat clip for a number or a tree."""
     return given if isinstance(given, Clip) else cls(given)
 
   def _check_norms(self, check: Any) -> None:
-    # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
+    # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
+    # refused.
     active = [leaf for leaf in jax.tree.leaves(self.norms) if not _is_zero(leaf)]
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
       check(l2_clip_norm=self.norms)
@@ -183,13 +185,15 @@ class Clip:
 
   @property
   def is_one_number(self) -> bool:
-    """Whether the whole gradient has one bound; else each group of parameters has its own."""
+    """Whether the whole gradient has one bound; otherwise each group of parameters has its
+    own."""
     return isinstance(self.norms, (int, float))
 
   @property
   def l2_bound(self) -> float:
     """The largest l2 norm that one example's clipped gradient can have."""
-    # Groups hold different coordinates, so their bounds add up as a root of squares (P10).
+    # Groups hold different coordinates, so their bounds add up as a root of squares
+    # (pitfall P10).
     return math.hypot(*self.group_bounds())
 
   def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
@@ -206,7 +210,7 @@ class Clip:
     return sensitivity(self.l2_bound, relation)
 
   def check_prefix(self, params: Params) -> None:
-    """Raises unless the norms are a prefix of the parameters, which hold arrays."""
+    """Raises unless the norms are a prefix tree of the parameters, which must be arrays."""
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:
