@@ -1,4 +1,4 @@
-"""How far one record can move a query: the numbers that noise is scaled by.
+"""Sensitivity of queries to one record: the numbers that noise is scaled by.
 
 | query                         | add or remove | replace_special | replace_one    |
 | ----------------------------- | ------------- | --------------- | -------------- |

@@ -22,7 +22,7 @@ def _pool_axis(x: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
 
 
 def _to_multiple(x: jax.Array, axis: int, stride: int) -> jax.Array:
-  # Repeating the last value leaves the maximum of its window as it is.
+  # Repeating the last value does not change the maximum of its window.
   missing = -x.shape[axis] % stride
   pads = [(0, missing if i == axis else 0) for i in range(x.ndim)]
   return jnp.pad(x, pads, mode="edge") if missing else x
