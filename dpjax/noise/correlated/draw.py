@@ -17,7 +17,7 @@ from dpjax.types import ArrayTree
 
 
 class CorrelatedNoiseState(NamedTuple):
-  """State of correlated noise. Whoever holds it can subtract the noise: keep it secret."""
+  """State of correlated noise. With it one can subtract the noise: keep it secret."""
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
@@ -26,7 +26,8 @@ class CorrelatedNoiseState(NamedTuple):
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
-  """State before the first draw; `like` has the structure and shapes of the parameters."""
+  """Returns the state before the first draw; `like` has the structure and shapes of the
+  parameters."""
   started = init_white(key, like)
   memory = correlation.init(like)
   return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
@@ -41,7 +42,7 @@ def add_correlated(
   num_steps: int,
   factors: tuple[float, ...] = (),
 ) -> tuple[Any, CorrelatedNoiseState]:
-  """tree + row `draws` of C^{-1} z, and the state for the next row.
+  """Returns tree + row `draws` of C^{-1} z, and the state for the next row.
 
   Args:
     state: key, draws, their checksum and the strategy's memory.
