@@ -48,24 +48,27 @@ def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
 
 
 def _keys(key: Array, step: Array, size: int, own: int) -> Array:
-  """Returns keys of `size` rows; a mesh added those beyond `own`, which change nobody's key."""
+  """Returns keys of `size` rows. Rows beyond `own`, which a mesh added, change nobody's
+  key."""
   return gradients.filled(jax.random.split(jax.random.fold_in(key, step), own), size)
 
 
 def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
-  """To clip the gradient of this loss to C is to clip that of `loss_fn` to C * scale."""
+  """Returns the loss divided by the scale: clipping its gradient to C clips that of
+  `loss_fn` to C * scale."""
   return lambda params, example: loss_fn(params, example) / scale
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
-  """Warm-up min(decay, (1 + t) / (10 + t)), as De et al. 2022 do, so that the average
-  does not remember the initial weights."""
+  """Updates the average. Warm-up min(decay, (1 + t) / (10 + t)), as in De et al. 2022, lets
+  the average forget the initial weights."""
   rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
 
 def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
-  """UserError without one, where several processes would each train by themselves."""
+  """Returns the mesh. Raises UserError without one, where several processes would each
+  train alone."""
   if mesh is not None:
     return gradients.checked_mesh(mesh)
   if jax.process_count() == 1:
@@ -80,7 +83,7 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def _check_optional(*, ema_decay: float | None, example_key: Array | None) -> None:
-  """Raises unless each argument that may be None is None or what it must be."""
+  """Raises unless each optional argument is None or valid."""
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
@@ -150,7 +153,7 @@ def dp_sgd(
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = clipped_grad(loss_fn)
-  # The optimizer sees no extra argument, such as the mask, whose sum is a secret.
+  # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
@@ -165,17 +168,17 @@ def dp_sgd(
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
-    # The caller's parameters survive donation.
+    # Copied, so that the caller's parameters survive donation.
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     slice_index = _slice_index(state)
-    # Each slice of a step has keys of its own.
+    # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
-    # Made on every device: none has to be told its own.
+    # Made on every device, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       own = slots if size == rows else size
@@ -183,7 +186,7 @@ def dp_sgd(
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
-    # In float32, also for types that JAX does not join with it (float8); only what comes out,
+    # In float32, also for types that JAX does not promote to it (float8). Only the result,
     # after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
@@ -200,7 +203,7 @@ def dp_sgd(
 
 
 def eval_params(state: TrainState) -> Params:
-  """The parameters to be evaluated and released: the average where one is kept."""
+  """Returns the parameters to evaluate and release: the average where one is kept."""
   return state.params if state.ema is None else state.ema
 
 
@@ -213,19 +216,20 @@ def _private_state(state: TrainState) -> Any:
 
 
 def _slice_index(state: TrainState) -> Any:
-  """How many slices of the current step were taken; 0 where a step is one batch."""
+  """Returns how many slices of the current step were taken; 0 where a step is one batch."""
   chained: Any = state.opt_state
   return chained.slices if isinstance(chained, transforms.AccumulateState) else 0
 
 
 def noise_state(state: TrainState) -> Any:
-  """Key and count of the noise drawn so far."""
+  """Returns key and count of the noise drawn so far."""
   found = _private_state(state)
   return found.inner if isinstance(found, transforms.ScaledState) else found
 
 
 def clip_scale(state: TrainState) -> float | None:
-  """The clip norm of the next step / `plan.l2_clip_norm`; None where it is constant.
+  """Returns the clip norm of the next step / `plan.l2_clip_norm`; None where it is
+  constant.
 
   Public, or an output of the mechanism: it may be logged and released.
   """
