@@ -23,7 +23,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
-  """apply's output for one example, without the batch axis of one: float32 or wider."""
+  """Returns apply's output for one example, without the batch axis: float32 or wider."""
   batch = jnp.asarray(x)[None]
   outputs = apply(params, batch)
   if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
@@ -156,7 +156,7 @@ def next_token(
       raise UserError(f"must return logits [1, T, V] {told}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # Not 0 times infinity: what counts for nothing may be anything.
+    # Selected, since 0 times infinity is NaN: uncounted losses may be any number.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total

@@ -1,4 +1,4 @@
-"""The one place where sampler, clip, noise and event meet.
+"""The plan: sampler, clip, noise and event, bound together.
 
 A Plan yields the transform that runs AND the event that is accounted, so that a mismatch
 between them cannot be written down.
@@ -29,7 +29,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Most steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
-# The noise for more steps takes more than about 15 s to find.
+# For more steps, calibrating the noise takes more than about 15 s.
 _MANY_STEPS = 2 * 10**6
 # Most examples that NumPy can number.
 _MOST_EXAMPLES = 2**63 - 1
@@ -38,7 +38,7 @@ _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Number of steps of `Plan.for_data`.
+  """Returns the number of steps of `Plan.for_data`.
 
   Raises:
     UserError: more than a transform can count.
@@ -69,7 +69,7 @@ class SpentBudget(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A private run: how to sample, clip and add noise, how often, and what it costs.
+  """A private run: how to sample, clip and add noise, how often, and the cost.
 
   Args:
     sampler: decides who takes part in a step, and states its event.
@@ -138,7 +138,7 @@ class Plan:
       slices=self.slices,
       statistics=self.statistics,
     )
-    # Where this overflows or vanishes, z is not what runs.
+    # If this overflows or vanishes, the noise that runs is not z.
     if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     proof = self.sampler.proof
@@ -164,7 +164,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # Called for its checks: it refuses what has no analysis.
+      # Called for its checks: it refuses combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
@@ -194,7 +194,7 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """The plan with the least noise that keeps `num_steps` within (epsilon, delta).
+    """Returns the plan with the least noise that keeps `num_steps` within (epsilon, delta).
 
     `options` are further fields of the plan.
 
@@ -239,7 +239,8 @@ class Plan:
     num_examples: int | None = None,
     **options: Any,
   ) -> Plan:
-    """The plan of a Poisson-sampled run, from its expected batch size and its epochs.
+    """Returns the plan of a Poisson-sampled run, from its expected batch size and its
+    epochs.
 
     Sampling probability (batch_size / n), capacity, divisor (batch_size) and number of steps
     (epochs * n / batch_size, rounded) follow from those two numbers and a size n.
@@ -299,7 +300,7 @@ class Plan:
     plan = cls.calibrated(
       epsilon=epsilon,
       delta=delta,
-      # The noise does not depend on the capacity, which is chosen for it below.
+      # The noise does not depend on the capacity, which is chosen below.
       sampler=sampling.PoissonSampler(prob=batch_size / size, capacity=size),
       num_steps=steps,
       l2_clip_norm=l2_clip_norm,
@@ -318,7 +319,7 @@ class Plan:
 
   @property
   def steps_alike(self) -> bool:
-    """Whether every step is the same event."""
+    """Whether every step has the same event."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
@@ -347,7 +348,8 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """Event of the statistics and of `sums`, whatever is released from the first step on.
+    """Returns the event of the statistics and of `sums`: everything released from the first
+    step on.
 
     Each sum answers the data and what was released before it, so that both compose.
     """
@@ -381,7 +383,7 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """`event(steps)`, up to rounding: one Gaussian where it composes to one."""
+    """Returns `event(steps)` up to rounding, as one Gaussian where it composes to one."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -413,7 +415,8 @@ class Plan:
     return int(steps)
 
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
-    """delta less what is kept for a random draw above the capacity, in a run of `steps`.
+    """delta minus the part reserved for a random draw above the capacity, in a run of
+    `steps`.
 
     A run overflows with probability B at most, of which `check_capacity` makes sure at the
     plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
@@ -435,7 +438,8 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta; it decides which capacity is enough."""
+    """Returns epsilon of all steps at the plan's delta, which determines the sufficient
+    capacity."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -443,7 +447,8 @@ class Plan:
     return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def _set_aside(self, delta: float, steps: int) -> float:
-    """Returns the delta that overflow of `steps` steps needs, beyond the plan's own share."""
+    """Returns the delta that overflow of `steps` steps needs, in addition to the plan's
+    share."""
     event = self._total(steps)
     aside = accounting.overflow.set_aside(
       lambda left: self._accounted(event, left),
@@ -452,7 +457,7 @@ class Plan:
       least=OVERFLOW_SHARE * self.delta,
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Whatever is left of delta: overflow costs infinitely much.
+      # Any share will do: overflow costs infinitely much.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -504,7 +509,8 @@ class Plan:
     return pairs._replace(deltas=np.minimum(deltas, 1.0))
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """`dpjax.clip_and_noise` with this plan's numbers, or the kin that its clip asks for.
+    """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
+    needs.
 
     Put it first in `optax.chain`, in no wrapper: what stands before it sees all examples of a
     batch, and would let one change the gradients of the others. Optax there ends in one line.
@@ -532,14 +538,14 @@ class Plan:
 
   @functools.cached_property
   def _mark(self) -> int:
-    """32 bits of the mechanism that one step is: a state of it carries them."""
+    """Returns 32 bits that identify the mechanism of a step. Its states carry them."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     participation = self.sampler.participation
     event = self.sum_event(0)
     try:
       cost: Any = accounting.event_to_json(event)
-    # An event of the user's own.
+    # The event is a user's own.
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
@@ -620,7 +626,8 @@ class Plan:
     if isinstance(states[0].draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(states[0].draws)
-    # Copies on several devices and models under vmap look alike, and only the former are one.
+    # Copies on several devices look like models under vmap, but only the former are one
+    # run.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
         f"counts steps by {count.dtype}{list(count.shape)}: must be one integer "
@@ -652,7 +659,8 @@ class Plan:
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
-    """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
+    """Wraps `tx` for this plan's slices: give it `optax.chain(plan.transform(key),
+    optimizer)`.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
     noise, division and the optimizer's own state move with the last one, once per step.
@@ -667,8 +675,8 @@ class Plan:
 
   @property
   def noise_std(self) -> Any:
-    """Standard deviation of the noise on the private MEAN gradient, the same at every step:
-    a number, or a prefix tree of numbers where it differs by group.
+    """Standard deviation of the noise on the private MEAN gradient, equal at every step. A
+    number, or a prefix tree of numbers where it differs by group.
 
     Raises:
       UserError: it changes from step to step.
@@ -683,11 +691,12 @@ class Plan:
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
   def fitted_sampler(self, num_examples: int) -> Any:
-    """The sampler with the least capacity that delta's share allows, also for one more."""
+    """Returns the sampler with the least capacity that delta's share allows, also for one
+    more record."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
-    """Raises unless the chance of a draw above the capacity fits into delta's share.
+    """Raises unless delta's share covers the chance of a draw above the capacity.
 
     Args:
       declared: number of examples that the data are said to have, a constant. None: the number
@@ -720,7 +729,8 @@ class Plan:
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _slots_needed(self, num_examples: int) -> int:
-    """Slots that draws from so many examples, and one more, need; 0: there are enough."""
+    """Returns the padded batch size that draws from so many examples, and one more, need;
+    0: the present one is enough."""
     slots = self.sampler.slots
     needed = self.fitted_sampler(num_examples).slots
     return needed if slots < min(needed, num_examples + 1) else 0
@@ -728,9 +738,9 @@ class Plan:
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
   ) -> Iterator[Batch]:
-    """Padded, masked batches for steps start .. num_steps - 1, each a function of
-    (rng, step) alone. With slices > 1, each step's draw comes as that many batches in a
-    row, and every drawn example is in exactly one of them.
+    """Yields padded, masked batches for steps start .. num_steps - 1, each a function of
+    (rng, step) alone. With slices > 1, each step's draw is split into that many consecutive
+    batches. Every drawn example is in exactly one of them.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
@@ -753,14 +763,14 @@ class Plan:
         privacy, and scales the updates.
     """
     if rng is None:
-      # Without a seed, what stopped cannot be drawn again.
+      # Without a seed, an interrupted run cannot repeat its draws.
       validate.integer_in(0, 0, start=start)
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
-      # An index that it lacks would be told by NumPy, and who was drawn is a secret.
+      # NumPy would name a missing index in its error, and who was drawn is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(
@@ -773,9 +783,10 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # What cannot be read is told now, by the first and the last row: they tell of no draw.
+    # Unreadable data are reported now, from the first and the last row, which reveal no
+    # draw.
     read = indexed.reader(data, num_examples)
-    # A part of a data set has the whole one's declared size: either may be meant.
+    # A part of a data set has the declared size of the whole: either may be meant.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
 
@@ -789,7 +800,7 @@ class Plan:
     return generate()
 
   def _warn_of_divisor(self, least: int, most: int) -> None:
-    """Warns where the divisor is far from the expected batch of so many examples."""
+    """Warns where the divisor is far from the expected batch size of so many examples."""
     sampler = self.sampler
     if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
       return
@@ -799,7 +810,7 @@ class Plan:
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected
-    # The sum itself is wanted.
+    # Divisor 1 asks for the sum itself.
     if self.normalize_by == 1:
       return
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
@@ -844,12 +855,14 @@ class Plan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Names the unproved assumptions of its epsilon, which is only claimed where there are any."""
+    """Returns the unproved assumptions of the plan's epsilon. With any, epsilon is only
+    claimed."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     return transforms.assumptions(clip, shape, self.sampler, self.statistics)
 
   @property
   def unit(self) -> str:
-    """The unit that a guarantee protects: "example", or "user" where users are sampled."""
+    """Returns the unit that a guarantee protects: "example", or "user" where users are
+    sampled."""
     return self.sampler.unit

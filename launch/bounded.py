@@ -1,4 +1,4 @@
-"""The part of `launch.account` about samplers that bound how often an example takes part."""
+"""The part of `launch.account` for samplers that bound how often an example takes part."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from dpjax import accounting, price, validate
 from dpjax.validate import UserError
 
-# Flags that go with these samplers only.
+# Flags for these samplers only.
 FLAGS = ("min_sep", "bands", "num_samples")
 _NOT = ("epsilon", "epochs", "num_examples", "batch_size", "capacity", "accountant")
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
 def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
-  """Runs, one for each noise multiplier, from flag values; UserError when unclear."""
+  """Returns runs from flag values, one for each noise multiplier; UserError when unclear."""
   for name in _NOT:
     if values[name].present:
       raise UserError(f"does not go with sampler={values.sampler!r}", field=name)
@@ -40,7 +40,7 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
 
 
 def table(asked: Iterable[price.Bounded]) -> str:
-  """Each run's epsilons, each beside what it is worth."""
+  """Formats each run's epsilons, each with its kind."""
   lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
   for run in asked:
     level = accounting.lower(run.noise_multiplier, digits=6)
@@ -50,7 +50,7 @@ def table(asked: Iterable[price.Bounded]) -> str:
 
 
 def show(asked: Sequence[price.Bounded]) -> None:
-  """Prints what was asked, and the table."""
+  """Prints the question, and the table."""
   one = asked[0]
   print(
     f"epsilon at delta {accounting.upper(one.delta)}; sampler {one.sampler}, min_sep "
