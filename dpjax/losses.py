@@ -126,7 +126,7 @@ def next_token(
     sequences: an example is several sequences of one person, `example.x` tokens [m, T].
     reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
       examples then weigh more.
-    weights: of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
+    weights: weights of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
       these alone. "mean" is then the weighted mean: sum of w * loss / sum of w.
 
   Raises:

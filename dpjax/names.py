@@ -58,7 +58,7 @@ def find(path: str, field: str) -> Callable[..., Any]:
   """Imports the class or function at an import path.
 
   Args:
-    field: of the config that holds the path, for the message.
+    field: field of the config that holds the path, for the message.
 
   Raises:
     UserError: one line: no such module, a module that fails while it is imported (with the

@@ -80,7 +80,7 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns of one that is far off.
     num_steps: updates that the plan accounts for.
-    delta: of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
+    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
       (fixed-size sampling is proved by "rdp" only).
@@ -527,7 +527,7 @@ class Plan:
     drawn: epsilon is that of `batches`, not of rows of your own with mask=True.
 
     Args:
-      key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
+      key: key of the noise, for ONE run on ONE data set. It is the caller's, and no transform
         sees the whole data, so it cannot be checked here: two runs with one key, on data or
         settings that differ in anything, have the same noise, and the difference of what
         they release is exact. Give every run a key of its own:
@@ -590,9 +590,9 @@ class Plan:
     """Returns the cost of the updates that this optimizer state has counted, whatever was planned.
 
     Args:
-      opt_state: of the chain that `transform` is in, or anything that holds it, such as the
+      opt_state: state of the chain that `transform` is in, or anything that holds it, such as the
         state of `training.dp_sgd`; also one that was restored from a checkpoint.
-      delta: of the guarantee; None for the plan's.
+      delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
     Guarantee: for a run on `batches` from step 0, in which each update was given the state of

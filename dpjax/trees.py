@@ -113,7 +113,7 @@ def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
 
   Args:
     ok: scalar bool.
-    tree: of floats.
+    tree: tree of floats.
     error: gives what is raised where `ok` can be looked at, and does not hold.
 
   >>> held = lambda ok: only_where(ok, jnp.ones(2), lambda: ValueError("no"))

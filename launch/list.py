@@ -66,7 +66,7 @@ def page(topics: tuple[str, ...] = ()) -> str:
   """Returns the lines of these topics; of all without any.
 
   Args:
-    topics: of `TOPICS`, or import paths of parts of one's own.
+    topics: names of `TOPICS`, or import paths of parts that a user defined.
 
   Raises:
     UserError: a topic that is none, or a path at which there is nothing.

@@ -62,7 +62,7 @@ def balls_in_bins_event(
 
   Args:
     strategy: C, with no negative entry.
-    noise_multiplier: of the white noise, std / l2_clip_norm.
+    noise_multiplier: multiplier of the white noise, std / l2_clip_norm.
     spacing: g of the proof, 1 .. num_bins.
 
   Guarantee: dominates the run, adaptive or not; see the proof above. A run that stops early

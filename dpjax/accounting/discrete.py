@@ -140,11 +140,11 @@ class DistributedNoise:
 
   Every client adds a share of variance `share_variance`. With `min_survivors` shares or
   more in the sum it holds the noise that was promised: further shares only post-process.
-  With fewer it holds less (pitfall P37), which is refused, or charged as what it is.
+  With fewer it holds less (pitfall P37), which is refused, or accounted as what it is.
 
   Args:
     noise: "skellam" (its shares add up to a Skellam) or "discrete_gaussian".
-    share_variance: of one client's share, on the integer grid.
+    share_variance: variance of one client's share, on the integer grid.
     min_survivors: HONEST clients whose shares are in every sum; those who collude know
       their own shares, and do not count.
 

@@ -9,7 +9,7 @@ largest |C u|, u the clipped gradients of ONE example at the steps that it takes
 
 with equality, for equal u_i, where no entry of C^T C among them is negative
 (Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
-released. Their sensitivities s_t rise with t, so the run is charged step by step: step t is
+released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t is
 a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2), and the charges of t steps compose
 to exactly the Gaussian z / s_t.
 
@@ -186,7 +186,7 @@ def participation_costs(
     strategy: C, with no negative entry (its own promise).
     min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
       cyclic. Nothing else limits how often it takes part.
-    factors: of the white noise at each step, () for 1.
+    factors: factors of the white noise at each step, () for 1.
 
   Guarantee: see the table above; UserError where no bound is known.
 
@@ -301,9 +301,9 @@ def correlated_events(
   cost of the first t rows.
 
   Args:
-    noise_multiplier: of the white noise: its standard deviation / l2_clip_norm.
+    noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
     min_sep, cyclic, sampling_prob: a sampler's participation. Below 1, a turn of
-      min_sep steps is charged as one Poisson-sampled Gaussian, at its first step.
+      min_sep steps is accounted as one Poisson-sampled Gaussian, at its first step.
 
   >>> from dpjax.noise.correlated import Independent
   >>> correlated_events(

@@ -131,7 +131,7 @@ def min_sep_epsilon(
 
   Args:
     strategy: C, with no negative entry and at most `min_sep` bands.
-    sampling_prob: of an example that is free to take part.
+    sampling_prob: probability of an example that is free to take part.
     num_samples, confidence: as of `balls_in_bins_epsilon`. Time is as num_samples times
       num_steps.
 

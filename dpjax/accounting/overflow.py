@@ -47,7 +47,7 @@ def set_aside(
 
   Args:
     epsilon_at: accounted delta -> epsilon of the analysed run, falling in delta.
-    delta: of the guarantee, in (0, 1).
+    delta: delta of the guarantee, in (0, 1).
     log_abort_prob: log B, B a bound on the chance of an abort, > 0.
     least: first rung of the ladder, > 0.
 

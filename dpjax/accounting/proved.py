@@ -37,7 +37,7 @@ class Proved(NamedTuple):
 
     Args:
       asked: one of `RELATIONS`, or "".
-      name: of what is proved, for the message.
+      name: name of what is proved, for the message.
 
     Raises:
       UserError: nothing is proved under it.

@@ -17,14 +17,14 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
    the mean kept. That is larger in convex order, so the divergences of the sum of the spread
    variables are upper bounds, for both directions and every a.
 3. The sum is taken at once, as a power of a discrete Fourier transform, on a window of the
-   grid, round a circle. What wraps onto a smaller loss is charged as lost (delta), by
+   grid, round a circle. What wraps onto a smaller loss is counted as lost (delta), by
    Chernoff's bound on the very masses; what wraps onto a larger one is pessimistic as it is.
    A term beyond its cap: where the record is removed, its mass is spread to 0 and infinity,
    which keeps the mean, and its share of P counts as lost. Where it is added, it becomes the
    cap, for (1 - a L)_+ falls in L.
 4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
 5. Rounding: masses before the sum are raised by their relative error, for more mass is a
-   larger divergence. The transforms' error is bounded in L1 (`_sum`) and charged, doubled,
+   larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
 
 The observation 1. that the pair is that of T independent lognormals, and numerical accounting
@@ -81,7 +81,7 @@ def allocation_pld(
   Args:
     num_steps: T of the pass.
     noise_multiplier: z, std / l2_clip_norm.
-    interval: of the grid of losses.
+    interval: interval of the grid of losses.
     cells: of the grid of likelihood ratios, a power of two; 0: as many as are of use.
 
   Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and

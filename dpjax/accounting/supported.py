@@ -109,7 +109,7 @@ def check_event(
     event: that the sampler states, of one step.
     relation: neighboring relation of the guarantee.
     accountant: that is to account it; one that does not exist is reported elsewhere.
-    name: of the sampler, for the message.
+    name: name of the sampler, for the message.
 
   >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
   >>> check_event(Proved(("replace_one",), ("rdp",)), event,

@@ -128,7 +128,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   """Returns the proved curve of an event, from epsilon 0 to where delta is at most `slack`.
 
   Args:
-    event: of the whole run.
+    event: event of the whole run.
     slack: least delta of interest, in (0, 1).
     counting: relation and accountant, as in `epsilon`.
 
@@ -153,7 +153,7 @@ def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
   0 to 200.
 
   Args:
-    event: of the whole run.
+    event: event of the whole run.
     counting: relation and accountant, as in `epsilon`.
 
   UserError: as `epsilon`.

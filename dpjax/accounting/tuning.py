@@ -7,7 +7,7 @@ Steinke 2022, arXiv:2110.03620). Their conditions, all of them ours to keep:
 - the number of trials is drawn by `draw_trials`, from a law fixed beforehand;
 - every trial draws its setting at random, independently of the data, and its own noise;
 - only the best trial is released: not the others, nor their scores, nor their number;
-- the score looks at public data and at the released output, or is charged in the event.
+- the score looks at public data and at the released output, or is accounted in the event.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class PoisoningSettings(AttackSettings):
   """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
 
   Args:
-    fraction: of the clients, who attack; which ones follows from the seed.
+    fraction: fraction of the clients, who attack; which ones follows from the seed.
 
   An attack of this kind needs `method` and its numbers, and nothing else:
 

@@ -45,7 +45,7 @@ class ClassInversion:
     temperature: the logits are divided by it for p: above 1, a model that is nearly sure
       still moves the input.
     l2, total_variation: strength of the priors: near the mean, and smooth (images only).
-    mean: of the public prior, and where the search starts: a number, or [*shape].
+    mean: mean of the public prior, and where the search starts: a number, or [*shape].
     spread: standard deviation of the random starts about it.
     low, high: what values an input can have; None: any.
   """
@@ -82,7 +82,7 @@ class ClassInversion:
     """Inverts the model `apply(params, x [B, *shape]) -> logits [B, K]`, all classes at once.
 
     Args:
-      shape: of one input. classes: which; in [0, K). count: random starts of each.
+      shape: shape of one input. classes: which; in [0, K). count: random starts of each.
 
     UserError: classes that the model does not have, total variation of no image, a mean of
     another shape, an input that the model does not take.

@@ -38,7 +38,7 @@ def quantile_regression(
     known_log_odds: [m], of records that are no members.
     known_features: [m, d].
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
-    seed: of the halves and the trees.
+    seed: seed of the halves and the trees.
 
   UserError: shapes that do not match, NaN, infinite numbers, too few known records for `fpr`.
 

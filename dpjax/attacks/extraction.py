@@ -131,7 +131,7 @@ class Extraction:
 
   Args:
     apply: of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
-    init_params: of a key.
+    init_params: function of a key.
   """
 
   apply: Apply

@@ -21,7 +21,7 @@ class Fit:
   """Adam on batches drawn with replacement; the learning rate falls to 0 along a cosine.
 
   Args:
-    steps: of the optimizer. batch_size: rows of a step, whatever their number is.
+    steps: steps of the optimizer. batch_size: rows of a step, whatever their number is.
   """
 
   steps: int = 2000

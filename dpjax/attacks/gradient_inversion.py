@@ -152,7 +152,7 @@ class CosineAdam:
   Args:
     steps: Adam steps; the learning rate falls to a tenth after 3/8, 5/8 and 7/8 of them.
     total_variation: its weight beside 1 - cosine; 0 for what is no image.
-    bounds: of every input value.
+    bounds: bounds of every input value.
     tolerance: objective below which a restart has arrived; 0: never.
   """
 

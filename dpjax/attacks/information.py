@@ -29,7 +29,7 @@ def informia(
   Args:
     population: bool [n], which records serve as z; None for all. A record is never compared to
       itself.
-    temperature: of the confidences; above 1 for models that are sure of most records.
+    temperature: temperature of the confidences; above 1 for models that are sure of most records.
     offline, offline_a: of `relative_confidence`.
 
   UserError: as `rmia`.

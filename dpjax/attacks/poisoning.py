@@ -145,7 +145,7 @@ def backdoor(
   """Attackers stamp the trigger on a share of their records and call these `target`.
 
   Args:
-    share: of each attacker's records, the first ones; in (0, 1].
+    share: share of each attacker's records, the first ones; in (0, 1].
     factor: on what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays

@@ -140,8 +140,8 @@ def infer_labels(
   kernel's rows take its place, as in iDLG, for features that are not negative.
 
   Args:
-    gradient: of the mean loss (of a FedAvg message: `as_gradient`).
-    name: of the last layer.
+    gradient: gradient of the mean loss (of a FedAvg message: `as_gradient`).
+    name: name of the last layer.
     probabilities: [K], mean outputs of the model on data like the client's; default 1 / K.
 
   Raises:

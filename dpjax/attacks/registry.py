@@ -44,7 +44,7 @@ class Attack:
     defends: what stops it, or makes it dearer.
     code: dotted path of what carries it out, `dpjax.attacks.lira`; "": described only.
     source: where it is from.
-    word: of `--config.attack`, where `launch.attack` runs it.
+    word: value of `--config.attack`, where `launch.attack` runs it.
     settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
 
   UserError: an access that is not known, an empty field, a cell that would break its table.

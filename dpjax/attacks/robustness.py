@@ -158,9 +158,9 @@ def poisoning_grid(
   Args:
     train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`. Where
       attackers collude, the aggregator is `colluding` already.
-    fractions: of the clients that attack, each > 0; a fraction beyond what an aggregator
+    fractions: fractions of the clients that attack, each > 0; a fraction beyond what an aggregator
       stands up to is run, and said.
-    seed: of the choice of attackers.
+    seed: seed of the choice of attackers.
     tell: gets each verdict, as it is known.
 
   UserError: nothing to run, or a fraction that rounds to no attacker.

@@ -41,7 +41,7 @@ def random_halves(
 
   Args:
     exact: each row holds exactly half of the records, for samplers that are made for a number
-      of them; whoever is out is then replaced by another (see `allowed`).
+      of them; anyone who is out is then replaced by another (see `allowed`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -121,14 +121,14 @@ def train_shadows(
   Args:
     records: the n records.
     included: bool [S, n]; `random_halves`.
-    algorithm: of a typed key, from which one shadow's noise comes: the target's, as
+    algorithm: function of a typed key, from which one shadow's noise comes: the target's, as
       `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key where
       examples need some of their own. It is called while JAX traces, so it reads no key.
-    batches: of one shadow's records and an integer seed, as `plan.batches`: equally many of
+    batches: batches of one shadow's records and an integer seed, as `plan.batches`: equally many of
       equal shapes for all, or there is one compilation for each shape.
-    init_params: of a key.
+    init_params: function of a key.
     signal: (parameters, records) -> [n], as `signals.log_odds_of_model(model.apply)`.
-    seed: of everything that is drawn; shadow i is the same whatever the others are.
+    seed: seed of everything that is drawn; shadow i is the same whatever the others are.
     released: the parameters that a state lets out.
     side_by_side: how many are trained at once, under vmap, by one program; 1 trains them one
       after the other, also by one program. The scores differ by rounding alone.

@@ -104,7 +104,7 @@ def client_view(
   """Returns the message of a client after its local work on the examples, step by step.
 
   Args:
-    client: of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
+    client: client of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
       `soft_labels(loss_fn)` it also takes distributions as labels.
     params: the server's, which the client has received.
     batches: rows [S, b] of the client's examples, and their mask: `LocalWork.rows(...)`, or a
@@ -112,7 +112,7 @@ def client_view(
       later epochs went it has to assume.
     extra: what else the server has sent, such as SCAFFOLD's control variate.
     memory: what the client kept; the attack has to assume it.
-    key: of this client in this round. The default is the guess of somebody who knows none.
+    key: key of this client in this round. The default is the guess of somebody who knows none.
 
   Raises:
     UserError: no local step, or rows that are no places of examples.

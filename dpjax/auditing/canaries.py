@@ -12,7 +12,7 @@ neighbouring relation says:
 | replace_one        | the original row                                               |
 | replace_special    | an empty record: it keeps its place, is drawn, and adds zero   |
 
-The coins are a pure function of the seed, and whoever knows them can finish the audit.
+The coins are a pure function of the seed, and anyone who knows them can finish the audit.
 They say nothing about the other records.
 """
 
@@ -110,7 +110,7 @@ def insert_canaries(
   Args:
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
-    seed: of the choice of rows, of their change, and of the coins.
+    seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: a canary has the label of its row, for guarantees that do not cover labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).

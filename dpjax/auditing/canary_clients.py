@@ -123,7 +123,7 @@ def insert_canary_clients(
   Args:
     federation: not changed.
     num_canaries: m <= its number of clients, unless they join.
-    seed: of the choice of clients, of their change, and of the coins.
+    seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
     neighboring_relation: what a canary that is out leaves; see the second.
     join: canaries come behind all clients, of whom none leaves; of kinds that send, under
@@ -533,7 +533,7 @@ def seeing(
 
   Args:
     in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
-    divisor: of the sum, in the `unit` of `watching`.
+    divisor: divisor of the sum, in the `unit` of `watching`.
   """
 
   def one_round(state: Any, cohort: Cohort) -> Any:

@@ -92,7 +92,7 @@ def final_model_scores(
     params: initial ones, of every model.
     target: one example, x [1, ...] and y [1]; `blank_target`.
     num_models: with the target, and again as many without it.
-    seed: of the noise of all models.
+    seed: seed of the noise of all models.
 
   Raises:
     UserError: a plan that samples, another relation, a training that diverges.

@@ -2,7 +2,7 @@
 
 Each canary is an example whose gradient lies along a coordinate of its own, far longer
 than the clip norm, so that it contributes the most that clipping allows and nothing hides
-it but the noise. The plan's own sampler, padding, clipping and noise do the rest. In
+it but the noise. The plan's own sampler, padding, clipping and noise do everything else. In
 `gradient_canaries` there is no model; in a training, `with_canaries` gives each canary a
 parameter of its own beside the model's, `canary_loss` the gradient along it, and `canary_sums`
 adds up what the transform released there in every step, whatever the optimizer makes of it.
@@ -86,9 +86,9 @@ def gradient_canaries(
   Args:
     plan: its batches, its transform and its number of steps are what runs.
     num_canaries: also the number of parameters.
-    seed: of the coins and of the sampler. Where the sampler knows the number of examples,
-      num_canaries must not exceed it; the rest are empty records.
-    key: of the noise.
+    seed: seed of the coins and of the sampler. Where the sampler knows the number of examples,
+      num_canaries must not exceed it; the others are empty records.
+    key: key of the noise.
     transform: `key -> optax transformation` in place of `plan.transform`, to audit
       another implementation against the plan's claim.
 

@@ -62,9 +62,9 @@ def likelihood_ratio(
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
     score: `outputs -> [n]`, fixed in advance; best is the log-likelihood ratio, such as
       `gaussian_log_ratio` or `laplace_log_ratio`. Any score gives a valid bound.
-    num_trials: runs on each input. With all of them told apart the bound is about
+    num_trials: runs on each input. With all of them distinguished the bound is about
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
-    confidence: of the bound, Bonferroni-corrected for its thresholds.
+    confidence: confidence of the bound, Bonferroni-corrected for its thresholds.
 
   Guarantee: exceeds the true epsilon with probability at most 1 - confidence.
 

@@ -365,7 +365,7 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 
   Valid for every (epsilon, delta)-DP training algorithm if each canary was in or out by an
   independent fair coin; each score is that of one canary. The bound cannot be large: m
-  canaries that are all told apart give about log(m / 5).
+  canaries that are all distinguished give about log(m / 5).
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run(scores, delta=0.0), 2)

@@ -212,7 +212,7 @@ def audit(
   where Gaussian-DP has no epsilon, those that are valid for any mechanism.
 
   Args:
-    scores: of canaries that were in, each by a fair coin of its own, and of those out.
+    scores: scores of canaries that were in, each by a fair coin of its own, and of those out.
     delta, epsilon_claimed: one pair of the claim.
     claim: all its pairs, as `Plan.trade_off` has them: far more can be refuted.
 

@@ -314,7 +314,7 @@ def from_arrays(
     y: integer labels [n] in [0, num_classes).
     num_classes: how many classes there are. Public: never counted from the labels here.
     vocab_size: for tokens, an upper bound that they are checked against.
-    nominal_size: the public number of examples, declared by whoever holds the data: a constant
+    nominal_size: the public number of examples, declared by the one who holds the data: a constant
       near n, never counted from the rows. Under add-or-remove-one, where n is a secret,
       mechanisms use it in place of n.
 

@@ -1,6 +1,6 @@
 """Identity of data: a digest of everything in them that training reads.
 
-The digest is a fixed function of the data, without noise: whoever sees it, or anything else
+The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
 secret as the data. `experiments.run.streams` derives keys from it; checkpoints hold it.
 """
@@ -73,7 +73,7 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   """Returns `source` with other inputs, computed from its own by a public rule.
 
   The digest stays that of `source`, so that it is equal where features differ in their last
-  bits: on another device, or with another number of threads. Whoever uses this binds the rule
+  bits: on another device, or with another number of threads. Anyone who uses this binds the rule
   too (a run's streams depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays

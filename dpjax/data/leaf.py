@@ -60,8 +60,8 @@ def leaf_federation(
   Args:
     data_dir: where a relative `name` begins; else the current folder.
     num_classes: public, never counted; 62 of FEMNIST, 2 of Sent140.
-    max_length: of text, the number of bytes kept.
-    shape: of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
+    max_length: largest length of text, the number of bytes kept.
+    shape: shape of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
     max_examples: as of `data.by_client`.
 
   Raises:

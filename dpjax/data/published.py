@@ -18,7 +18,7 @@ class Published(NamedTuple):
 
   Attributes:
     num_examples: of its training split; None: what its loader returns declares it.
-    num_users: of its natural federation.
+    num_users: number of users of its natural federation.
     loader: dotted path of the function that returns (train, test), whole in memory; "":
       tensorflow-datasets has prepared it.
     in_folder: the loader takes `data_dir`, where files of the data lie; else they are embedded.

@@ -53,7 +53,7 @@ class Rows:
   """[n, *features] that lie in a source: `rows[indices]`, `rows[a:b]` and `rows[mask]` read.
 
   Args:
-    source: of all rows, before they are decoded.
+    source: source of all rows, before they are decoded.
     features: shape of one row, decoded.
     dtype: float32, or int32 for tokens, as of a `Dataset`.
     decode: raw rows [k, ...] -> [k, *features], each by itself, so that it does not show how

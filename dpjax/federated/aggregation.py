@@ -156,7 +156,7 @@ def dp_mean(
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
   weighting rule can break the bound. With a plan's transform and cohorts drawn by the plan's
   sampler, all iterates together are (plan.epsilon(), plan.delta)-DP for one CLIENT.
-  An empty cohort still gets noise, and is to be charged. (McMahan et al. 2018, DP-FedAvg,
+  An empty cohort still gets noise, and must be accounted. (McMahan et al. 2018, DP-FedAvg,
   with a fixed denominator.)
 
   Raises:

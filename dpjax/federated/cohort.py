@@ -218,7 +218,7 @@ def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) ->
   """Refuses a cohort whose round would not keep the stated epsilon.
 
   Args:
-    plan: of the aggregator, None where it is not known; private: whether it adds noise.
+    plan: plan of the aggregator, None where it is not known; private: whether it adds noise.
 
   Raises:
     UserError: no noise, noise that nothing vouches for, that of another plan, or another

@@ -121,7 +121,7 @@ def top_k(share: float) -> Compressor:
   """Keeps the largest entries of each leaf in absolute value, as (value, place).
 
   Args:
-    share: of the entries of a leaf, in (0, 1]; at least one is sent.
+    share: share of the entries of a leaf, in (0, 1]; at least one is sent.
 
   >>> compressor, x = top_k(0.3), jnp.array([0.1, -5.0, 2.0, 0.0])
   >>> codes = compressor.encode(jax.random.key(0), x)

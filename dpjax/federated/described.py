@@ -38,7 +38,7 @@ class AlgorithmFacts:
   """Facts about one federated algorithm.
 
   Args:
-    name: of its function, and of `--config.algorithm`.
+    name: name of its function, and of `--config.algorithm`.
     make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
     client: what a client does. server: what the server does with the mean.
     source: paper that it is from.
@@ -124,7 +124,7 @@ class AggregatorFacts:
   """Facts about one aggregator that is not private by itself.
 
   Args:
-    name: of `--config.aggregator`.
+    name: name of `--config.aggregator`.
     make: `(**options) -> federated.Aggregator`.
     source: paper that it is from.
     stands_up_to: how many arbitrary clients of n, in words.
@@ -183,7 +183,7 @@ def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]
   """Returns the facts of everything that a package lists, in order.
 
   Args:
-    package: of `dpjax._lazy`. facts: function -> what is stated about it.
+    package: package of `dpjax._lazy`. facts: function -> what is stated about it.
   """
   # A module states its facts on import, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():

@@ -63,7 +63,7 @@ def allocate_clip_norms(
   """Splits one clip norm among the layers of a model.
 
   Args:
-    params: of the model; a mapping that holds only arrays is one layer.
+    params: parameters of the model; a mapping that holds only arrays is one layer.
     l2_clip_norm: bound C on the whole gradient, finite.
     rule: "uniform", C / sqrt(number of layers) each; "by_size", C sqrt(d_l / d), so that
       every coordinate has the same share; "by_score", C s_l / sqrt(sum s^2).

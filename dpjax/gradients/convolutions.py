@@ -44,7 +44,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   `shard_map` inside of it, and in branches by platform. Eager calls compile each time.
 
   Args:
-    fn: of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
+    fn: function of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
 
   >>> import jax, jax.numpy as jnp
   >>> from jax import lax

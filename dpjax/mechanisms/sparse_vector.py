@@ -48,7 +48,7 @@ class SparseVector:
   """Finds queries above `threshold`, until there are `max_above` of them.
 
   Args:
-    epsilon: of all comparisons together.
+    epsilon: epsilon of all comparisons together.
     sensitivity: how far one record moves each query.
     max_above: hits after which the stream ends.
     monotonic: one record moves all queries in the same direction; less noise then.

@@ -265,7 +265,7 @@ def wrap_probability(
   Args:
     largest_sum: bound on the absolute value of every coordinate of the sum before noise;
       num_clients * rounded_norm_bound(...) always is one.
-    variance: of the whole noise on one coordinate.
+    variance: variance of the whole noise on one coordinate.
     noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam"
       (Chernoff: exp(sqrt(v^2 + t^2) - v - t asinh(t / v))).
 

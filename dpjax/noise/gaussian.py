@@ -83,7 +83,7 @@ def _distinct(words: Array, draws: Array) -> jax.Array:
 
   Args:
     words: data of their keys, [..., words].
-    draws: of each key, [...].
+    draws: number of draws of each key, [...].
   """
   columns = [words[..., i].ravel() for i in range(words.shape[-1])]
   columns.append(draws.ravel().astype(jnp.uint32))

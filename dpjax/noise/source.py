@@ -1,7 +1,7 @@
 """Release mode: 256-bit keys from the operating system, noise with true tails, on a grid.
 
 `jax.random.key(seed)` is for experiments: its key has 64 bits, and a small seed has fewer
-still, so whoever guesses it subtracts the noise. A key of this module is a JAX key like any
+still, so anyone who guesses it subtracts the noise. A key of this module is a JAX key like any
 other (`jax.random.fold_in`, `split` and `bits` take it), but it has 256 bits, comes from
 `secrets`, and every bit is drawn from it by ChaCha20, a cipher's generator (RFC 8439).
 

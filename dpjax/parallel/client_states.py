@@ -200,7 +200,7 @@ class Keeper:
   and never became one is in nobody's way. Files that the newest two do not need are removed.
 
   Args:
-    folder: of the rows.
+    folder: folder of the rows.
     states: those that a run begins with.
     on_disk: whether they lie there also between checkpoints, and not in memory.
     segment_bytes: as of `Journal`.

@@ -93,7 +93,7 @@ def same(**named: str) -> None:
   """Raises UserError in all processes unless all give the same texts.
 
   What is sent are digests with a word that process 0 draws for this very call, so they are
-  those of no other run: a digest of data would confirm a guess to whoever reads it later.
+  those of no other run: a digest of data would confirm a guess to anyone who reads it later.
 
   >>> same(config="learning_rate=0.1")
   """

@@ -1,13 +1,13 @@
 """Meeting of the processes of a run: process 0 listens, and each other one identifies
 itself.
 
-Whoever else connects is let go: each connection has its own few seconds and bytes, and none
+Any other peer that connects is let go: each connection has its own few seconds and bytes, and none
 keeps the others waiting. Of a crowd those go first that share an address with most others, and
 a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
 hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
 that is known beforehand.
 
-A process id is given only to who knows `config`, the digest of what is to be run. Whoever
+A process id is given only to who knows `config`, the digest of what is to be run. Anyone who
 claims an id without it is told what differs, alone, and the others wait on for the right one:
 a stranger ends no meeting. Who knows it and still differs is a process of this run that was
 started wrongly: that ends the meeting for all, with the same line.

@@ -1,6 +1,6 @@
 """Rows of bytes in append-only files: client states on disk.
 
-A row that is written anew is written at another place, so whoever holds an earlier index still
+A row that is written anew is written at another place, so anyone who holds an earlier index still
 reads what it named. An index says of each client where its row lies and a digest of it: a torn
 write, an edited file and a file of another run are told when they are read.
 
@@ -56,7 +56,7 @@ class Journal:
   Args:
     folder: made where it is missing. What an earlier process has written there is read where
       an index names it, and never written over.
-    row_bytes: of every row.
+    row_bytes: bytes of every row.
     segment_bytes: a file that has reached it is closed.
 
   >>> import tempfile

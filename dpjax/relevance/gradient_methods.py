@@ -373,7 +373,7 @@ def input_weights(
 
   Args:
     beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.
-    shape: of one example; an image's channels share the weight of their place.
+    shape: shape of one example; an image's channels share the weight of their place.
 
   Post-processing of a private beta: free.
 

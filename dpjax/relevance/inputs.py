@@ -99,7 +99,7 @@ class Inputs:
     initialiser sees a record.
 
     Args:
-      index: of the net, where several begin with keys of their own.
+      index: index of the net, where several begin with keys of their own.
     """
     key = self.streams.init
     key = key if index is None else jax.random.fold_in(key, index)

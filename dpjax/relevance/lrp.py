@@ -51,7 +51,7 @@ class Lrp:
   """Settings of relevance propagation.
 
   Args:
-    rule: of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
+    rule: rule of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
     input_rule: of the first of them: "same" | "z_box" (inputs in [low, high]).
     target: where it starts: the logit of the "true_class", of the "predicted_class", or
       "all_logits".

@@ -51,7 +51,7 @@ def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob"
 
   Args:
     told: names the sampler in the message.
-    name: of the field, for the message.
+    name: name of the field, for the message.
   """
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:

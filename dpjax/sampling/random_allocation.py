@@ -22,7 +22,7 @@ class RandomAllocationSampler(PaddedSampler):
   independently, and anew in each pass. Every example takes part once a pass, and the secret
   step amplifies.
 
-  For independent noise. A pass is paid in full at its first step
+  For independent noise. A pass is accounted in full at its first step
   (`dpjax.accounting.random_allocation`), so an unfinished one costs as much as a whole one.
 
   Args:

@@ -19,7 +19,7 @@ arXiv:2102.06387, algorithm 1).
 | sampling of cohorts                  | the server knows who takes part: nothing is amplified|
 | the sum wraps around                 | post-processing; `wrap_probability` bounds the chance|
 
-Against: the server, and whoever sees what it releases, where everybody follows the protocol
+Against: the server, and anyone who sees what it releases, where everybody follows the protocol
 (honest but curious) and the secure sum hides all but the sum. A client that tells the server
 its share takes 1 / min_survivors of the variance away; one that adds none does, too.
 """
@@ -72,10 +72,10 @@ class SkellamSum:
   """The mechanism of one round, as numbers; `sized` chooses them.
 
   Args:
-    l2_clip_norm: of one client's message, in its own units.
+    l2_clip_norm: bound of one client's message, in its own units.
     dim: numbers in a message.
     scale: grid points per unit.
-    bits: of the modulus, 8 to 32.
+    bits: bits of the modulus, 8 to 32.
     max_clients: most clients of one sum; public.
     noise: a client's share, and the fewest shares of a sum.
 
@@ -248,8 +248,8 @@ def skellam_mean(
     protocol: a simulated one draws the noise of all survivors at once (shares of Skellam
       noise add up to it exactly); through any other go each client's noisy integers. Its
       `min_survivors` must be no fewer than those that the noise was sized for.
-    mechanism: of one round.
-    seed: of all noise and rounding, 128 bits or more; as secret as the data. Each client of
+    mechanism: mechanism of one round.
+    seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
     rotation: public seed of the signs.
     dropout: who falls silent, in a simulation.

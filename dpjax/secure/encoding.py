@@ -57,7 +57,7 @@ class Encoding:
   Args:
     max_clients: most clients of one sum; public.
     largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
-    bits: of the modulus, 8 to 32.
+    bits: bits of the modulus, 8 to 32.
 
   Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around. The mean
   of messages within `largest_value` stays within it, and errs by `error_bound(weights)` at

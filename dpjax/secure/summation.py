@@ -69,8 +69,8 @@ class Dropout:
   """Clients that drop out, for simulations: each independently, in a random phase.
 
   Args:
-    prob: of a client, in a round.
-    seed: of all rounds; who drops out is a function of (seed, round, client) alone, never of
+    prob: probability of a client, in a round.
+    seed: seed of all rounds; who drops out is a function of (seed, round, client) alone, never of
       anyone's data.
 
   >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))
@@ -135,7 +135,7 @@ def secure_mean(
   Args:
     protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
-    encoding: of messages as integers. Its `bits` may be fewer than the protocol's.
+    encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: who falls silent, in a simulation.
     plan: that draws the cohorts, without privacy.
 

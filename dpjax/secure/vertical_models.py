@@ -165,7 +165,7 @@ def train_split(
   Args:
     start: public numbers.
     batches: [steps, B] public indices of rows.
-    recipe: `hidden` relu; `output` sigmoid (one class against the rest) or normalized_relu.
+    recipe: `hidden` relu; `output` sigmoid (one class against all others) or normalized_relu.
   """
   if recipe.hidden != "relu" or recipe.output == "linear":
     kind = recipe.hidden, recipe.output
@@ -221,7 +221,7 @@ def classes(
 
   Args:
     model: shares, of `train_logistic` or `train_split`.
-    rows: of the entities asked about; their labels are not read.
+    rows: rows of the entities asked about; their labels are not read.
   """
   if not isinstance(model, SplitNetwork):
     return secureml.predict(party, model, rows.x, Recipe(), to=to)

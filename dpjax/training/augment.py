@@ -41,7 +41,7 @@ def crop_color(
   changes its colours.
 
   Args:
-    least_area: of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
+    least_area: least area of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
     strength: each channel's contrast changes by at most this share, and its mean by at most
       this many standard deviations of the image; the range stays that of the image.
 

@@ -41,10 +41,10 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
 
   Args:
     params: any tree of real arrays; public, as it was trained on other data.
-    pattern: of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
+    pattern: pattern of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
     alpha: A B is multiplied by alpha / rank.
-    key: of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
+    key: key of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
 
   Returns:
     (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
@@ -54,7 +54,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     `jax.checkpoint`; anywhere else (in a scan, say) the merged weight is used: equal, but
     slower.
 
-  Guarantee: none of its own; that of whoever trains `trainable`. The frozen weights
+  Guarantee: none of its own; that of the code that trains `trainable`. The frozen weights
   must not depend on the private data.
 
   Raises:

@@ -20,7 +20,7 @@ def of_part(
 
   Their state is that of `tx`, so a training goes from these to `loss_fn` and `tx`, or back, in
   any step. With `dp_sgd` both are steps of one plan: examples are clipped by what is trained
-  alone, and the noise on the rest, which is drawn as ever, is thrown away, which costs nothing.
+  alone, and noise on the others is drawn as usual and thrown away, which costs nothing.
 
   Args:
     trained: of a parameter's name, such as params/head/kernel (`trees.named_leaves`).

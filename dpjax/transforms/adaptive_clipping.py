@@ -52,7 +52,7 @@ class AdaptiveClipping(gradients.Flat):
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
-    learning_rate: of the geometric update.
+    learning_rate: learning rate of the geometric update.
     count_noise_std: of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public; None for the plan's `normalize_by`.

@@ -5,7 +5,7 @@ the mechanism always sees terms of norm <= C and adds noise for C; the factor s_
 number or a function of earlier private outputs, is applied to the noisy result. The event
 is that of a constant clip norm, whatever s_t does.
 
-Where gradients are not stacked, whoever computes the ClippedSum divides the LOSS by s_t
+Where gradients are not stacked, anyone who computes the ClippedSum divides the LOSS by s_t
 (`training.dp_sgd` does): its norms and losses are then in units of s_t.
 """
 

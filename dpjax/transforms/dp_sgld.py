@@ -97,7 +97,7 @@ def dp_sgld(
     noise_std: of the private mean gradient, `plan.noise_std`; it must be > 0, because this
       transform adds no noise of its own. See `sgld_temperature` for what it amounts to.
     num_examples: n; public, as in the plan's guarantee.
-    prior_precision: of a N(0, 1 / prior_precision) prior on every parameter.
+    prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 
   >>> import jax.numpy as jnp
   >>> tx = dp_sgld(0.01, noise_std=1.0, num_examples=10, prior_precision=2.0)

@@ -49,7 +49,7 @@ class EventKind:
   Attributes:
     name: in JSON.
     event: class of the events.
-    fields: of the event that JSON holds, in the order of its constructor.
+    fields: fields of the event that JSON holds, in the order of its constructor.
     scheme: names the row of `dpjax.accounting.PROVED` that holds `proof`.
     proof: relations and accountants.
     rdp_relation: under which dp_accounting is asked for the Renyi curve. Noise is relative to

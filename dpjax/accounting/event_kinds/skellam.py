@@ -22,7 +22,7 @@ class SkellamDpEvent(dpa.DpEvent):
   """The event of one sum of integer vectors with Skellam noise.
 
   Args:
-    variance: of the whole noise on one coordinate, on the grid.
+    variance: variance of the whole noise on one coordinate, on the grid.
     l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
       rounding; under replace_one the accountant doubles both.
   """

@@ -127,7 +127,7 @@ def play(
 
   Args:
     num_draws: on each of the two inputs, before `game.draws` is applied.
-    seed: of all draws; the same seed gives the same result.
+    seed: seed of all draws; the same seed gives the same result.
 
   >>> rng = lambda world, seed: np.random.default_rng([world, seed])
   >>> laplace = lambda world, seed, n: rng(world, seed).laplace(world, 1.0, (n, 1))
@@ -190,8 +190,8 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
 
   Args:
     num_draws: on each of the two inputs, the adversary's own included.
-    delta: of the claim.
-    confidence: of this one claim.
+    delta: delta of the claim.
+    confidence: confidence of this one claim.
 
   >>> round(ceiling(1_500, delta=0.0, confidence=0.95), 2)
   5.6
@@ -214,7 +214,7 @@ def draws_to_refute(
   Args:
     claim: whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores need not be perfect.
     most: on each of the two inputs.
-    confidence: of this one claim.
+    confidence: confidence of this one claim.
 
   >>> draws_to_refute(Claim(4.0, 1e-5), most=10_000)
   1033

@@ -7,7 +7,7 @@
 | replace_one       | it pulls one way, and the other                                         |
 
 The others have no gradient (nothing hides the record) or pull the other way, all alike (then
-whoever is pushed out of a batch shows). A sampler says by which settings it is played
+anyone who is pushed out of a batch shows). A sampler says by which settings it is played
 (`Sampler.small`); the relations are those of its `proof`.
 """
 

@@ -180,7 +180,7 @@ class BrokenMechanism:
     kind: class of mechanisms.
     name: by which it is known what its data are; "" for the answer to a query.
     plant: the fault.
-    settings: of the honest mechanism.
+    settings: settings of the honest mechanism.
 
   >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
   >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)

@@ -34,7 +34,7 @@ class TwinSettings:
 
   Args:
     only: a room, a subject or room.subject; "" for all.
-    seed: of all draws.
+    seed: seed of all draws.
   """
 
   only: str = ""
@@ -73,7 +73,7 @@ def attacked(
   """Returns the row of one twin: the first game that refutes it, else the closest one.
 
   Args:
-    draws: of each game, in turn; the significance is divided among them.
+    draws: number of draws of each game, in turn; the significance is divided among them.
     sound: plays the same code without the fault, which must not be refuted.
 
   >>> attacked(twins.BrokenTwin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]

@@ -55,7 +55,7 @@ class Settings:
   Args:
     minutes: for all games together, about; more where games need it for `LEAST` draws.
     only: a room, a subject or room.subject; "" for all.
-    seed: of all draws.
+    seed: seed of all draws.
   """
 
   minutes: float = 10.0

@@ -49,7 +49,7 @@ class FinalModels:
     num_models: trainings with the target, and as many without it.
     initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
     num_records: with the target. num_steps: of full-batch gradient descent.
-    seed: of initial parameters and of the noise.
+    seed: seed of initial parameters and of the noise.
   """
 
   data: str = "mnist"

@@ -88,7 +88,7 @@ def played(
     todo: what gives the row of each name.
     done: rows by name.
     write: is given all rows after each one, and at the end.
-    label: of the progress bar.
+    label: label of the progress bar.
   """
   rows = dict(done)
   with writers.progress(len(todo), len(rows), label) as bar:

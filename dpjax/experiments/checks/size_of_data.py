@@ -49,7 +49,7 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
 def size_of_data(subject: Subject) -> Row:
   """Builds the run on one record less and one more, and compares the results.
 
-  Plan, promise and results must be equal: whoever sees the scale of the noise would else count
+  Plan, promise and results must be equal: anyone who sees the scale of the noise would else count
   the records, and with them see whether one of them is there (arXiv 2605.15648).
   """
   if subject.config is None:

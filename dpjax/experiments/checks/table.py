@@ -1,7 +1,7 @@
 """Checks of a user's own run before it is trusted: `python -m launch.check`.
 
 The promise of a run rests on facts about code: nobody moves the sum by more than the
-sensitivity, the noise is as large as charged, batches are drawn as charged. Each is
+sensitivity, the noise is as large as accounted, batches are drawn as accounted. Each is
 measured on the run's own model, gradient, transform, sampler and keys, against a bound.
 A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
 """

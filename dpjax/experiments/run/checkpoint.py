@@ -1,6 +1,6 @@
 """Checkpoints: everything the next step needs, in one atomic directory per step.
 
-A checkpoint holds the noise key and a digest of the data. Whoever reads it can subtract the
+A checkpoint holds the noise key and a digest of the data. Anyone who reads it can subtract the
 noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 
 What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
@@ -104,7 +104,7 @@ def newest(workdir: pathlib.Path) -> int | None:
   """Returns the newest complete checkpoint under `workdir`, of any phase, as its files are
   at this moment.
 
-  For whoever cannot wait for a `Checkpoints` that another thread is writing with.
+  For anyone who cannot wait for a `Checkpoints` that another thread is writing with.
   """
   # A run of one phase stores its steps here; one of several phases has a folder for each.
   found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
@@ -152,7 +152,7 @@ class Checkpoints:
   it reads goes to all.
 
   Args:
-    workdir: of the run.
+    workdir: directory of the run.
     phase: folder in it, for a run of several trainings; "" for one training.
     rows_on_disk: `ClientStates` lie there also between checkpoints.
 

@@ -95,7 +95,7 @@ class Promise:
     """Returns the privacy part of result.json.
 
     Args:
-      epsilon: of the curve, after all steps.
+      epsilon: epsilon of the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return dict.fromkeys(_FACTS) | {"epsilon_kind": "none", "accountant": None}

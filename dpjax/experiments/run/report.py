@@ -1,7 +1,7 @@
 """The picture of a run, and shared parts of all pictures: a CSV file beside each.
 
 Drawn with matplotlib's object interface, so that no global state is touched and no
-display is needed. Colours are those of Okabe and Ito (2008), told apart by everyone.
+display is needed. Colours are those of Okabe and Ito (2008), distinguished by everyone.
 """
 
 from __future__ import annotations

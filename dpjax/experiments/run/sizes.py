@@ -18,7 +18,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   """Returns the neighboring relation of a run that names none.
 
   Args:
-    kind: of the sampler; None: a user's own, which may be any.
+    kind: kind of the sampler; None: a user's own, which may be any.
   """
   if kind is None or kind.relation_must_be_named:
     return ADD_OR_REMOVE_ONE
@@ -38,10 +38,10 @@ def public(
 
   Args:
     real: of the data: a secret under add_or_remove_one, public under the others.
-    declared: a constant that somebody declared; None: nobody did.
+    declared: a constant that somebody declared; None: none was declared.
     relation: neighboring relation of the promise.
     promised: whether anything is promised at all. If not, the true number serves as well.
-    field: of the config that declares it. other: field=value that makes the number public.
+    field: field of the config that declares it. other: field=value that makes the number public.
 
   Raises:
     UserError: nobody declared it, or it is more than twice the true number. What is too small

@@ -11,7 +11,7 @@ What may be seen. The digest of the data, and whatever follows from it without n
 confirm a guess of the data. So it leaves this process in checkpoints alone, which hold the
 noise key too and are as secret as the data; the initial parameters depend on the seed alone;
 and a ledger names a key by the config, not by the key (`ledger_name`). A run whose seed is
-known can be repeated by whoever guesses its data, and compared bit for bit: that is what
+known can be repeated by anyone who guesses its data, and compared bit for bit: that is what
 reproducible means. What is to be published is trained in release mode, whose keys depend on
 nothing at all (`fresh`).
 """
@@ -67,7 +67,7 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
   same noise, the difference of two runs would be that of their exact sums.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: all that decides what it computes, the seed included.
   """
   named = config_name(kind, fields)
   return hashlib.sha256(
@@ -334,7 +334,7 @@ def check_data(
   """Raises UserError unless the stored data are these; None: the run has not begun.
 
   Args:
-    name: of the data, for the message. It never holds a digest.
+    name: name of the data, for the message. It never holds a digest.
   """
   if meta is None:
     return

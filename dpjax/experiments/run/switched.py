@@ -25,7 +25,7 @@ def settled(before: Any, steps: Sequence[tuple[str, Any]], kind: Kind) -> tuple[
   Args:
     before: the config of the file.
     steps: (field, config from this field on), in the order in which they were set.
-    kind: of the config.
+    kind: kind of the config.
 
   Raises:
     UserError: one line: a switch makes a field of the file's rows, variants or curves meaningless.

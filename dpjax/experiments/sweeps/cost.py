@@ -88,7 +88,7 @@ def statement(rows: list[Row], others: int = 0) -> str:
   """Explains what the epsilons of a sweep guarantee, and what not.
 
   Args:
-    rows: of `engine.run`.
+    rows: rows of `engine.run`.
     others: finished runs in the same folder that are not part of the sweep any more.
   """
   total = charge(rows)

@@ -51,7 +51,7 @@ def sweep_report(
     y: numeric key of the result; None and "inf" are what JSON holds of one that diverged.
     series: key whose values become separate lines.
     references: (label, x, y) of published results, listed in the legend.
-    title: of the picture.
+    title: title of the picture.
 
   Raises:
     UserError: a run has no such key, or its value is no number.

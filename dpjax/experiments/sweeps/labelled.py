@@ -125,7 +125,7 @@ def run_all(
 
   Args:
     found: `points`.
-    job: of the config of a run.
+    job: job of the config of a run.
     write: `write(folder, rows, title=...)`, files about the finished runs.
     tell, unreleased: as `engine.Grid` has them.
 

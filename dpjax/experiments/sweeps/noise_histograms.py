@@ -76,9 +76,9 @@ def run(
 
   Args:
     out: the folder; made where it is missing.
-    num_draws: of each noise, at least 2.
+    num_draws: number of draws of each noise, at least 2.
     num_features: d, of a record in [0, 1]^d.
-    seed: of the draws. They protect nothing.
+    seed: seed of the draws. They protect nothing.
 
   Returns:
     What result.json holds: for each noise its scale, the mean size and standard deviation of

@@ -67,7 +67,7 @@ def run_selection(
 
   Returns:
     The content of best/selection.json: the winning setting, its score, and both epsilons:
-    `epsilon_of_one_run` and `epsilon`, which is charged for the choice.
+    `epsilon_of_one_run` and `epsilon`, which is accounted for the choice.
 
   Raises:
     UserError: settings that do not cost the same event, a score that is not on test data, a

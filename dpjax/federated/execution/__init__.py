@@ -21,7 +21,7 @@ here: the aggregator adds it once, to the sum, from its one key.
 
 A client gets its own examples and nothing of the others': where batches hold rows of one
 shared data set, the execution takes the rows (`context.step`), and padding repeats the
-client's own. So the work of one client is a function of its own data, whoever wrote it.
+client's own. So the work of one client is a function of its own data, no matter who wrote it.
 
 Every client of a round has its own key, folded from the round's by its number. One program
 holds all of them: this is a simulation, and noise that a client adds here hides nothing from

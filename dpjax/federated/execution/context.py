@@ -129,7 +129,7 @@ class Placed:
   do change, and are placed once a round.
 
   Args:
-    sharding: of every leaf; None: where JAX puts it.
+    sharding: sharding of every leaf; None: where JAX puts it.
   """
 
   def __init__(self, sharding: NamedSharding | None = None):

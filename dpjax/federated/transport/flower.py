@@ -37,7 +37,7 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 | the server    | not: losses, norms, example counts (but in the weight of          |
 |               | `by_examples` and `capped`), the text of an error, any key        |
 
-The sampler's seed stays on the server: whoever knows it knows who takes part, and epsilon
+The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
 counts on that being secret. Everything random on a client is drawn from a key of its own
 operating system, new for each answer, which is neither sent nor kept. So a server cannot
 subtract the noise of `client_noise`, and a run is not repeated bit for bit where clients draw.
@@ -46,7 +46,7 @@ notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
 are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
 "replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
-shapes, is left out; its round is charged all the same.
+shapes, is left out; its round is accounted all the same.
 """
 
 from __future__ import annotations
@@ -394,7 +394,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
     noise_key: for a private plan, and only for one.
 
   Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
-  whoever sees the parameters; the server itself sees every message. `.server` holds
+  anyone who sees the parameters; the server itself sees every message. `.server` holds
   `.state`, `.ledger` (charged per round) and `.infos` (not private).
 
   Raises:

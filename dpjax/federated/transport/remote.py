@@ -64,7 +64,7 @@ class Client:
       and runs: who empties it begins another guarantee.
 
   Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
-  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against whoever gets
+  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against anyone who gets
   them and chooses what is asked, for the whole client under "replace_one".
 
   Raises:

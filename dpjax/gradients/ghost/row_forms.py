@@ -426,7 +426,7 @@ def _over_blocks(each: Length) -> Length:
 def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
-  Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
+  Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
   come out below the square of the gradient that is then clipped with it. So is underflow
   of the products of either side, and of the pairs.
 

@@ -46,7 +46,7 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
   """Records losses, data operands and cotangents of every site, for each example.
 
   Args:
-    program: of one example.
+    program: program of one example.
     leaves: the parameter leaves.
     examples: the batch's leaves, [B, ...].
   """

@@ -91,7 +91,7 @@ def find_units(
   """Assigns every leaf to exactly one unit, so that none is dropped.
 
   Args:
-    program: of one example.
+    program: program of one example.
     leaves: parameter leaves (only their shapes are used).
     clip_groups: for each leaf, the number of its clip norm.
     platform: the backend whose constants decide.

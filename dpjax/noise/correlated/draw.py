@@ -51,7 +51,7 @@ def add_correlated(
     correlation: the strategy C, the same at every call.
     num_steps: rows that were accounted for. A later one raises, or is NaN where the state
       is traced: it never gives a number that is not accounted for.
-    factors: of std at each step, or () for 1 throughout.
+    factors: factors of std at each step, or () for 1 throughout.
 
   The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With
   a release key the noisy tree is rounded to a public grid, which is post-processing.

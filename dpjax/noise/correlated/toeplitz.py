@@ -82,7 +82,7 @@ class BandedToeplitz:
     """Returns the coefficients with the least error on prefix sums at equal privacy.
 
     Args:
-      num_steps: of the run.
+      num_steps: number of steps of the run.
       bands: diagonals; at most the steps between two participations of an example, or the
         columns overlap and cost more than was optimised for.
       objective: "mean" or "max" squared error over the prefixes.

@@ -13,7 +13,7 @@ by up to 1e-5 of the value at each product.
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against who sees public
 keys and ciphertexts and follows the protocol. None for the circuit: the noise of a result tells
 its decryptor about the numbers that it was multiplied by. A raw decryption holds noise from
-which whoever gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
+which anyone who gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
 and passes on only what is rounded far above `Chain.error` or has noise of its own.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
 """
@@ -49,7 +49,7 @@ class Chain:
 
   Args:
     levels: products in a row; each takes a prime of `scale_bits`.
-    end_bits: of the last prime that is left, and of that of the keys: values of the end are
+    end_bits: bits of the last prime that is left, and of that of the keys: values of the end are
       below 2^(end_bits - scale_bits - 1).
 
   Raises:

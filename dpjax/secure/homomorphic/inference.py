@@ -8,7 +8,7 @@
 Guarantee: for the images, 128 bits of CKKS against a model owner that follows the protocol. For
 the MODEL none: slots that are no logits hold sums over weights, and the noise of a result
 tells of the numbers in it (no circuit privacy), so weights are to be thought of as shown to
-who asks often. The image owner keeps raw decryptions: whoever gets one may learn the key (Li
+who asks often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
 and Micciancio 2021).
 
 | layout   | ciphertexts                    | for                                            |

@@ -1,6 +1,6 @@
 """The trusted dealer: a third party that makes correlated randomness and sees no data.
 
-TRUSTED: whoever knows the dealer's keys and hears what the parties open reads everything, so it
+TRUSTED: anyone who knows the dealer's keys and hears what the parties open reads everything, so it
 must not collude with a party. SecureML (section IV) makes the same triples without a dealer, by
 oblivious transfer or homomorphic encryption, at a price of hours for its larger trainings.
 """

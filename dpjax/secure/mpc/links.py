@@ -2,7 +2,7 @@
 
 A socket's frames are sealed. Each end sends a fresh X25519 key; both derive, with a token that
 they were given beforehand, one ChaCha20-Poly1305 key per direction; the nonce of a frame is its
-number. So whoever listens reads nothing, not even with the token, and a frame that was altered,
+number. So anyone who listens reads nothing, not even with the token, and a frame that was altered,
 repeated, left out or sent by somebody without the token is refused. A length is public.
 """
 

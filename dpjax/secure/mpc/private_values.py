@@ -35,7 +35,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   are told.
 
   Args:
-    tree: of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
+    tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
       a tree of anything with these shapes, as `jax.ShapeDtypeStruct`: values are not read.
     owner: 0 or 1.
 
@@ -65,7 +65,7 @@ def reveal(
   Args:
     tree: [...] uint64 shares.
     to: the party that asks, 0 or 1; the other learns nothing. None: both.
-    frac_bits: of the values; None: the party's. 0 for bits and indices.
+    frac_bits: fraction bits of the values; None: the party's. 0 for bits and indices.
 
   Returns:
     The same tree of float64 values; None for who does not ask.
@@ -98,7 +98,7 @@ def split(
   about them.
 
   Args:
-    tree: of real numbers, |x| < `ring64.largest(frac_bits)`.
+    tree: tree of real numbers, |x| < `ring64.largest(frac_bits)`.
     seed: None masks with the operating system's entropy; a number makes a SIMULATION, whose
       masks anybody can repeat.
 

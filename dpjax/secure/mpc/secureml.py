@@ -96,7 +96,7 @@ def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
   """Returns a public initial network: normal kernels of variance 2 / d_in, biases 0.
 
   Args:
-    sizes: of the input, the hidden layers and the output; one output for two classes.
+    sizes: sizes of the input, the hidden layers and the output; one output for two classes.
   """
   if len(sizes) < 2:
     raise UserError(

@@ -185,7 +185,7 @@ def connect(
   Args:
     addresses: "host:port" of every party, its own included, the same list at all of them.
     protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
-    certificates: of this party; None only where all addresses are of this machine.
+    certificates: certificates of this party; None only where all addresses are of this machine.
     trusted_dealer: party 0 may see everything, which it could under SEMI2K, whose triples
       it deals.
     timeout_seconds: that another party may be missing, or silent, computing included.

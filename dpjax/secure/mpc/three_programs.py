@@ -11,7 +11,7 @@ On three machines, each its own call:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-Whoever connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
+Anyone who connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
 go unless it proves to know the token; of a crowd of more than `_CROWD` the oldest go first. So
 silent strangers do not keep the three apart.
 

@@ -227,7 +227,7 @@ class BfvSum(SumSettings):
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
 
-    Whoever drops before unmasking is not asked to decrypt.
+    A client that drops before unmasking is not asked to decrypt.
 
     Raises:
       UserError: also where nobody is left to decrypt, or the extra `he` is not installed.

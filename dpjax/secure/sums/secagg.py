@@ -47,7 +47,7 @@ from dpjax.validate import UserError
 class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
-  Whoever falls silent, at any time and in any number, the sum of those who uploaded is exact
+  Clients may drop out at any time. The sum of those who uploaded is exact
   as long as t are left to the end; with fewer it is refused. t - 1 clients may tell the server
   all they know. A t above half of the clients also keeps a server that lies from opening a
   vector alone.

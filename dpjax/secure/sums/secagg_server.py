@@ -8,7 +8,7 @@ messages.
     unmasked = total(state)
 
 Masked vectors are added up as they come: memory does not grow with the number of clients.
-A message that is wrong in any way raises one line and leaves the state as it was. Whoever
+A message that is wrong in any way raises one line and leaves the state as it was. Anyone who
 sent it counts as silent. What the server learns beside the sum: who was there in which phase,
 and when their messages came.
 

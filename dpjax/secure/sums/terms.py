@@ -43,7 +43,7 @@ class Terms:
     threshold: t, shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
     length: d, entries of each vector.
-    bits: of the modulus.
+    bits: bits of the modulus.
     degree: neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
       trust: the variant against a server that lies. Not with `degree`: proved for SecAgg.

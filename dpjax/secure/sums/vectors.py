@@ -40,7 +40,7 @@ class SumSettings:
   """Settings shared by all protocols.
 
   Args:
-    bits: of the modulus, 32 or 64.
+    bits: bits of the modulus, 32 or 64.
     min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
     largest: if given, no entry is larger: a cohort whose sum could then wrap around is
       refused beforehand, and so is a vector that breaks the promise. None: sums wrap around,

@@ -1,7 +1,7 @@
 """Vectors under additively homomorphic encryption: CKKS, and plain floats with the same
 interface.
 
-What crosses between parties is bytes. Whoever holds a `Vectors` can encrypt, add and
+What crosses between parties is bytes. Anyone who holds a `Vectors` can encrypt, add and
 multiply by numbers of its own; only the holder of `KeyPair.decrypt` can read.
 
 | keys        | library                | for                                   |

@@ -155,7 +155,7 @@ def transfer_learning(
   alignment=0 nothing is learnt from the shared rows.
 
   Args:
-    encoders: of the source and of the target, into the same D dimensions.
+    encoders: encoders of the source and of the target, into the same D dimensions.
     alignment: weight of the mean squared distance between two embeddings of one entity.
 
   Raises:

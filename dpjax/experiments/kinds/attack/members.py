@@ -424,7 +424,7 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """Judges a defence by the attack. Members that are told apart are leakage, which a
+  """Judges a defence by the attack. Members that are distinguished are leakage, which a
   guarantee bounds but does not forbid. Without a guarantee the defence fails. No attack
   shows that a defence holds.
 

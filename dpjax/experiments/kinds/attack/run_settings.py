@@ -23,7 +23,7 @@ class Membership(AttackSettings):
   random halves of the records. Each is the target once, with the others as its shadows.
 
   Args:
-    methods: of `MEMBERSHIP`.
+    methods: names of `MEMBERSHIP`.
     num_shadows: models beside each target.
     queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
       up to 18 also shifted by an eighth of their size. A record has the mean of its scores. They
@@ -101,8 +101,8 @@ class ClassSearch(AttackSettings):
 
   Args:
     starts: random ones of each class.
-    l2: of the prior, near the mean of the test inputs, in whose range the search stays.
-    judge_steps: of the judge's training (`attacks.fitting.Fit`).
+    l2: weight of the prior, near the mean of the test inputs, in whose range the search stays.
+    judge_steps: steps of the judge's training (`attacks.fitting.Fit`).
   """
 
   starts: int = 1

@@ -170,7 +170,7 @@ def target_of(
   | distributed             | that of the shares     | every decoded integer sum, who is in it  |
 
   Args:
-    plan: of what runs; num_clients: before canaries; mechanism: of noise in shares.
+    plan: plan of what runs; num_clients: before canaries; mechanism: of noise in shares.
   """
   method = config.privacy.method
   rounds = config.num_rounds

@@ -26,7 +26,7 @@ class SharesAmongClients:
   `secure.sums.AdditiveSharing`, which tolerates no drop-out.
 
   Args:
-    bits: of the modulus of one number of the sum; the protocol's own may be wider.
+    bits: bits of the modulus of one number of the sum; the protocol's own may be wider.
     largest_value: a coordinate of a message is clipped to it, on either side.
     threshold: share of `clients_per_round` (at least two clients) that must be left to the
       end; with fewer a round is refused, and changes nothing.
