@@ -41,8 +41,8 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
   """Returns the number of steps of `Plan.for_data`.
 
   Raises:
-    UserError: more than a transform can count.
-    UserWarning: more than a training has, whose noise takes minutes to find.
+    UserError: more steps than a transform can count.
+    UserWarning: more steps than usual, for which finding the noise takes minutes.
   """
   steps = epochs * size / batch_size
   told = f"are {steps:.3g} steps of batch_size={batch_size}"
@@ -91,7 +91,7 @@ class Plan:
     statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
 
-  What does not combine is said in `dpjax/transforms/together.py`.
+  `dpjax/transforms/together.py` lists the combinations that are refused.
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
@@ -253,7 +253,7 @@ class Plan:
       data: what `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps of each example.
-      epsilon, delta: of the guarantee; the noise is the least that keeps it.
+      epsilon, delta: the guarantee; the noise is the least that keeps it.
       l2_clip_norm: bound on one example's gradient, as for the plan.
       num_examples: n, declared. None: as above.
       options: further fields of the plan, such as `neighboring_relation` and `slices`.
@@ -418,10 +418,10 @@ class Plan:
     """delta minus the part reserved for a random draw above the capacity, in a run of
     `steps`.
 
-    A run overflows with probability B at most, of which `check_capacity` makes sure at the
-    plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
+    A run overflows with probability B at most; `check_capacity` ensures this at the plan's own
+    delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
     the plan's own delta, where epsilon is larger, more than `OVERFLOW_SHARE` is needed, and
-    the least amount x >= (1 + e^epsilon(delta - x)) B is set aside.
+    the least amount x >= (1 + e^epsilon(delta - x)) B is reserved.
 
     Raises:
       UserError: no epsilon makes the run private at such a small delta.
@@ -512,26 +512,25 @@ class Plan:
     """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
     needs.
 
-    Put it first in `optax.chain`, in no wrapper: what stands before it sees all examples of a
-    batch, and would let one change the gradients of the others. Optax there ends in one line.
-    With slices > 1 give the chain to `accumulated`.
+    Put it first in `optax.chain`, in no wrapper. A transform before it would see all examples of
+    a batch, and one example could change the gradients of the others. Optax before it raises a
+    one-line error. With slices > 1 give the chain to `accumulated`.
 
     Its `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`,
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
-    `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
-    is NaN under jit; so is one whose state was changed by `optax.tree.set`, `jax.tree.map` or
-    the like, or is that of a plan with another noise, bound or sampling probability; and one
-    with more examples than the sampler ever draws. Each update needs the state that the one
-    before gave. An earlier state as a whole, whether it was kept, copied, restored or made by
-    `init` again, draws the same noise twice, which nothing can see. Nor can it see how rows were
-    drawn: epsilon is that of `batches`, not of rows of your own with mask=True.
+    `dpjax.stacked`. Its state counts the updates (`spent`). These raise, and give NaN under jit:
+    an update beyond `num_steps`; a state changed by `optax.tree.set`, `jax.tree.map` or similar;
+    the state of a plan with another noise, bound or sampling probability; more examples than the
+    sampler ever draws. Each update needs the state that the one before returned. An earlier state
+    as a whole, whether kept, copied, restored or made by `init` again, draws the same noise twice,
+    which cannot be detected. Nor can it be detected how rows were drawn: epsilon is that of
+    `batches`, not of your own rows with mask=True.
 
     Args:
-      key: key of the noise, for ONE run on ONE data set. It is the caller's, and no transform
-        sees the whole data, so it cannot be checked here: two runs with one key, on data or
-        settings that differ in anything, have the same noise, and the difference of what
-        they release is exact. Give every run a key of its own:
-        `dpjax.new_key()`, or a seed that no other run has.
+      key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same
+        noise, so the difference of their releases is exact, whatever their data and settings.
+        No transform sees the whole data, so this cannot be checked here. Give every run its own
+        key: `dpjax.new_key()`, or a seed that no other run has.
     """
     private = of_plan.of_plan(self._transform(key), self._mark, self.sampler.slots)
     return accumulation.whole_steps_only(private, self.slices)
@@ -664,7 +663,7 @@ class Plan:
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
     noise, division and the optimizer's own state move with the last one, once per step.
-    `rows` are those of a slice, where several devices want more than the plan has; 0: its own.
+    `rows`: rows of a slice, if several devices need more than the plan has; 0: the plan's own.
     """
     if self.slices == 1:
       return tx
@@ -679,7 +678,7 @@ class Plan:
     number, or a prefix tree of numbers where it differs by group.
 
     Raises:
-      UserError: it changes from step to step.
+      UserError: the standard deviation changes from step to step.
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
     found = transforms.features(self.l2_clip_norm, self.noise_shape)
@@ -699,10 +698,10 @@ class Plan:
     """Raises unless delta's share covers the chance of a draw above the capacity.
 
     Args:
-      declared: number of examples that the data are said to have, a constant. None: the number
-        that the plan's divisor is made for. Where the capacity serves it under
-        add_or_remove_one, it serves one example less or more alike, so that nothing flips
-        between neighbours. Other data are checked by themselves.
+      declared: declared number of examples, a constant. None: the number that the plan's divisor
+        is made for. Under add_or_remove_one a capacity that is enough for it also counts as
+        enough for one example more or less, so neighbours get the same answer. Data of any
+        other size are checked by their own size.
     """
     if not self.sampler.can_overflow:
       return
@@ -750,15 +749,14 @@ class Plan:
         `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
         `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
-        the operating system, which nobody can draw again. As the key of `transform`, it is of
-        one run on one data set: the costs of runs add up only where they sample independently.
-        The batches are a function of (rng, step), not of the data, so
-        that they are the same wherever the data are kept.
-      start: first step, to go on where a run stopped.
+        the operating system, which nobody can draw again. Like the key of `transform`, it is for
+        one run on one data set: costs of runs add up only if they sample independently. The
+        batches are a function of (rng, step), not of the location of the data.
+      start: first step, for a resumed run.
 
     Raises:
-      UserError: the sampler's capacity is too small for these data; they have no rows, or
-        cannot be read by place, now or at a later step, with no word of which were drawn.
+      UserError: the sampler's capacity is too small for these data; or they have no rows, or
+        cannot be read by index, now or at a later step. The message does not show the draw.
       UserWarning: `normalize_by` is far from the expected number of rows. That costs no
         privacy, and scales the updates.
     """
@@ -832,7 +830,7 @@ class Plan:
   ) -> str:
     """The guarantee in words, with its assumptions; see accounting.privacy_statement.
 
-    `unit` is whose data count as one record; "" for the sampler's own word.
+    `unit` names what counts as one record; "" for the sampler's own unit.
     """
     unit = unit or self.unit
     if not self.is_private:

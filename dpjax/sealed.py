@@ -238,7 +238,7 @@ class PerExampleGrads(metaclass=Sealed):
   def of(cls, arrays: Any, mask: Any = None, rows: Any = None) -> PerExampleGrads:
     """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B].
 
-    `rows` are those of the gradients that the arrays were made of, row by row.
+    `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
     """
     # 4-bit floats have no unsigned integer; float32 holds each of their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")

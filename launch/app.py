@@ -46,8 +46,8 @@ def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, if the command line sets any of these flags.
 
   Args:
-    names: names of flags that would be ignored.
-    what: they would need, in words.
+    names: flags that would be ignored.
+    what: the option that they need, in words.
   """
   given = [name for name in names if flags.FLAGS[name].present]
   if given:

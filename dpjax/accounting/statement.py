@@ -78,12 +78,12 @@ def privacy_statement(
     num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
       constant; under the other relations that of the data, which neighbours share.
     epsilons: replaces the table, for values that no accountant computes (claimed, audited).
-    delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
-      batch above its capacity; epsilon is taken at what is left.
-    noise: what is added in a step, in words, where that is not the noise of `event`: the
-      event is then described as what the run is accounted as, and these words follow.
-    statistics: what was fitted to the data before the first step and is part of `event`, in
-      words; "" where nothing was.
+    delta_set_aside: share of delta reserved for a failure outside `event`, such as a batch above
+      its capacity. Epsilon is taken at the remaining delta.
+    noise: the noise of a step in words, if it is not that of `event`. The statement then
+      describes the event as the one that is accounted, followed by these words.
+    statistics: statistics of the data before the first step that are part of `event`, in
+      words; "" without any.
 
   >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)

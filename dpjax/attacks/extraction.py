@@ -130,7 +130,7 @@ class Extraction:
   """Trains a student model to answer as the target did.
 
   Args:
-    apply: of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
+    apply: model of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
     init_params: function of a key.
   """
 

@@ -5,8 +5,8 @@ page of threats (`python -m launch.attack --threats > THREATS.md`). A file of th
 that attacks and has no row fails the tests, and so does a row whose code does not exist.
 
 An attack without code is described only: dpjax does not carry it out, so nothing here measures
-it. What defends is what is known to, by proof ("proved") or by experience; that a defence held
-against the attacks of this package is no proof that it holds.
+it. Defences are listed if a proof ("proved") or experience supports them. A defence that held
+against the attacks of this package is not thereby proved.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ ACCESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """An attack as one value: what it is after and must see, and what defends.
+  """An attack as one value: its target, its access, and the defences.
 
   Args:
-    name: as people call it.
-    target: what it is after.
+    name: common name.
+    target: the fact that it tries to learn or change.
     access: key of `ACCESS`.
-    adversary: who has that access.
-    defends: what stops it, or makes it dearer.
-    code: dotted path of what carries it out, `dpjax.attacks.lira`; "": described only.
-    source: where it is from.
-    word: value of `--config.attack`, where `launch.attack` runs it.
+    adversary: parties that have this access.
+    defends: defences that stop it, or make it more expensive.
+    code: dotted path of its implementation, `dpjax.attacks.lira`; "": described only.
+    source: paper, or other origin.
+    word: value of `--config.attack`, if `launch.attack` runs it.
     settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
 
   UserError: an access that is not known, an empty field, a cell that would break its table.
@@ -434,7 +434,7 @@ COMMAND = f"python -m launch.attack --threats > {PAGE}"
 
 
 def table(attacks: Iterable[Attack] = ATTACKS) -> str:
-  """Attack, target, access, what defends, in Markdown.
+  """Table of attack, target, access and defences, in Markdown.
 
   >>> print(table([Attack("a", "b", "answers", "c", "d", "", "e")]))
   | attack | target | access | what defends |

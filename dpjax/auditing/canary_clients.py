@@ -489,7 +489,7 @@ def watching(
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: of a canary to take part in a round. At 1 the aggregates are added up, and scored in
+    prob: chance of a canary to take part in a round. At 1 the aggregates are summed, and scored in
       the end: that is best, too, where the noise of a round is taken back by later ones.
     opposite: a canary that is out sends the opposite.
     present: who is in a sum is seen, too, as by `seeing`; a canary counts where it is.

@@ -25,7 +25,7 @@ def check_method(method: str, plan: Plan) -> None:
   A plan is Gaussian-DP where all that it accounts for is Gaussian noise without sampling:
   the composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al.,
   Corollary 3.3). With Poisson sampling it is so only in the limit of many steps, and an
-  unclipped or noiseless run is so for no mu. `gdp` is indicative even where it is taken.
+  unclipped or noiseless run is Gaussian-DP for no mu. `gdp` is indicative even there.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=1.0,

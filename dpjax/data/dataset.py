@@ -237,7 +237,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
   a time.
 
   Args:
-    source: of raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
+    source: raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
     y: integer labels [n].
     more: `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 

@@ -17,7 +17,7 @@ class Published(NamedTuple):
   """A data set with a name.
 
   Attributes:
-    num_examples: of its training split; None: what its loader returns declares it.
+    num_examples: size of its training split; None: the loaded data set declares it.
     num_users: number of users of its natural federation.
     loader: dotted path of the function that returns (train, test), whole in memory; "":
       tensorflow-datasets has prepared it.

@@ -1,16 +1,16 @@
 """Federated algorithms as `(init, round, cohorts)`: pure values in, pure values out.
 
-Each, of `dpjax.federated.algorithms`, is one call of
-`federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
-mean does), an aggregator (how the mean is taken, and how private it is) and an execution.
+Each algorithm of `dpjax.federated.algorithms` is one call of `federated(client, server, ...)`.
+Its parts are a client algorithm (the work of clients), a server (the effect of their mean), an
+aggregator (how the mean is taken, and how private it is) and an execution.
 
-What each one's client and server do, where it is from and what it needs to be private stands
-beside its code (`@algorithm(...)`); `python -m launch.list algorithms` shows it. FedOpt (Reddi et
-al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
+Facts of each algorithm are beside its code (`@algorithm(...)`): the work of client and server,
+its source and its requirements for privacy. `python -m launch.list algorithms` shows them.
+FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
 
-What a round releases is a function of the aggregator's output alone, so that a private one
-covers it: second quantities (SCAFFOLD's control, Mime's gradient) are part of the message
-that is clipped, and what can not be (a realised count) is refused with a private aggregator.
+Everything that a round releases is a function of the aggregator's output alone, so a private
+aggregator covers it. Second quantities (SCAFFOLD's control, Mime's gradient) are part of the
+clipped message. A private aggregator refuses what cannot be part of it (a realised count).
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
 def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
   """Returns all client states, with those of the cohort replaced; padding writes nowhere.
 
-  A client whose new memory is not finite keeps its old one: it would send nothing that
-  counts ever after. Nothing is written over: the state before the round stays what it was.
+  A client whose new state is not finite keeps its old one. Otherwise none of its later messages
+  would count. Nothing is overwritten: the state before the round stays valid.
   """
   if memories is None:
     return None
@@ -162,10 +162,10 @@ def check_public(
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
   """Refuses a cohort with a number that names no client, or a client twice.
 
-  A client's number makes its key and finds its memory: one client, one number.
+  A client's number determines its key and its client state: one client, one number.
 
   Raises:
-    UserError: a number that comes twice, is negative, or has no memory.
+    UserError: a number that is repeated, is negative, or has no client state.
   """
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
@@ -206,15 +206,15 @@ def federated(
   """Makes an algorithm from the one loop body that all algorithms here share.
 
   Args:
-    client: what a client does; see `local_training`.
-    server: what the mean message does to the server.
+    client: the work of a client; see `local_training`.
+    server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (dropout, rounding, local noise); each client
       of each round has its own.
     aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
     map_clients: default `auto_clients()`.
-    memory: `(params) -> what ONE client remembers before its first round`; kept as
-      `ClientStates`, on the host, for the clients that have taken part. Devices hold that of
-      a cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
+    memory: `(params) -> state of ONE client before its first round`. States are kept as
+      `ClientStates`, on the host, for clients that have taken part. Devices hold those of a
+      cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
       Journal(folder, state.memories.row_bytes)))`.
 
   Returns:
@@ -224,9 +224,9 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
-    UserError: by `round`: a client twice in a cohort; a cohort that a plan has drawn for
-      other noise than the aggregator's, or for another round; by `cohorts`: an aggregator
-      that knows no plan.
+    UserError: from `round`: a client twice in a cohort; a cohort that a plan drew for other
+      noise than the aggregator's, or for another round. From `cohorts`: an aggregator
+      without a plan.
   """
   trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator

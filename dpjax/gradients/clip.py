@@ -1,9 +1,9 @@
 """The definition of clipping, as ONE value for gradients, transforms and plan.
 
-A rule says by how much a gradient of some length is shortened. `RULES` names those that are
-known; a new one is a class and a row there. What changes from step to step is in the clip,
-too, and costs nothing (`transforms/clip_scale.py`): a public schedule, or a rule that
-`adapts`, whose norm follows what the mechanism releases (`transforms/adaptive_clipping.py`).
+A rule determines how much a gradient of some length is shortened. `RULES` lists the known ones;
+a new one is a class and a row there. Changes between steps are part of the clip, too, and cost
+nothing (`transforms/clip_scale.py`): a public schedule, or a rule that `adapts`, whose norm
+depends on the mechanism's releases (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _MAX_QUOTIENT = 1e30
 class ClipRule:
   """Shortens a gradient of length n to at most C. Subclasses are frozen dataclasses.
 
-  A subclass owes n * factors(n, top(C), 1) <= top(C) <= C and 0 <= factors <= 1, for every
-  n >= 0; what is more than that is cut off, NaN counts as 0 (`clipping.clip_factors`).
+  A subclass must satisfy n * factors(n, top(C), 1) <= top(C) <= C and 0 <= factors <= 1, for
+  every n >= 0. Larger factors are cut, and NaN counts as 0 (`clipping.clip_factors`).
   """
 
   # True if C depends on releases of the mechanism.
@@ -83,7 +83,7 @@ class Automatic(ClipRule):
   DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
 
   Args:
-    gamma: in units of the gradient norm.
+    gamma: smoothing constant, in units of the gradient norm.
   """
 
   gamma: float = 0.01
@@ -121,7 +121,7 @@ class Clip:
     norms: a number C in [1e-25, 1e30]; or a tree of numbers that is a prefix of the parameter
       tree: each bounds the subtree it stands for, and the whole gradient is bounded by
       sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, where the rule can.
-    rule: how a gradient is shortened, or its name in `RULES`.
+    rule: a clipping rule, or its name in `RULES`.
     schedule: public factors of the norms, one for each step; they cost nothing.
 
   >>> Clip({"dense": 3.0, "head": 4.0}).l2_bound

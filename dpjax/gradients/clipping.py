@@ -33,9 +33,9 @@ computes in a narrow type (bfloat16, float16, any float8), they are about the gr
 Nothing that stands after the clip is computed below float32: the sum, its noise, its division.
 Only the updated parameters are rounded to their type, after the noise.
 
-While they are summed, terms are kept away from the ends of the range of floats: what makes
-them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), is a number that the
-finished sum is multiplied by.
+While they are summed, terms are kept away from the ends of the range of floats. Factors that
+would make them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), multiply the
+finished sum instead.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ def clip_factors(
     group_norms: tree of [B] norms, one per clip norm.
     clip: its norms are a tree of the same structure.
     mask: [B] bool; False means padding.
-    longest: what each norm may be at most, where it may have lost something to underflow;
-      the factors are for these. None: the norms are exact.
+    longest: upper bound on each norm, if underflow may have reduced the computed one. The
+      factors are for these bounds. None: the norms are exact.
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
-    non-finite norm in any group are exactly 0. The sum is to be `rescaled`.
+    non-finite norm in any group are exactly 0. Apply `rescaled` to the sum.
 
   >>> clip_factors(jnp.array([2.0, 0.5, jnp.nan]), Clip(1.0), jnp.ones(3, bool))[0]
   Array([0.5, 1. , 0. ], dtype=float32)
@@ -140,8 +140,8 @@ def clip_factors(
 def is_certain(lengths: Any, clip: Clip) -> jax.Array:
   """[B] whether the factor of each example is exact, given norms computed from squares.
 
-  It does not where squares left the range of floats: where a norm is infinite or NaN, or may
-  have lost to underflow what would show in the factor.
+  It is not exact where squares left the range of floats: where a norm is infinite or NaN, or
+  where underflow may have changed the factor visibly.
 
   Args:
     lengths: tree of `lengths.Length` [B], one per clip norm.

@@ -69,8 +69,8 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
   """Wraps gradients that you computed per example for a private transform.
 
   The explicit way for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it
-  says: row i of every leaf follows from example i alone, and no other row from that example.
-  Nothing can check that, and the guarantee rests on it. Sealed gradients that are joined from
+  states that row i of every leaf depends on example i alone, and no other row on that example.
+  Nothing can check that, but the guarantee depends on it. Sealed gradients that are joined from
   several computations, such as parts of a batch or several devices, go through it, too.
 
   Args:

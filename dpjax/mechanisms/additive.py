@@ -174,7 +174,7 @@ class Gaussian:
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """The delta of Gaussian noise of std `noise_multiplier`, for sensitivity 1.
 
-  Exact but for what rounding could hide, which is added: about 1e-15 of the answer's scale.
+  Exact up to a bound on the rounding, which is added: about 1e-15 of the answer's scale.
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)

@@ -16,7 +16,7 @@ where it is handled (pitfalls P21, P38):
 NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
 more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
-| sampler             | its law                                                              |
+| sampler             | distribution                                                         |
 | ------------------- | -------------------------------------------------------------------- |
 | `discrete_gaussian` | exact, given uniform integers: rejection in 64-bit integers [1]      |
 | `skellam`           | difference of two `Generator.poisson`, whose rejection is in float64 |

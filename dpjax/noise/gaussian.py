@@ -28,7 +28,7 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
 
   Args:
     key: one typed key.
-    params: of the model that the noise is for. Several models under `jax.vmap` with one key
+    params: parameters that the noise is for. Several models under `jax.vmap` with one key
       would get the same noise, and the difference of their sums would be exact.
 
   Raises:

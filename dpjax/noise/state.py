@@ -81,7 +81,7 @@ def with_key(state: NoiseState, key: Array) -> NoiseState:
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
   """Returns the checksum of the next count; it stays wrong if `seen` is wrong.
 
-  Otherwise whoever leaves out the updates that are NaN would go on with noise of a repeated draw.
+  Otherwise a caller that skips NaN updates would continue with repeated noise.
 
   >>> wrong = next_checksum(jnp.int32(0), jnp.uint32(0), jnp.int32(1))
   >>> is_sound(jnp.int32(1), wrong)

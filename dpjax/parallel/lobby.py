@@ -1,7 +1,7 @@
 """Meeting of the processes of a run: process 0 listens, and each other one identifies
 itself.
 
-Any other peer that connects is let go: each connection has its own few seconds and bytes, and none
+Other peers are disconnected: each connection has its own few seconds and bytes, and none
 keeps the others waiting. Of a crowd those go first that share an address with most others, and
 a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
 hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time

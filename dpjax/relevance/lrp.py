@@ -52,11 +52,11 @@ class Lrp:
 
   Args:
     rule: rule of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
-    input_rule: of the first of them: "same" | "z_box" (inputs in [low, high]).
-    target: where it starts: the logit of the "true_class", of the "predicted_class", or
+    input_rule: rule of the first weighted layer: "same" | "z_box" (inputs in [low, high]).
+    target: start of the propagation: the logit of the "true_class", of the "predicted_class", or
       "all_logits".
     stabilizer: e of the epsilon rule, >= 0; larger is smoother and conserves less.
-    alpha: of alpha_beta, >= 1; beta is alpha - 1.
+    alpha: alpha of alpha_beta, >= 1; beta is alpha - 1.
 
   >>> Lrp(rule="epsilo")
   Traceback (most recent call last):
@@ -109,7 +109,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     y: [B] integer labels; used by target "true_class" only.
 
   Raises:
-    UserError: while it is traced, for an operation without a rule, named.
+    UserError: while tracing, naming an operation that has no rule.
 
   >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
   >>> how = Lrp(target="true_class", stabilizer=0.0)
@@ -130,7 +130,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 def conservation_gap(found: Relevance) -> Array:
   """[B] |sum of the scores - relevance passed down| / max(|relevance passed down|, 1e-9).
 
-  Zero where there are no biases and no stabilizer; otherwise what they absorbed.
+  Zero where there are no biases and no stabilizer; otherwise the relevance that they absorbed.
   """
   total = found.scores.reshape(found.scores.shape[0], -1).sum(axis=1)
   return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)

@@ -67,7 +67,7 @@ def _files_of(value: Any) -> Iterator[str]:
       value = value.func
     if isinstance(value, types.FunctionType):
       yield value.__code__.co_filename
-    # `jax.jit`, `functools.wraps` and the like keep it in their own dict.
+    # `jax.jit`, `functools.wraps` and the like keep `__wrapped__` in their own dict.
     value = getattr(value, "__dict__", {}).get("__wrapped__")
     if value is None:
       return

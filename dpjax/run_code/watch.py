@@ -23,7 +23,7 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
   such a file. Also refuses code edited between the first look and its import.
 
   Args:
-    code: code of the run. again: looks a second time.
+    code: code of the run. again: function that computes it a second time.
 
   Raises:
     UserError: names the file, and what would make it known.
@@ -54,7 +54,7 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
   state of the file would give another sum, with the same noise.
 
   Args:
-    code: code of the run. again: looks a second time.
+    code: code of the run. again: function that computes it a second time.
   """
   known = code.files | code.read
   for file in sorted(code.files):

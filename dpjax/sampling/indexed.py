@@ -86,7 +86,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
-  # Its text may contain the requested indices.
+  # The error's text may contain the requested indices.
   except Exception as error:
     failure = type(error).__name__
   # Outside the handler, so that the new error does not refer to the old one.
@@ -145,7 +145,7 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
     copies = jax.tree.map(
       lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
     )
-  # Its text may hold records.
+  # The error's text may hold records.
   except Exception as error:
     failure = type(error).__name__
   if failure:

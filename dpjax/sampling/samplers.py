@@ -63,16 +63,16 @@ class Sampler(abc.ABC):
   has a `proof` of its own or names, in `law`, the row of `accounting.PROVED` that is its proof.
 
   Attributes:
-    name: by which configs name it; "" for one of a user's own.
-    used_for: where a config may name it; see `registry.used_for`.
-    options: fields of a config that it reads, out of "capacity" and "separation".
-    answers: how `launch.account` knows it; see `registry.answered`.
+    name: name in configs; "" for a user's own sampler.
+    used_for: sections of a config that may name it; see `registry.used_for`.
+    options: config fields that it reads, out of "capacity" and "separation".
+    answers: name in `launch.account`; see `registry.answered`.
     takes_whole_passes: whether 1 / sampling_prob must be a whole number of steps, a pass.
-    relation_must_be_named: whether it proves nothing for a run that leaves the relation open.
-    unit: whose presence the epsilon hides.
+    relation_must_be_named: whether a run must name its relation to have a proof.
+    unit: the record whose presence epsilon hides, such as "example" or "user".
     steps_alike: whether every step is the same event.
     can_overflow: whether a draw can exceed `slots`. Then it raises.
-    small: settings over 4 examples and 2 steps, by which games play it.
+    small: settings over 4 examples and 2 steps, for its distinguishing games.
   """
 
   name: ClassVar[str] = ""
@@ -220,7 +220,7 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
   """Calls `sampler.draw`; a user's result must satisfy what a plan relies on.
 
   Raises:
-    UserError: it is no array of distinct indices, of which there are at most `slots`.
+    UserError: the result is no array of at most `slots` distinct indices.
   """
   drawn = sampler.draw(num_examples, seed=seed, step=step)
   if not assumption(sampler):

@@ -111,26 +111,26 @@ def dp_sgd(
     tx: optimizer; sees only the privatised gradient, and no extra argument such as the mask,
       whose sum is a secret, so it costs no privacy.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
-      run has. Two runs with one key have the same noise, and the difference of what they
-      release is exact.
+      run has. Two runs with one key have the same noise, so the difference of their releases
+      is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
     ema_decay: keep an exponential average of the parameters (post-processing: free).
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
-      (`dpjax.gradients.device_mesh`). Of several processes it must be theirs together, and
-      all give the same arguments and batches. Noise, batches and event are those of one device.
+      (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
+      pass the same arguments and batches. Noise, batches and event are those of one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
     `plan.slices` calls for one step of the optimizer; `state.step` counts those. With a mesh,
-    batches come best as `gradients.split_rows` places them, for then no device gets all.
+    place batches by `gradients.split_rows`, so that no device gets the whole batch.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
-  plan raises, and gives NaN under jit; `plan.spent(state)` says what the steps so far cost.
+  plan raises, and gives NaN under jit; `plan.spent(state)` gives the cost of the steps so far.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,

@@ -53,7 +53,7 @@ class AdaptiveClipping(gradients.Flat):
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
     learning_rate: learning rate of the geometric update.
-    count_noise_std: of the noise on the count, in examples; None for 1/20 of the expected
+    count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public; None for the plan's `normalize_by`.
     min_factor, max_factor: the clip norm stays within these multiples of the first one.

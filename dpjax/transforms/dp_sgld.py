@@ -94,7 +94,7 @@ def dp_sgld(
   Args:
     step_size: h, of the energy SUMMED over the examples: an SGD learning rate of r on the
       mean loss is h = r / n. A schedule changes the temperature from step to step.
-    noise_std: of the private mean gradient, `plan.noise_std`; it must be > 0, because this
+    noise_std: noise of the private mean gradient, `plan.noise_std`; it must be > 0, because this
       transform adds no noise of its own. See `sgld_temperature` for what it amounts to.
     num_examples: n; public, as in the plan's guarantee.
     prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.

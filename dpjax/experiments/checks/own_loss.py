@@ -96,10 +96,10 @@ def check(
 ) -> CheckTable:
   """Checks the parts of a private training that a user put together.
 
-  Each fact about code on which an epsilon rests is measured, on this loss and these data: how
+  Measures each fact about code that an epsilon depends on, with this loss and these data: how
   far one example moves the sum, padding, empty batches, examples that are not finite, leaks
-  between examples; the noise's law, tails and independence over all steps and leaves; the
-  sampler's law and seed; the accountant; what gradient canaries prove.
+  between examples; distribution, tails and independence of the noise over all steps and leaves;
+  sampling scheme and seed; the accountant; the bound from gradient canaries.
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`, of any library (linen, nnx, Equinox, plain JAX).
@@ -126,7 +126,7 @@ def check(
     its confidence, with one below .01. The same arguments always give the same table.
 
   Raises:
-    UserError: arguments that are none of these, or a loss that is not one of ONE example; an
+    UserError: invalid arguments, or a loss that is not one of ONE example; an
       algorithm without an optimizer, or beside a clipped_grad of one's own whose norm moves.
 
   >>> import dpjax

@@ -62,7 +62,7 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
 def _with_one_not_finite(examples: Any) -> Any:
   """Puts NaN into the first of the examples [B, ...], except integers and keys.
 
-  Its gradient is dropped. A step that is skipped for it would tell that it was there.
+  Its gradient must be dropped. Skipping the whole step would reveal its presence.
   """
 
   def spoiled(leaf: Any) -> Any:

@@ -369,7 +369,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
   for given in getattr(value, "__dict__", ()):
-    # The class stores its own computed value under this name.
+    # A cached property of the class is stored there, too, but is no field.
     if not hasattr(kind, given):
       _check_field(value, given, name)
   fields = {

@@ -1,7 +1,8 @@
 """A run before any computation: `Job`, its works, and checks of what the loop relies on.
 
-A kind of run is `build(config) -> Job`, written by anybody. What it gives is checked where it
-is given, before the first step where that can be known: one line that names the field.
+A kind of run is a function `build(config) -> Job`, which a user may write. Its results are
+checked when they are returned, if possible before the first step. An error is one line that
+names the field.
 """
 
 from __future__ import annotations

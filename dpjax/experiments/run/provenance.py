@@ -59,7 +59,7 @@ def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
   None elsewhere.
 
   Args:
-    forget_peak: the peak begins anew.
+    forget_peak: resets the peak first.
   """
   try:
     if forget_peak:

@@ -59,7 +59,7 @@ class Recipe:
     output: the gradient of the scores z is output(z) - y: "sigmoid" (SecureML's three pieces,
       for logistic regression and one-against-the-rest), "normalized_relu" (SecureML's softmax),
       "linear" (squared error).
-    learning_rate: of the mean over a batch; over the batch size a power of two, since steps
+    learning_rate: rate for the mean over a batch; over the batch size a power of two, since steps
       are truncations.
   """
 

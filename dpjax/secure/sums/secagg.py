@@ -47,10 +47,9 @@ from dpjax.validate import UserError
 class SecAgg(SumSettings):
   """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
-  Clients may drop out at any time. The sum of those who uploaded is exact
-  as long as t are left to the end; with fewer it is refused. t - 1 clients may tell the server
-  all they know. A t above half of the clients also keeps a server that lies from opening a
-  vector alone.
+  Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
+  until the end; with fewer it is refused. The server may collude with t - 1 clients. A t above
+  half of the clients also prevents a lying server from opening a single vector.
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against

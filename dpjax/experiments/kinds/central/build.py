@@ -216,7 +216,7 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
 
 
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
-  """The model that a config names, with `width` outputs; `fixed` goes before its options."""
+  """Builds the model of a config with `width` outputs; `fixed` overrides its options."""
   with bounds.of_model(config):
     return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 

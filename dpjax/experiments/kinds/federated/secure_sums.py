@@ -83,7 +83,7 @@ class PairwiseMasks(SharesAmongClients):
   """`secure.sums.SecAgg`.
 
   Args:
-    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
+    dropout_prob: chance of a client to drop out in a round; public, from the seed.
   """
 
   dropout_prob: float = 0.0  # type: ignore[misc]  # a field here
