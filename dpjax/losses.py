@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpjax import trees, validate
 from dpjax.types import Array, Example, LossFn, Params
@@ -70,6 +71,35 @@ def softmax_cross_entropy(apply: Apply) -> LossFn:
   def loss(params: Params, example: Example) -> Array:
     label = _integers(example.y, "y", 0)
     return _cross_entropy(_outputs(apply, params, example.x, 2, "logits [1, K]"), label)
+
+  return loss
+
+
+def sigmoid_cross_entropy(apply: Apply) -> LossFn:
+  """Mean over the labels of the binary cross-entropy of one example, in nats.
+
+  `example.y` holds 0 or 1 for each of K labels, [K]; apply returns one logit for each, [1, K].
+  The mean is over labels of ONE example, so nothing is shared between examples.
+
+  Raises:
+    UserError: while it is traced, where y has not the shape of one example's logits.
+
+  >>> loss = sigmoid_cross_entropy(lambda params, x: x * params)  # logits = x
+  >>> example = Example(x=jnp.log(jnp.array([3.0, 1.0])), y=jnp.array([1, 0]))
+  >>> print(round(float(loss(jnp.float32(1), example)), 4))  # (log(4 / 3) + log 2) / 2
+  0.4904
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
+    labels = jnp.asarray(example.y)
+    # Nothing is broadcast: one label against many logits would be another loss.
+    if labels.shape != logits.shape:
+      raise UserError(
+        f"must hold 0 or 1 for each of {logits.shape[0]} logits, got shape {labels.shape}",
+        field="example.y",
+      )
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype)))
 
   return loss
 

@@ -138,6 +138,93 @@ def accuracy(
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
 
 
+# Bounded, so that the models of a long session are let go.
+@functools.lru_cache(maxsize=64)
+def _jitted(apply: Apply) -> Callable[..., Array]:
+  return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
+
+
+def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.ndarray:
+  """Outputs [n, K] of all examples, in float64."""
+  validate.integer_at_least(1, batch_size=size)
+  y = np.asarray(dataset.y)
+  if not len(y):
+    raise UserError("must hold at least one example", field="dataset.y")
+  outputs = []
+  # The last batch is padded, so that there is one compilation whatever n is.
+  for x, _, mask in _batches(dataset.x, y, size):
+    outputs.append(np.asarray(_jitted(apply)(params, x), np.float64)[mask])
+  stacked = np.concatenate(outputs)
+  width = y.shape[1] if y.ndim == 2 else 1
+  if stacked.shape != (len(y), width):
+    raise UserError(f"must return [{len(y)}, {width}], got {stacked.shape}", field="apply")
+  return stacked
+
+
+def evaluate_regression(
+  apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
+) -> dict[str, float]:
+  """{"rmse", "r2", "loss"} of a model that predicts one number of each example.
+
+  Args:
+    apply: (params, x [B, ...]) -> [B, 1], scaled to [-1, 1] as `dataset.y` is.
+    dataset: a `dpjax.data.Dataset` whose target is an `Interval`.
+
+  Returns:
+    "rmse": root of the mean squared error, in the units of the data. "r2": 1 less the share
+    of the variance of the test targets that is left; NaN where they are all equal.
+    "loss": the mean squared error of scaled numbers, which training lowers.
+
+  >>> from dpjax import data
+  >>> rows = data.from_arrays([[1.0], [-1.0]], [30.0, 10.0], target=data.Interval(0, 40))
+  >>> found = evaluate_regression(lambda params, x: x * params, jnp.float32(0.0), rows)
+  >>> found["rmse"], found["r2"], found["loss"]  # it says 20 of 30 and of 10
+  (10.0, 0.0, 0.25)
+  """
+  scaled = _all_outputs(apply, params, dataset, batch_size)[:, 0]
+  truth = np.asarray(dataset.y, np.float64)
+  loss = float(np.mean((scaled - truth) ** 2))
+  variance = float(np.var(truth))
+  return {
+    "rmse": float(np.sqrt(loss) * dataset.target.half_width),
+    "r2": 1 - loss / variance if variance > 0 else float("nan"),
+    "loss": loss,
+  }
+
+
+def evaluate_labels(
+  apply: Apply, params: Params, dataset: Any, *, batch_size: int = 500
+) -> dict[str, float]:
+  """{"accuracy", "exact_match", "loss"} of a model with one logit for each of K labels.
+
+  Args:
+    apply: (params, x [B, ...]) -> logits [B, K]; a label is said to hold above 0.
+    dataset: anything with arrays `.x` [n, ...] and `.y` [n, K] of 0 and 1.
+
+  Returns:
+    "accuracy": the share of labels that are right, over examples and labels. "exact_match":
+    the share of examples with all labels right. "loss": mean binary cross-entropy, in nats.
+
+  >>> from dpjax.types import Example
+  >>> rows = Example(x=jnp.array([[9.0, 9.0], [9.0, -9.0]]), y=jnp.array([[1, 0], [1, 0]]))
+  >>> found = evaluate_labels(lambda params, x: x * params, jnp.float32(1), rows)
+  >>> found["accuracy"], found["exact_match"]
+  (0.75, 0.5)
+  """
+  logits = _all_outputs(apply, params, dataset, batch_size)
+  labels = np.asarray(dataset.y)
+  # NaN is a failure of the model: it is above nothing and below nothing, so it is wrong.
+  right = np.where(labels == 1, logits > 0, logits <= 0)
+  # log(1 + exp(-z)) of the logit towards the right answer, without overflow.
+  with np.errstate(invalid="ignore"):
+    losses = np.logaddexp(0, np.where(labels == 1, -logits, logits))
+  return {
+    "accuracy": float(right.mean()),
+    "exact_match": float(right.all(axis=1).mean()),
+    "loss": float(losses.mean()),
+  }
+
+
 class Confusion(NamedTuple):
   """Counts of answers by class, and the distance of probabilities from labels."""
 

@@ -191,15 +191,14 @@ def reason(error: BaseException, file: str | None) -> str:
 def blame(error: BaseException) -> str | None:
   """Calls `reason` with the config's field, if an error passed through a user's file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  own = next((file for file in _FIELDS_OF if file in files and not _is_ours(file)), None)
+  # A config may name a part of dpjax by its import path, too: not a user's file.
+  ours = pathlib.Path(__file__).parent
+  theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
+  own = next((file for file in theirs if file in files), None)
   return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
 
 
-def _is_ours(file: str) -> bool:
-  return pathlib.Path(__file__).parent in pathlib.Path(file).parents
-
-
-# --- code of a run
+# --- what a run is made of
 
 # Fields of a config that take a path, and fields of files that count as part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")

@@ -186,7 +186,8 @@ class Plan:
   def calibrated(
     cls,
     *,
-    epsilon: float,
+    epsilon: float | None = None,
+    attack: accounting.AttackBound | None = None,
     delta: float,
     sampler: sampling.Sampler,
     num_steps: int,
@@ -194,14 +195,25 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """Returns the plan with the least noise that keeps `num_steps` within (epsilon, delta).
+    """The plan with the least noise that keeps `num_steps` within a guarantee.
 
-    `options` are further fields of the plan.
+    Args:
+      epsilon: of the guarantee (epsilon, delta); or
+      attack: in its place what an attacker may do at most, such as
+        `accounting.TruePositiveRate(tpr=0.1, fpr=0.01)`. Delta is then the slack of
+        `GaussianDp`, and what the plan's epsilon is stated at.
+      options: further fields of the plan.
 
     Raises:
-      UserError: epsilon <= 0 or unreachable, or a sampler that has no event.
+      UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
+        reaches, or a sampler that has no event.
     """
-    validate.positive(epsilon=epsilon)
+    if attack is None:
+      validate.positive(epsilon=epsilon)
+    elif epsilon is not None:
+      raise UserError(
+        "give it or epsilon, not both", field="attack", value=Verbatim(repr(attack))
+      )
     known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
     for name in options.keys() - known:
       follows = ", which follows from epsilon" if name == "noise_multiplier" else ""
@@ -217,14 +229,30 @@ class Plan:
         field="sampler",
         value=Verbatim(type(sampler).__name__),
       )
+    if attack is not None:
+      return unit._kept_from(attack)
     noise_multiplier = accounting.calibrate_noise_multiplier(
       lambda z: dataclasses.replace(unit, noise_multiplier=z).event(),
-      epsilon=epsilon,
+      epsilon=epsilon or 0.0,
       delta=unit.accounted_delta(delta),
       neighboring_relation=unit.neighboring_relation,
       accountant=unit.accountant,
     )
     return dataclasses.replace(unit, noise_multiplier=noise_multiplier)
+
+  def _kept_from(self, attack: accounting.AttackBound) -> Plan:
+    """Returns this plan with the least noise that keeps an attack within its bound."""
+
+    def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
+      # Another accountant gives the search its start, or says that it knows no such sampler.
+      changed = {"accountant": accountant} if accountant else {}
+      changed["noise_multiplier"] = noise_multiplier
+      return dataclasses.replace(self, **changed).privacy_profile()
+
+    noise_multiplier = accounting.calibration.noise_of_profile(
+      make_profile, attack, delta=self.delta, accountant=self.accountant
+    )
+    return dataclasses.replace(self, noise_multiplier=noise_multiplier)
 
   @classmethod
   def for_data(
@@ -233,7 +261,8 @@ class Plan:
     *,
     batch_size: int,
     epochs: float,
-    epsilon: float,
+    epsilon: float | None = None,
+    attack: accounting.AttackBound | None = None,
     delta: float,
     l2_clip_norm: gradients.Clip | ArrayTree,
     num_examples: int | None = None,
@@ -253,7 +282,8 @@ class Plan:
       data: what `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps of each example.
-      epsilon, delta: the guarantee; the noise is the least that keeps it.
+      epsilon, delta: of the guarantee; the noise is the least that keeps it.
+      attack: in place of epsilon what an attacker may do at most, as for `calibrated`.
       l2_clip_norm: bound on one example's gradient, as for the plan.
       num_examples: n, declared. None: as above.
       options: further fields of the plan, such as `neighboring_relation` and `slices`.
@@ -299,6 +329,7 @@ class Plan:
     steps = _steps_of(epochs, size, batch_size)
     plan = cls.calibrated(
       epsilon=epsilon,
+      attack=attack,
       delta=delta,
       # The noise does not depend on the capacity, which is chosen below.
       sampler=sampling.PoissonSampler(prob=batch_size / size, capacity=size),
@@ -496,17 +527,26 @@ class Plan:
   def trade_off(self, steps: int | None = None) -> accounting.TradeOff:
     """Returns every pair (epsilon, delta) that holds after `steps` (default: all) steps, at many
     epsilons. Each accounts for the abort on a draw above the capacity."""
-    pairs = accounting.all_pairs(
+    return accounting.all_pairs_of(self.privacy_profile(steps))
+
+  def privacy_profile(self, steps: int | None = None) -> accounting.Profile:
+    """Returns a function that gives delta at any epsilons after `steps` (default: all) steps.
+
+    Each pair accounts for the abort on a draw above the capacity, and all hold at once.
+
+    >>> plan = Plan(sampler=sampling.PoissonSampler(prob=0.1, capacity=99), l2_clip_norm=1.0,
+    ...   noise_multiplier=1.0, normalize_by=10, num_steps=3, delta=1e-5)
+    >>> bool(plan.privacy_profile()([plan.epsilon()])[0] <= 1e-5)
+    True
+    """
+    profile = accounting.privacy_profile(
       self.event(steps),
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
     own = self.epsilon()
     aside = self.delta - self.accounted_delta(self.delta)
-    # Of the whole run: aside is (1 + e^own) times it, where own is finite.
-    abort = aside / (1 + math.exp(own if math.isfinite(own) else 0.0))
-    deltas = pairs.deltas + abort * (1 + np.exp(pairs.epsilons))
-    return pairs._replace(deltas=np.minimum(deltas, 1.0))
+    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=own)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip

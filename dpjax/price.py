@@ -27,7 +27,11 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """A question. Exactly one of the first four fields is None: the one to solve for."""
+  """A question; exactly one of the first four fields is None, the one to solve for.
+
+  With an `attack` both epsilon and the noise are None: the noise is solved for, and epsilon
+  follows.
+  """
 
   epsilon: float | None
   noise_multiplier: float | None
@@ -40,6 +44,8 @@ class Question(NamedTuple):
   accountants: tuple[str, ...]  # the first one solves
   num_examples: int | None = None  # where the sampler needs it
   capacity: int | None = None  # of truncated_poisson
+  # In place of epsilon, for the noise alone: what an attacker may do at most.
+  attack: accounting.AttackBound | None = None
 
   @property
   def kind(self) -> type[sampling.Sampler] | None:
@@ -94,6 +100,20 @@ def solve(question: Question) -> Question:
   >>> round(solve(asked).noise_multiplier, 2)
   1.99
   """
+  if question.attack is not None:
+    noise_multiplier = accounting.calibrate_noise_to_attack(
+      lambda z: run_event(question._replace(noise_multiplier=z)),
+      question.attack,
+      delta=question.delta,
+      neighboring_relation=question.neighboring_relation,
+      accountant=question.accountants[0],
+    )
+    answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
+    # More noise may meet a coarser grid of losses, whose bound is a little looser.
+    while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
+      more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
+      answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
+    return answer
   if question.epsilon is None:
     return question
   target: Any = {
@@ -143,6 +163,15 @@ def epsilon_of(question: Question, accountant: str) -> float:
     delta=question.delta,
     neighboring_relation=question.neighboring_relation,
     accountant=accountant,
+  )
+
+
+def profile_of(question: Question) -> accounting.Profile:
+  """Returns the privacy profile of the whole run, by the first accountant."""
+  return accounting.privacy_profile(
+    run_event(question),
+    neighboring_relation=question.neighboring_relation,
+    accountant=question.accountants[0],
   )
 
 

@@ -171,14 +171,6 @@ def is_closed(leaf: object) -> bool:
   return jax.random.key_impl(leaf) in _IMPLS.values()  # type: ignore[arg-type]
 
 
-def _numbered(size: int, mask: Any) -> jax.Array:
-  """Returns sealed numbers for that many rows, [size]: from 1 on, and 0 for padding."""
-  numbers = jnp.arange(1, size + 1, dtype=jnp.uint32)
-  if mask is not None:
-    numbers = jnp.where(jnp.asarray(mask), numbers, jnp.uint32(0))
-  return jax.random.wrap_key_data(numbers[:, None], impl=_IMPLS[1])
-
-
 @jax.custom_jvp
 def _closed(leaf: jax.Array) -> jax.Array:
   bits = jnp.finfo(leaf.dtype).bits
@@ -247,7 +239,11 @@ class PerExampleGrads(metaclass=Sealed):
     shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
     # Without a row axis there is nothing to number.
     if rows is None and shapes and shapes[0]:
-      rows = _numbered(shapes[0][0], mask)
+      # Rows are numbered from 1 on; padding has the number 0.
+      numbers = jnp.arange(1, shapes[0][0] + 1, dtype=jnp.uint32)
+      if mask is not None:
+        numbers = jnp.where(jnp.asarray(mask), numbers, jnp.uint32(0))
+      rows = jax.random.wrap_key_data(numbers[:, None], impl=_IMPLS[1])
     return cls(jax.tree.map(_closed, arrays), mask, dtypes, rows)
 
   def numbers(self, size: int) -> jax.Array:

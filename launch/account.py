@@ -42,6 +42,13 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
     --num_steps=4000
 
+  # how much noise keeps every attack below a true positive rate of .1 at a false one of .01; or
+  # within an advantage, a mu of Gaussian DP, or a chance of error at a prior (one of the four)
+  python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --bayes_risk=0.4 --prior=0.5 --sampling_prob=0.01 --num_steps=4000
+
   # beside the proofs the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
@@ -55,15 +62,15 @@ is rounded to the private side, and each epsilon is rounded up.
 from __future__ import annotations
 
 import math
+import pathlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 
 from dpjax import accounting, price, sampling, validate
-from dpjax.accounting import documents
+from dpjax.accounting import documents, overflow, trade_off_files
 from dpjax.price import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
@@ -85,6 +92,7 @@ _QUESTION_FLAGS = (
   "capacity",
   "gdp",
   "tradeoff",
+  *bounded.ATTACK_FLAGS,
   *bounded.FLAGS,
 )
 
@@ -127,11 +135,24 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag(
     "enum", "accountant", "both", (*accounting.ACCOUNTANTS, "both"), "pld solves for both"
   )
-  folder = "directory for epsilon_curve.csv and .png: epsilon over the steps"
+  folder = (
+    "directory for epsilon_curve.csv and .png (epsilon over the steps), trade_off.csv (the "
+    "whole run's trade-off curve) and privacy_loss.npz (its privacy loss, of dp_accounting)"
+  )
   flag("string", "curve", None, folder)
   flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")
   attack = "print the largest true positive rates of any attack, and mu of Gaussian DP"
   flag("bool", "tradeoff", False, attack)
+  guarantee = "in place of --epsilon, for the noise: "
+  flag("float", "tpr", None, f"{guarantee}largest true positive rate at --fpr")
+  flag("float", "fpr", None, "false positive rate of --tpr, or to print one at")
+  flag("float", "advantage", None, f"{guarantee}largest TPR - FPR of any attack")
+  flag("float", "mu", None, f"{guarantee}mu of Gaussian DP, up to --delta")
+  risk = "least chance of error of an attacker who knows --prior"
+  flag("float", "bayes_risk", None, f"{guarantee}{risk}")
+  flag(
+    "float", "prior", None, "chance of membership for --bayes_risk, or to print a risk at"
+  )
   flag("bool", "statement", False, "print the guarantee in words")
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
@@ -159,6 +180,7 @@ def questions(values: Any) -> list[Question]:
     capacity=_capacity(values),
   )
   levels = _noise_multipliers(values.noise_multiplier)
+  found = found._replace(attack=_attack(values, bool(levels)))
   asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
   _check_one_missing(asked[0])
   return asked
@@ -197,6 +219,26 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
   for level in levels:
     validate.non_negative(noise_multiplier=level)
   return levels
+
+
+def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
+  """Returns the guarantee in an attacker's terms that the noise is solved for, if any.
+
+  With the noise given, --fpr and --prior only say where the attacker's terms are printed.
+  """
+  numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
+  if not has_noise:
+    return accounting.attack_bound(**numbers)
+  for name, value in numbers.items():
+    if value is not None and name not in ("fpr", "prior"):
+      raise UserError(
+        "is what the noise would be solved for; leave out noise_multiplier",
+        field=name,
+        value=value,
+      )
+    if value is not None:
+      validate.open_unit(**{name: value})
+  return None
 
 
 def _sampling_prob(values: Any) -> float | None:
@@ -299,6 +341,14 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
 
 def _check_one_missing(question: Question) -> None:
   missing = [name for name in UNKNOWNS if getattr(question, name) is None]
+  if question.attack is not None:
+    if question.epsilon is not None:
+      raise UserError(
+        f"not with {type(question.attack).__name__}: give one guarantee",
+        field="epsilon",
+        value=question.epsilon,
+      )
+    missing.remove("epsilon")
   if not missing:
     raise UserError(f"{', '.join(UNKNOWNS)}: leave out one, the one to solve for")
   if len(missing) > 1:
@@ -353,6 +403,8 @@ def note_on_training(answer: Question) -> str | None:
   Its share of delta for batches above the capacity is set aside. Calibration by the run itself
   (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
   """
+  if answer.attack is not None and answer.can_overflow:
+    return _note_on_attack(answer, answer.attack)
   if answer.epsilon is None or not answer.can_overflow:
     return None
   cost = price.epsilon_in_training(answer, answer.accountants[0])
@@ -365,31 +417,56 @@ def note_on_training(answer: Question) -> str | None:
   )
 
 
-def attackers(answer: Question) -> str:
-  """Describes in one line the most that any attack can achieve, by the first accountant's
-  proof."""
+def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | None:
+  epsilon = price.epsilon_in_training(answer, answer.accountants[0])
+  aside = overflow.OVERFLOW_SHARE * answer.delta
+  profile = overflow.with_aborts(price.profile_of(answer), aside=aside, epsilon=epsilon)
+  if attack.cost(profile, answer.delta) <= attack.limit:
+    return None
+  return (
+    "note: launch.train leaves an attacker a little more with this noise, for its batches may "
+    "be above their capacity; --config.privacy.attacker finds the noise that keeps the guarantee"
+  )
+
+
+def attackers(
+  answer: Question, fpr: float | None = None, prior: float | None = None
+) -> str:
+  """Describes in one line what the first accountant's proof leaves to any attack.
+
+  Args:
+    fpr: one more false positive rate.
+    prior: chance of membership that an attacker knows; None says nothing of such a one.
+  """
   by = answer.accountants[0]
-  curve = accounting.trade_off(
-    price.run_event(answer),
-    slack=answer.delta,
-    neighboring_relation=answer.neighboring_relation,
-    accountant=by,
-  )
+  profile = price.profile_of(answer)
   rates = (
-    f"{accounting.upper(found)} at false positive rate {accounting.by_name('rate', rate)}"
-    for rate, found in zip(_RATES, curve.true_positive_rate(np.array(_RATES)))
+    f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
+    f"{accounting.by_name('rate', rate)}"
+    for rate in sorted({*_RATES, *([] if fpr is None else [fpr])})
   )
-  mu = accounting.upper(curve.mu(answer.delta))
+  mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
+  advantage = accounting.upper(accounting.advantage(profile))
+  risk = ""
+  if prior is not None:
+    least = accounting.lower(accounting.bayes_risk(profile, prior))
+    risk = f"; whoever knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
-    f"positive rate of any attack at most {', '.join(rates)}; {mu}-Gaussian DP up to {delta} "
-    f"(by {by})"
+    f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
+    f"above a guess{risk}; {mu}-Gaussian DP up to {delta} (by {by})"
   )
 
 
 def headline(asked: Question) -> str:
-  """Returns the line above the table: the solved number, and the assumptions."""
+  """Line above the table: what was solved for, and under which assumptions."""
+  if asked.attack is not None:
+    return (
+      f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
+      f"{asked.accountants[0]}; epsilon at delta {accounting.upper(asked.delta)}; sampler "
+      f"{asked.sampler}, {asked.neighboring_relation}"
+    )
   unknown = next(name for name in UNKNOWNS if getattr(asked, name) is None)
   target = accounting.upper(asked.epsilon or 0.0)
   goal = f" for epsilon {target} by {asked.accountants[0]}" if asked.epsilon else ""
@@ -445,6 +522,32 @@ def _check_companions(values: Any) -> None:
   _check_out("curve", values)
 
 
+def _write_trade_offs(
+  answers: Sequence[Question], folder: pathlib.Path
+) -> list[pathlib.Path]:
+  """Writes trade-off curve and privacy loss of each answer; of several with the noise in the
+  name."""
+  paths = []
+  for answer in answers:
+    level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
+    names = {
+      name: folder / (f"{level}_{name}" if len(answers) > 1 else name)
+      for name in (trade_off_files.CURVE, trade_off_files.LOSSES)
+    }
+    pairs = accounting.pairs_of(price.profile_of(answer), answer.delta)
+    trade_off_files.write_curve(pairs, names[trade_off_files.CURVE])
+    paths.append(names[trade_off_files.CURVE])
+    has_losses = trade_off_files.write_losses(
+      price.run_event(answer),
+      names[trade_off_files.LOSSES],
+      neighboring_relation=answer.neighboring_relation,
+      accountant=answer.accountants[0],
+    )
+    if has_losses:
+      paths.append(names[trade_off_files.LOSSES])
+  return paths
+
+
 def main() -> None:
   """Answers the command line."""
   values = flags.FLAGS
@@ -460,8 +563,10 @@ def main() -> None:
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  for answer in answers if values.tradeoff else ():
-    print(attackers(answer))
+  # An attacker's numbers are asked for, or are what the noise was solved for.
+  asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
+  for answer in answers if any(values[name].value for name in asked_for) else ():
+    print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples
   # On stderr, so that a table in a pipe stays a table.
   warning = accounting.delta_warning(values.delta, n) if n else None
@@ -470,7 +575,8 @@ def main() -> None:
   for answer in answers if values.statement else ():
     print(f"\n{statement(answer)}")
   if values.curve is not None:
-    for path in price.write_curve(price.curve(answers), values.curve):
+    paths = price.write_curve(price.curve(answers), values.curve)
+    for path in [*paths, *_write_trade_offs(answers, pathlib.Path(values.curve))]:
       print(f"wrote {path}")
 
 

@@ -18,6 +18,7 @@
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
   python -m launch.benchmark --suite=allocator
+  python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
@@ -71,6 +72,10 @@ which the larger set must fit into memory. It writes data.csv.
 --suite=allocator times steps on wide features and of a small CNN in processes that give freed
 memory back to the system, and that keep it (`dpjax.parallel.allocator`), in turns; it writes
 allocator.csv.
+
+--suite=correlated measures a step of DP-SGD under correlated noise, by strategy (--methods),
+against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
+it writes correlated.csv.
 """
 
 from __future__ import annotations
@@ -87,6 +92,7 @@ from launch import app, config_flag
 try:
   from benchmarks import (
     allocator_speed,
+    correlated_cost,
     data_speed,
     device_speed,
     federated_speed,
@@ -116,10 +122,14 @@ SUITES = (
   "secure_sums",
   "data",
   "allocator",
+  "correlated",
 )
 # Flags that only some suites read.
 _OF_SUITES = {
-  "workloads": ("gradients", "federated", "secure_sums", "data", "allocator"),
+  "workloads": (
+    *("gradients", "federated", "secure_sums", "data", "allocator"),
+    "correlated",
+  ),
   "folder": ("data",),
   "records": ("data",),
   "clients": ("federated", "population"),
@@ -131,10 +141,13 @@ _OF_SUITES = {
   "processes": ("sweeps",),
   "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums", "data"),
-  "methods": ("gradients", "federated", "training", "population", "secure_sums"),
+  "methods": (
+    *("gradients", "federated", "training", "population", "secure_sums"),
+    "correlated",
+  ),
   "repeats": (
     *("gradients", "federated", "training", "devices", "sweeps"),
-    *("secure_sums", "data", "allocator"),
+    *("secure_sums", "data", "allocator", "correlated"),
   ),
 }
 
@@ -146,7 +159,8 @@ flags.DEFINE_list(
   f"federated: {', '.join(federated_speed.WORKLOADS)} (default: these) and "
   f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
   f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
-  f"{', '.join(allocator_speed.WORKLOADS)} (default: these).",
+  f"{', '.join(allocator_speed.WORKLOADS)} (default: these); of correlated: "
+  f"{', '.join(correlated_cost.WORKLOADS)} (default: these).",
 )
 flags.DEFINE_list(
   "methods",
@@ -155,7 +169,8 @@ flags.DEFINE_list(
   f"{', '.join(gradient_speed.METHODS)} (default: all); of federated: "
   f"{', '.join(federated_speed.METHODS)} (default: all that are installed); of secure_sums: "
   f"{', '.join(sum_overhead.METHODS)} (default: all); of population: "
-  f"{', '.join(population_cost.METHODS)} (default: both).",
+  f"{', '.join(population_cost.METHODS)} (default: both); of correlated: "
+  f"{', '.join(correlated_cost.METHODS)} (default: all).",
 )
 flags.DEFINE_integer(
   "cpu_devices",
@@ -220,6 +235,7 @@ def main() -> None:
     "secure_sums": _secure_sums,
     "data": _data,
     "allocator": _allocator,
+    "correlated": _correlated,
   }
   run[options.suite](options, out)
 
@@ -424,6 +440,21 @@ def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       allocator_speed.write(entries, out)
   print(allocator_speed.table(entries))
+
+
+def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  names = options.workloads or list(correlated_cost.WORKLOADS)
+  methods = options.methods or list(correlated_cost.METHODS)
+  for name in names:
+    validate.one_of(correlated_cost.WORKLOADS, workloads=name)
+  entries = []
+  for name in names:
+    entries += correlated_cost.measure(name, methods, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    # After each model, so that a stopped run keeps what it has.
+    if out is not None:
+      correlated_cost.write(entries, out)
+  print(correlated_cost.table(entries))
 
 
 def _count(name: str, text: str) -> int:

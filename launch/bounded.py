@@ -10,7 +10,17 @@ from dpjax.validate import UserError
 
 # Flags for these samplers only.
 FLAGS = ("min_sep", "bands", "num_samples")
-_NOT = ("epsilon", "epochs", "num_examples", "batch_size", "capacity", "accountant")
+# Numbers of guarantees in an attacker's terms.
+ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
+_NOT = (
+  *ATTACK_FLAGS,
+  "epsilon",
+  "epochs",
+  "num_examples",
+  "batch_size",
+  "capacity",
+  "accountant",
+)
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 

@@ -56,8 +56,12 @@ def define(
     flags.mark_flag_as_required(name)
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
-  if _asks_for_help():
-    _add_to_help(_fields_in_words(kind.config(), name))
+  if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
+    # absl prints for --help the docstring of the program that runs, with the program's
+    # name where it has %s.
+    main = sys.modules["__main__"]
+    text = _fields_in_words(kind.config(), name).replace("%", "%%")
+    main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
 def get(name: str = "config", **more: Any) -> Any:
@@ -104,16 +108,13 @@ def _command_line(config: Any, name: str) -> list[str]:
     text = _as_text(leaf.value)
     line = f"--{name}.{leaf.path}={shlex.quote(text)}"
     try:
-      read = fields.parse(text, leaf.hint, leaf.path) if _is_open(leaf) else leaf.value
+      # Entries of a list or a dict may be anything, so that not all of them can be written.
+      is_open = isinstance(leaf.value, (dict, list, tuple))
+      read = fields.parse(text, leaf.hint, leaf.path) if is_open else leaf.value
     except UserError:
       read = None
     lines.append(line if read == leaf.value else f"# {line}  (in a config file only)")
   return lines
-
-
-def _is_open(leaf: Any) -> bool:
-  """Whether the field holds a list or a dict, whose entries may be anything."""
-  return isinstance(leaf.value, (dict, list, tuple))
 
 
 def _as_text(value: Any) -> str:
@@ -122,17 +123,6 @@ def _as_text(value: Any) -> str:
     return str(value).lower()
   # Python parses 1e999 as infinity, and the word inf as a name.
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
-
-
-def _asks_for_help() -> bool:
-  return any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:])
-
-
-def _add_to_help(text: str) -> None:
-  """Adds the program's docstring to absl's output of --help."""
-  main = sys.modules["__main__"]
-  # absl puts the program's name where the docstring has %s.
-  main.__doc__ = f"{main.__doc__ or ''}\n{text.replace('%', '%%')}"
 
 
 def _fields_in_words(config: Any, name: str) -> str:

@@ -1,7 +1,8 @@
 """The noise, number of steps or sampling probability that a target epsilon allows.
 
-Every answer lies on the private side: the accountant, asked again about the answer, gives
-an epsilon that is at most the target (pitfall P25).
+The noise also from what an attacker may do at most (`attack_bounds`). Every answer lies on the
+private side: the accountant, asked again about the answer, gives an epsilon that is at most the
+target (pitfall P25).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from dpjax import validate
-from dpjax.accounting.epsilon import Counting
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.epsilon import Counting, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -52,6 +55,97 @@ def calibrate_noise_multiplier(
   high = MAX_NOISE_MULTIPLIER
   last = f"even noise_multiplier={high:g} costs"
   return _solved(make_event, low, high, last, tol, target)
+
+
+def calibrate_noise_to_attack(
+  make_event: Callable[[float], DpEvent],
+  attack: AttackBound,
+  *,
+  delta: float,
+  tol: float = 1e-4,
+  **counting: Unpack[Counting],
+) -> float:
+  """Returns the smallest noise_multiplier whose whole run `make_event(z)` keeps an attack's bound.
+
+  It is read from the whole privacy profile (Kulynych et al. 2024, arXiv 2407.02191), so it is
+  less noise than a detour over one pair (epsilon, delta) finds.
+
+  Args:
+    make_event: noise multiplier -> event of the whole run.
+    attack: what an attacker may do at most, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
+    delta: slack of a `GaussianDp` bound; the other bounds hold without one.
+    tol: relative, of what the attacker gains.
+    counting: relation and accountant, as in `epsilon`.
+
+  Guarantee: the bound holds at the answer, which is never below the noise that it needs.
+
+  Raises:
+    Unreachable: even MAX_NOISE_MULTIPLIER does not keep it.
+
+  >>> from dpjax.accounting import TruePositiveRate, gaussian_event
+  >>> bound = TruePositiveRate(tpr=0.1, fpr=0.01)
+  >>> z = calibrate_noise_to_attack(gaussian_event, bound, delta=1e-5)
+  >>> round(z, 3)  # 1 / (Phi^-1(.1) - Phi^-1(.01)) is .957
+  0.957
+  """
+
+  def make_profile(noise_multiplier: float, accountant: str) -> Profile:
+    options = {**counting, "accountant": accountant} if accountant else counting
+    return privacy_profile(make_event(noise_multiplier), **options)
+
+  return noise_of_profile(
+    make_profile,
+    attack,
+    delta=delta,
+    tol=tol,
+    accountant=counting.get("accountant", "pld"),
+  )
+
+
+def noise_of_profile(
+  make_profile: Callable[[float, str], Profile],
+  attack: AttackBound,
+  *,
+  delta: float,
+  tol: float = 1e-4,
+  accountant: str = "pld",
+) -> float:
+  """`calibrate_noise_to_attack` of runs that are known by their privacy profile.
+
+  Args:
+    make_profile: (noise multiplier, accountant) -> profile of the whole run; accountant "" for
+      the run's own, which decides.
+    accountant: that one's name.
+
+  >>> from dpjax.accounting import Advantage, gaussian_event
+  >>> make = lambda z, accountant: privacy_profile(gaussian_event(z))
+  >>> round(noise_of_profile(make, Advantage(0.1), delta=1e-5), 2)
+  3.98
+  """
+  validate.open_unit(delta=delta, tol=tol)
+
+  @functools.cache
+  def cost_by(name: str) -> _Cost:
+    # The search asks for the ends of its bracket again and again.
+    return functools.cache(lambda z: attack.cost(make_profile(z, name), delta))
+
+  # Costs are differences of rates: an ulp less, so that the rates themselves keep the bound.
+  limit = attack.limit * (1 - 1e-12)
+  low = MIN_NOISE_MULTIPLIER
+  high = MAX_NOISE_MULTIPLIER
+  search = functools.partial(_least, low=low, high=high, target=limit)
+  # `_from_rdp` reads of the target only which accountant decides.
+  by: Any = {"accountant": accountant}
+  start = _from_rdp(lambda: search(cost_by("rdp"), start=1.0, tol=0.01), 1.0, by)
+  answer = search(cost_by(""), start=start, tol=tol)
+  if answer is None:
+    raise Unreachable(
+      f"unreachable, even noise_multiplier={high:g} leaves an attacker "
+      f"{upper(cost_by('')(high))}, where {upper(attack.limit)} is allowed",
+      field="attacker",
+      value=attack,
+    )
+  return answer
 
 
 def calibrate_sampling_prob(

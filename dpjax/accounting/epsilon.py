@@ -37,6 +37,7 @@ from dpjax.accounting.event_kinds.kind import (
   merged_parts,
   rdp_of,
 )
+from dpjax.accounting.loss_masses import Profile, masses_of
 from dpjax.accounting.replaced import delta_of_both, epsilon_of_both
 from dpjax.accounting.supported import accountable, in_two
 from dpjax.validate import UserError
@@ -131,6 +132,58 @@ def delta_curve(
   return np.minimum(1.0, np.array(deltas, float))
 
 
+def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
+  """Returns a function that gives delta at any epsilons >= 0: the analysis is done once.
+
+  It is `delta_curve` at a thousandth of the time for many epsilons, up to 1e-11 above it.
+
+  Guarantee: its values are upper bounds that hold at once.
+
+  UserError: as `epsilon`.
+
+  >>> profile = privacy_profile(dpa.GaussianDpEvent(2.0))
+  >>> profile([0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
+  array([1.9741e-01, 1.0000e-05])
+  """
+  steps = accountable(event, **counting)
+  if dpa.NonPrivateDpEvent() in steps:
+    return lambda epsilons: np.ones(len(epsilons))
+  pld = counting.get("accountant", "pld") == "pld"
+  one = _pld_profile(steps) if pld else _rdp_profile(steps)
+  if not in_two(steps, counting.get("neighboring_relation", "")):
+    return one
+  plain = privacy_profile(unamplified(steps), **counting)
+
+  def both(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
+    found = [delta_of_both(one, float(value)) for value in epsilons]
+    return np.minimum(plain(epsilons), found)
+
+  return both
+
+
+def loss_distribution(
+  event: DpEvent, **counting: Unpack[Counting]
+) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
+  """Returns the privacy loss distribution of an event, and what the rounding of its convolutions
+  can take from delta; None where its accounting has none.
+
+  UserError: as `epsilon`.
+
+  >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
+  >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12
+  (1.993, True)
+  """
+  steps = accountable(event, **counting)
+  if counting.get("accountant", "pld") != "pld":
+    return None
+  # An epsilon of 0 or of infinity has no grid of losses.
+  if not steps or dpa.NonPrivateDpEvent() in steps or _interval(steps) > _WIDEST:
+    return None
+  if in_two(steps, counting.get("neighboring_relation", "")):
+    return None
+  return _pld(steps), _pld_rounding(steps)
+
+
 def epsilon_curve(
   step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:
@@ -158,7 +211,50 @@ def _rdp_deltas(steps: Parts, epsilons: list[float]) -> list[float]:
   return [rdp_lib.compute_delta(ORDERS, rdp, epsilon)[0] for epsilon in epsilons]
 
 
+def _rdp_profile(steps: Parts) -> Profile:
+  """Returns `rdp_lib.compute_delta` at many epsilons at once (Canonne, Kamath and Steinke 2020,
+  arXiv:2004.00010, proposition 12)."""
+  rdp = np.array(rdp_of(steps))
+  orders = np.array(ORDERS)
+  # By the Kullback-Leibler divergence, at any order and epsilon: delta <= sqrt(1 - e^-KL).
+  largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
+  # Below it the formula of an order is not stable.
+  usable = orders > 1.01
+  slopes = orders[usable] - 1
+  heights = slopes * (rdp[usable] + np.log1p(-1 / orders[usable])) - np.log(orders[usable])
+
+  def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
+    at = np.asarray(epsilons, float)[:, None]  # [k, 1] against the orders
+    return np.minimum(largest, np.exp(np.minimum(heights - slopes * at, 0.0).min(axis=1)))
+
+  return deltas
+
+
 # --- privacy loss distributions
+
+
+def _pld_profile(steps: Parts) -> Profile:
+  """Returns the profile of the steps, and of the plain ones where these may be tighter."""
+  plain = merged_parts(unamplified(steps))
+  ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
+  if not ways:
+    return lambda epsilons: np.zeros(len(epsilons))
+  # Of each way of accounting the directions: the worse direction of the better way.
+  profiles = [
+    [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
+    for way in ways
+  ]
+  rounding = _pld_rounding(steps)
+
+  def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
+    best = np.ones(len(epsilons))
+    for directions in profiles:
+      if directions:
+        worst = np.max([profile(epsilons) for profile in directions], axis=0)
+        best = np.minimum(best, worst + rounding)
+    return best
+
+  return deltas
 
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:

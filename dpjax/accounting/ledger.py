@@ -223,7 +223,14 @@ class Ledger:
 
   def to_json(self) -> dict[str, Any]:
     """The ledger as a dict that `json` can write; `from_json` gives back an equal one."""
-    return {"version": 2, "charges": [_charge_to_json(charge) for charge in self.charges]}
+    charges = []
+    for charge in self.charges:
+      fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
+      # Strict JSON has no infinity.
+      clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
+      event = event_to_json(charge.event)
+      charges.append({**fields, "event": event, "l2_clip_norm": clip})
+    return {"version": 2, "charges": charges}
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
@@ -277,13 +284,6 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
       field="first_step",
       value=first,
     )
-
-
-def _charge_to_json(charge: Charge) -> dict[str, Any]:
-  fields = {f.name: getattr(charge, f.name) for f in dataclasses.fields(charge)}
-  # Strict JSON has no infinity.
-  clip = "inf" if math.isinf(charge.l2_clip_norm) else charge.l2_clip_norm
-  return {**fields, "event": event_to_json(charge.event), "l2_clip_norm": clip}
 
 
 def _charge_from_json(data: Any) -> Charge:

@@ -95,9 +95,18 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    return float(np.sqrt(_cyclic_squared(gram, min_sep, times)))
-  if _falling_toeplitz(matrix):
-    # For such C the closest steps, beginning with the first one, are worst (Kalinin 2024).
+    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them.
+    worst = 0.0
+    for start in range(len(gram)):
+      steps = np.arange(start, len(gram), min_sep)[:times]
+      worst = max(worst, gram[np.ix_(steps, steps)].sum())
+    return float(np.sqrt(worst))
+  is_square = matrix.shape[0] == matrix.shape[1]
+  is_toeplitz = is_square and np.array_equal(matrix[1:, 1:], matrix[:-1, :-1])
+  is_lower = is_toeplitz and not np.triu(matrix, 1).any()
+  if is_lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all():
+    # Where the entries of such a C fall, and none is negative, the closest steps from the
+    # first on are worst (Kalinin 2024).
     comb = np.arange(times) * min_sep
     return float(np.sqrt(gram[np.ix_(comb, comb)].sum()))
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
@@ -108,23 +117,6 @@ def sensitivity(
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
-
-
-def _cyclic_squared(gram: np.ndarray, min_sep: int, times: int) -> float:
-  """The heaviest of `times` neighbouring steps of one turn."""
-  worst = 0.0
-  for start in range(len(gram)):
-    steps = np.arange(start, len(gram), min_sep)[:times]
-    worst = max(worst, gram[np.ix_(steps, steps)].sum())
-  return worst
-
-
-def _falling_toeplitz(matrix: np.ndarray) -> bool:
-  rows, columns = matrix.shape
-  if rows != columns or not np.array_equal(matrix[1:, 1:], matrix[:-1, :-1]):
-    return False
-  lower = not np.triu(matrix, 1).any()
-  return bool(lower and matrix.min() >= 0 and (np.diff(matrix[:, 0]) <= 0).all())
 
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:

@@ -18,7 +18,6 @@ Hoeffding's inequality bounds from N draws, in the form exp(-N kl(mean, bound)).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -288,14 +287,13 @@ def _largest_mean(number: int, delta: float, log_miss: float) -> float:
     other = (1 - mean) * math.log((1 - mean) / (1 - delta))
     return other + (mean * math.log(mean / delta) if mean > 0 else 0.0)
 
-  return _bisect(lambda mean: number * divergence(mean) >= log_miss, 0.0, delta)
-
-
-def _bisect(holds: Callable[[float], bool], low: float, high: float) -> float:
-  """Approximate largest x in [low, high] with holds(x), given holds(low) and that holds is
-  monotone."""
-  # More halvings than float64 has digits.
+  low = 0.0
+  high = delta
+  # More halvings than float64 has digits. A mean of 0 is always far enough.
   for _ in range(100):
     middle = (low + high) / 2
-    low, high = (middle, high) if holds(middle) else (low, middle)
+    if number * divergence(middle) >= log_miss:
+      low = middle
+    else:
+      high = middle
   return low

@@ -8,11 +8,12 @@ The price grows with epsilon, hence as delta falls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from dpjax import validate
+from dpjax.accounting.loss_masses import Profile
 
 # Largest share of delta reserved for Poisson draws above the capacity.
 OVERFLOW_SHARE = 0.05
@@ -74,3 +75,24 @@ def set_aside(
     # Lower rungs are below this need already, so no sufficient rung is skipped.
     rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
   return None
+
+
+def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
+  """Returns the privacy profile of a run whose aborts cost `aside` of delta at `epsilon`.
+
+  A run that aborts with probability B pays (1 + e^epsilon) B of delta at every epsilon.
+
+  >>> paid = with_aborts(lambda epsilons: np.zeros(len(epsilons)), aside=2e-6, epsilon=0.0)
+  >>> paid([0.0])
+  array([2.e-06])
+  """
+  if not aside:
+    return profile
+  # Where no epsilon is finite, B was chosen as if it were 0; see `log_allowed`.
+  abort_prob = aside / (1 + math.exp(min(epsilon, 700.0) if epsilon < math.inf else 0.0))
+
+  def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
+    powers = np.exp(np.minimum(np.asarray(epsilons, float), 700.0))
+    return np.minimum(1.0, profile(epsilons) + abort_prob * (1 + powers))
+
+  return deltas

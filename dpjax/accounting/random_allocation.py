@@ -99,27 +99,19 @@ def allocation_pld(
     return pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
-  removed = _loss_of_removed(
-    _law(num_steps, shift, cells, removed=True), num_steps, interval
-  )
-  added = _loss_of_added(_law(num_steps, shift, cells, removed=False), num_steps, interval)
-  return pld_lib.PrivacyLossDistribution(removed, added)
-
-
-def _loss_of_removed(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
-  """Returns the distribution of log L under P."""
+  # The loss of a removed record is log L under P.
+  law = _law(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
   lost = min(1.0, law.lost)
-  return pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
-
-
-def _loss_of_added(law: _Law, num_steps: int, interval: float) -> pld_pmf.PLDPmf:
-  """Returns the distribution of -log L under Q."""
+  removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
+  # That of an added one is -log L under Q: the same grid backwards.
+  law = _law(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
   lost = min(1.0, law.lost + (0.0 if law.first else float(law.masses[0])))
   top = lowest + len(finite) - 1
-  return pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), lost, True)
+  added = pld_pmf.DensePLDPmf(interval, -top, finite[::-1].copy(), lost, True)
+  return pld_lib.PrivacyLossDistribution(removed, added)
 
 
 def _positive(law: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +188,11 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
   else:
     cap = min(2.0 * num_steps, 1 + 8 * deviation)
     low = num_steps - 20 * deviation
-    spread = _capped_deviation(num_steps, shift, cap)
+    # The window is as wide as the sum of terms cut at `cap` asks: at least its deviation.
+    place = math.log(cap) / shift + shift / 2
+    second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
+    second += cap**2 * special.ndtr(-place)
+    spread = math.sqrt(num_steps * min(second, math.expm1(shift**2)))
     high = min(num_steps * cap, num_steps + 20 * spread + cap)
   low = max(0.0, low)
   if not cells:
@@ -205,14 +201,6 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
     cells = min(max(wanted, _CELLS[0]), _CELLS[1])
   width = (high - low) / (cells - 4)
   return _Window(width, math.floor(low / width), cells, math.ceil(cap / width))
-
-
-def _capped_deviation(num_steps: int, shift: float, cap: float) -> float:
-  """Upper bound on the standard deviation of a sum of terms cut at `cap`."""
-  place = math.log(cap) / shift + shift / 2
-  second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
-  second += cap**2 * special.ndtr(-place)
-  return math.sqrt(num_steps * min(second, math.expm1(shift**2)))
 
 
 def _one_term(
@@ -265,13 +253,19 @@ def _sum(
   off by d, is off by T d (a + d)^(T - 1), and by T 4 u of itself from multiplying. From L2 to
   L1 it is a factor of sqrt(N), after Parseval.
   """
-  long = lambda masses: np.asarray(fft.rfft(_folded(masses, cells).astype(np.longdouble)))
+  # A circular sum: masses beyond the last cell are folded onto the first ones.
+  folded = lambda masses: np.bincount(np.arange(len(masses)) % cells, masses, cells)
+  long = lambda masses: np.asarray(fft.rfft(folded(masses).astype(np.longdouble)))
   off = 8 * math.log2(cells) * _LONG_UNIT * max(1.0, one.sum())
   image = long(one)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
-  # Under P one term is tilted, so T - 1 others remain.
-  power = _power(image, num_steps - (having is not None))
+  # One tilted term under P, so all others are T - 1.
+  # By squaring, with the rounding of n - 1 products.
+  power = image
+  for bit in bin(num_steps - (having is not None))[3:]:
+    power = power * power
+    power = power * image if bit == "1" else power
   if having is not None:
     power = power * long(having)
   found = np.asarray(fft.irfft(power, cells)).astype(np.float64)
@@ -281,19 +275,6 @@ def _sum(
   # Relative rounding to double precision; the masses are raised by it.
   rounded = 2 * _UNIT
   return np.maximum(0.0, found) * (1 + rounded), math.sqrt(cells) * error
-
-
-def _folded(masses: np.ndarray, cells: int) -> np.ndarray:
-  return np.bincount(np.arange(len(masses)) % cells, masses, cells)
-
-
-def _power(base: np.ndarray, exponent: int) -> np.ndarray:
-  """Returns the n-fold convolution by squaring, with the rounding of n - 1 products."""
-  found = base
-  for bit in bin(exponent)[3:]:
-    found = found * found
-    found = found * base if bit == "1" else found
-  return found
 
 
 def _tail(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from dpjax import validate
+from dpjax.accounting.attack_bounds import advantage, true_positive_rate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   describe,
@@ -14,8 +17,10 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   parts,
 )
+from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
+from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -108,12 +113,17 @@ def privacy_statement(
     }
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
+  attackers = ""
+  if epsilons is None:
+    relation = str(neighboring_relation)
+    attackers = _attackers(event, delta, delta_set_aside, relation, accountants)
   selected = any(kind_of(part).selects for part in parts(event))
   fitted = "other statistics" if statistics else "statistics"
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
+    *([attackers] if attackers else []),
     f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",
     *noise.splitlines(),
     *statistics.splitlines(),
@@ -126,7 +136,47 @@ def privacy_statement(
   paragraph = "\n".join(
     textwrap.fill(sentence, width=92, break_on_hyphens=False) for sentence in words
   )
-  return "\n".join(["Privacy statement", "", paragraph, "", _table(rows)])
+  width = max(12, *(len(name) + 2 for name in rows))
+  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
+  heading = f"{'accountant':<{width}}epsilon"
+  return "\n".join(["Privacy statement", "", paragraph, "", heading, *lines])
+
+
+def _attackers(
+  event: DpEvent,
+  delta: float,
+  delta_set_aside: float,
+  relation: str,
+  accountants: Sequence[str],
+) -> str:
+  """Says what the proof leaves to any test of membership; "" where it has no finite epsilon."""
+  for accountant in accountants:
+    counting = {"neighboring_relation": relation, "accountant": accountant}
+    try:
+      epsilon = epsilon_of(event, delta=delta - delta_set_aside, **counting)  # type: ignore[arg-type]
+      profile = privacy_profile(event, **counting)  # type: ignore[arg-type]
+    except UserError:
+      # The other accountant may know the event.
+      continue
+    if math.isinf(epsilon):
+      continue
+    profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
+    mu = pairs_of(profile, delta).mu(delta)
+    gaussian = (
+      f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test beats one between two "
+      f"normal laws of deviation 1 that lie {upper(mu)} apart by more."
+      if math.isfinite(mu)
+      else ""
+    )
+    hundredth = upper(true_positive_rate(profile, 0.01))
+    thousandth = upper(true_positive_rate(profile, 0.001))
+    return (
+      f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
+      f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
+      f"of at most {thousandth} at 0.001, and is nowhere more than "
+      f"{upper(advantage(profile))} above a guess.{gaussian}"
+    )
+  return ""
 
 
 def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
@@ -138,12 +188,6 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
     # The statement is still useful with the other accountant's epsilon.
     return f"not available ({error})"
   return upper(value, decimals=4)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-  width = max(12, *(len(name) + 2 for name in rows))
-  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
-  return "\n".join([f"{'accountant':<{width}}epsilon", *lines])
 
 
 def _headline(

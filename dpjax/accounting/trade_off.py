@@ -15,8 +15,9 @@ import numpy as np
 from scipy import special
 
 from dpjax import validate
-from dpjax.accounting.epsilon import Counting, delta_curve, epsilon
+from dpjax.accounting.epsilon import Counting, epsilon, privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 
 # Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
@@ -105,6 +106,50 @@ class TradeOff(NamedTuple):
       low, high = (low, middle) if part._within(middle, slack) else (middle, high)
     return high
 
+  def points(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the corners of the trade-off curve: false positive rates, rising from 0 to 1, and
+    the least false negative rate at each, [k] and [k].
+
+    The curve is the largest of the lines of all pairs, so it is straight between two corners:
+    whoever draws lines between the points has the proved bound itself.
+
+    >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
+    >>> [values.round(4).tolist() for values in pair.points()]  # slopes -4 and -1 / 4
+    [[0.0, 0.2, 1.0], [1.0, 0.2, 0.0]]
+    """
+    corners = [0.0, 1.0]
+    odds, deltas = self._hull()
+    # Lines 1 - delta - e^epsilon x of two neighbours meet here; those of the other direction at
+    # the mirrored point, and both directions where x = y.
+    meet = -np.diff(deltas) / np.diff(odds)
+    corners += meet.tolist()
+    corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
+    corners.append(float(np.max((1 - deltas) / (1 + odds))))
+    # The flattest line ends at 0, below which there is no rate.
+    corners.append(float(1 - deltas[-1]))
+    alphas = np.unique(np.clip(corners, 0.0, 1.0))
+    return alphas, np.clip(1 - self.true_positive_rate(alphas), 0.0, 1.0)
+
+  def _hull(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns e^epsilon and delta of the pairs on the lower convex hull.
+
+    Delta is convex in e^epsilon, so the hull of upper bounds is one, and the pairs above it add
+    nothing to the curve.
+    """
+    kept: list[tuple[float, float]] = []
+    # Lines of a smaller delta, or steeper ones, say nothing about rates in float64.
+    last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
+    useful = self.epsilons[:last] <= 40
+    for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
+      while len(kept) > 1:
+        (x0, y0), (x1, y1) = kept[-2:]
+        if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+          break
+        kept.pop()
+      kept.append((float(x), float(y)))
+    odds, deltas = np.array(kept).reshape(-1, 2).T
+    return odds, deltas
+
   def _within(self, mu: float, slack: float) -> bool:
     """Whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
     x = np.exp(self.epsilons)  # [k]
@@ -141,11 +186,31 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   """
   last = epsilon(event, delta=slack, **counting)
   epsilons = np.linspace(0, min(last, _WIDEST), _POINTS if last else 1)
-  deltas = delta_curve(event, epsilons.tolist(), **counting)
+  deltas = privacy_profile(event, **counting)(epsilons)
   if epsilons[-1] == last:
     # The last epsilon was found for this slack, so delta at it is no larger.
     deltas[-1] = min(deltas[-1], slack)
   return TradeOff(epsilons, deltas)
+
+
+def pairs_of(profile: Profile, slack: float) -> TradeOff:
+  """Returns many pairs of a privacy profile: closest up to where delta is `slack`, then to 200.
+
+  Args:
+    profile: epsilons -> deltas, such as that of `privacy_profile`.
+    slack: least delta of interest, in (0, 1).
+
+  >>> from dpjax import accounting
+  >>> profile = accounting.privacy_profile(accounting.gaussian_event(2.0))
+  >>> round(pairs_of(profile, 1e-5).mu(1e-5), 3)
+  0.5
+  """
+  validate.open_unit(slack=slack)
+  coarse = np.array(_EPSILONS)
+  enough = np.flatnonzero(profile(coarse) <= slack)
+  last = coarse[enough[0]] if len(enough) else _WIDEST
+  epsilons = np.union1d(np.linspace(0, last, 2 * _POINTS), coarse)
+  return TradeOff(epsilons, np.minimum(profile(epsilons), 1.0))
 
 
 def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
@@ -162,5 +227,13 @@ def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)
   np.float64(0.841)
   """
-  deltas = delta_curve(event, _EPSILONS, **counting)
-  return TradeOff(np.array(_EPSILONS), np.minimum(deltas, 1.0))
+  return all_pairs_of(privacy_profile(event, **counting))
+
+
+def all_pairs_of(profile: Profile) -> TradeOff:
+  """Returns the pairs of a privacy profile at many epsilons from 0 to 200.
+
+  >>> all_pairs_of(lambda epsilons: np.zeros(len(epsilons))).total_variation
+  0.0
+  """
+  return TradeOff(np.array(_EPSILONS), np.minimum(profile(_EPSILONS), 1.0))

@@ -46,21 +46,20 @@ def select_rdp(
     )
   check_law(mean_trials, shape)
   if shape == math.inf:
-    return _poisson_rdp(order, np.asarray(rdp, float), mean_trials)
+    # The limit: a Poisson number of trials.
+    of_one = np.asarray(rdp, float)
+    failure = [
+      rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (own - 1)))[0]
+      for own in order
+    ]
+    several = mean_trials * np.array(failure) + math.log(mean_trials) / (order - 1)
+    return of_one + several
   gamma = stopping_prob(mean_trials, shape)
   constant = (1 + shape) * np.min((1 - 1 / order) * rdp - math.log(gamma) / order)
   at_each = rdp + math.log(_mean(gamma, shape)) / (order - 1) + constant
   # Divergences grow with the order, so that of a larger one is a bound, too.
   later = [np.min(at_each[order >= own]) for own in order]
   return np.array(later)
-
-
-def _poisson_rdp(order: np.ndarray, rdp: np.ndarray, mean_trials: float) -> np.ndarray:
-  failure = [
-    rdp_lib.compute_delta(list(order), list(rdp), math.log1p(1 / (own - 1)))[0]
-    for own in order
-  ]
-  return rdp + mean_trials * np.array(failure) + math.log(mean_trials) / (order - 1)
 
 
 def stopping_prob(mean_trials: float, shape: float) -> float:

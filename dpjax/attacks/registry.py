@@ -190,6 +190,14 @@ ATTACKS: tuple[Attack, ...] = (
     word="dense_first", settings="dpjax.experiments.kinds.attack.run_settings.DenseFirst",
   ),
   Attack(
+    "rogue server", "the examples of a batch, or of all clients in a sum", "messages",
+    "a server that sends a model made to leak",
+    "client noise (its proof holds for any model); clients that check what they get; a secure "
+    "sum alone does not help: gradients add up, and so do the bins",
+    "dpjax.attacks.imprint", "Fowl et al. 2022; Boenisch et al. 2023; Pasquini et al. 2022",
+    word="imprint", settings="dpjax.experiments.kinds.attack.run_settings.Imprint",
+  ),
+  Attack(
     "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,
     "dpjax.attacks.client_view", "Geiping et al. 2020, section 5",
   ),
@@ -294,13 +302,6 @@ ATTACKS: tuple[Attack, ...] = (
     "a secure sum (launch.federate): masked vectors tell nothing; else encrypted connections, "
     "which are the deployment's, and client noise", "",
     "what is read is attacked by the inversions above",
-  ),
-  Attack(
-    "rogue server", "the examples of one client", "messages",
-    "a server that sends a model made to leak",
-    "client noise (its proof holds for any model); clients that check what they get; a secure "
-    "sum alone does not help: a model can make all but one client's update vanish", "",
-    "Boenisch et al. 2023; Fowl et al. 2022; Pasquini et al. 2022",
   ),
   Attack(
     "collusion of server and clients", "the message of the client that is left", "messages",

@@ -212,16 +212,15 @@ def poisoning_table(outcomes: Sequence[PoisoningOutcome]) -> str:
   honest: dict[str, str] = {}
   for one in outcomes:
     who = f"{one.num_attackers} of {one.num_clients}"
-    rows.setdefault((one.attack, who), {})[one.defence] = _cell(one)
+    text = f"{one.accuracy.rate:.3f}"
+    if one.success is not None and one.clean_success is not None:
+      text += f" / {one.success.rate:.3f} ({one.clean_success.rate:.3f})"
+    if one.fails:
+      text += " FAILS"
+    if one.beyond:
+      text += "*"
+    rows.setdefault((one.attack, who), {})[one.defence] = text
     honest[one.defence] = f"{one.clean_accuracy.rate:.3f}"
   rows[("none", f"0 of {outcomes[0].num_clients}")] = honest
   lines = [[*key, *(row.get(name, "") for name in columns)] for key, row in rows.items()]
   return markdown.table(["attack", "attackers", *columns], lines)
-
-
-def _cell(one: PoisoningOutcome) -> str:
-  text = f"{one.accuracy.rate:.3f}"
-  if one.success is not None and one.clean_success is not None:
-    text += f" / {one.success.rate:.3f} ({one.clean_success.rate:.3f})"
-  mark = "*" if one.beyond else ""
-  return f"{text}{' FAILS' if one.fails else ''}{mark}"

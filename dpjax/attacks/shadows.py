@@ -204,7 +204,10 @@ def shadow_models(
   validate.integer_at_least(0, seed=seed)
   validate.integer_at_least(1, side_by_side=side_by_side)
   width = min(side_by_side, len(rows))
-  pipeline = _Pipeline(algorithm, batches, init_params, _step(algorithm, width > 1))
+  # Compiled once for all groups: they differ in their key, which is an argument.
+  step = lambda key, state, batch: algorithm(key).step(state, batch)[0]
+  compiled = jax.jit(jax.vmap(step) if width > 1 else step)
+  pipeline = _Pipeline(algorithm, batches, init_params, compiled)
 
   def train(group: int) -> list[Params]:
     start = group * side_by_side
@@ -246,11 +249,6 @@ def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
-
-
-def _step(algorithm: Callable[[Array], Algorithm], together: bool) -> Callable[..., Any]:
-  one = lambda key, state, batch: algorithm(key).step(state, batch)[0]
-  return jax.jit(jax.vmap(one) if together else one)
 
 
 def _trained(

@@ -157,7 +157,13 @@ def insert_canary_clients(
   )
   if join:
     places = federation.num_clients + np.arange(num_canaries)
-    federation = _with_places(federation, num_canaries)
+    # Canaries join behind the real clients, and hold no rows of the data.
+    joined = [f"canary {number} of {num_canaries}" for number in range(num_canaries)]
+    federation = dataclasses.replace(
+      federation,
+      indices=[*federation.indices, *[np.zeros(0, np.int64)] * num_canaries],
+      client_ids=[*federation.client_ids, *joined],
+    )
   else:
     places = np.sort(places_rng.choice(federation.num_clients, num_canaries, replace=False))
   included = coin_rng.random(num_canaries) < 0.5
@@ -186,16 +192,6 @@ def _check_join(kind: str, relation: str) -> None:
       field="neighboring_relation",
       value=relation,
     )
-
-
-def _with_places(federation: Federation, count: int) -> Federation:
-  """Appends that many clients who hold nothing."""
-  joined = [f"canary {number} of {count}" for number in range(count)]
-  return dataclasses.replace(
-    federation,
-    indices=[*federation.indices, *[np.zeros(0, np.int64)] * count],
-    client_ids=[*federation.client_ids, *joined],
-  )
 
 
 def _senders(
@@ -434,7 +430,10 @@ def heard(
 
   def finish(received: Any, work: _Heard) -> Any:
     sent, memory, info = client.finish(received, work.own)
-    number = _number(work.own)
+    # Other transforms may wrap the work of a `sender`: look for it inside.
+    is_sender = lambda node: isinstance(node, _Work)
+    nodes = jax.tree.leaves(work.own, is_leaf=is_sender)
+    number = next(node.number for node in nodes if is_sender(node))
     message = next(sent.message[name] for name in _SENT if name in sent.message)
     # Only the direction, without its sign, which is the coin.
     direction = directions.one(jnp.abs(number) - 1, message)
@@ -443,13 +442,6 @@ def heard(
     return sent, {"own": memory, "heard": score}, info
 
   return ClientAlgorithm(init, step, finish)
-
-
-def _number(work: Any) -> Array:
-  """Number of the canary of a client, under all wrappers around its `sender`."""
-  is_sender = lambda node: isinstance(node, _Work)
-  nodes = jax.tree.leaves(work, is_leaf=is_sender)
-  return next(node.number for node in nodes if is_sender(node))
 
 
 def heard_memory(own: ArrayTree) -> Any:

@@ -46,7 +46,7 @@ def fitted_params(
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(learning_rate=learning_rate)
-  batch = _whole(records)
+  batch = Example(jnp.asarray(records.x), jnp.asarray(records.y))
   tx = optax.adam(learning_rate)
   mean = lambda p: jnp.mean(jax.vmap(loss_fn, (None, 0))(p, batch))
 
@@ -112,38 +112,28 @@ def final_model_scores(
     )
   # One physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
-  with_target = _joined(records, target)
+  # The target comes last, so that the others keep their places.
+  x = np.concatenate((records.x, target.x))
+  y = np.concatenate((records.y, target.y))
+  with_target = dataclasses.replace(records, x=x, y=y)
   finals = _finals(loss_fn, plan, tx, params, target)
   found = []
   for world, data in enumerate((records, with_target)):
     # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
     losses: list[float] = []
-    for keys in _keys(num_models, seed, world):
-      losses.extend(np.asarray(finals(keys, batch)))
+    # Groups of one size, of which the last trains more models than are asked for: one
+    # compiled program serves all.
+    root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
+    width = min(_SIDE_BY_SIDE, num_models)
+    keys = jax.random.split(root, -(-num_models // width) * width)
+    for start in range(0, len(keys), width):
+      losses.extend(np.asarray(finals(keys[start : start + width], batch)))
       progress(world * num_models + min(len(losses), num_models), 2 * num_models)
     found.append(-np.array(losses[:num_models], np.float64))
   if not np.isfinite(found).all():
     raise UserError("the target's loss is not finite: a training diverged", field="loss_fn")
   return Scores(inside=found[1], outside=found[0])
-
-
-def _whole(records: Dataset) -> Example:
-  return Example(jnp.asarray(records.x), jnp.asarray(records.y))
-
-
-def _joined(records: Dataset, target: Example) -> Dataset:
-  """Returns the records with the target appended."""
-  x, y = (np.concatenate(pair) for pair in ((records.x, target.x), (records.y, target.y)))
-  return dataclasses.replace(records, x=x, y=y)
-
-
-def _keys(num_models: int, seed: int, world: int) -> list[Array]:
-  """Yields keys of the models' noise in groups of one size, so a few more than needed."""
-  root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
-  width = min(_SIDE_BY_SIDE, num_models)
-  keys = jax.random.split(root, -(-num_models // width) * width)
-  return [keys[i : i + width] for i in range(0, len(keys), width)]
 
 
 def _finals(

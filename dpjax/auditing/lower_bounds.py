@@ -108,11 +108,6 @@ def _at(quantiles: np.ndarray, n: int) -> np.ndarray:
   return np.unique(np.clip(np.round(quantiles * (n + 1)).astype(int), 1, n))
 
 
-def _extreme_ranks(n: int) -> np.ndarray:
-  end = special.ndtri(1 / (n + 1))
-  return _at(special.ndtr(np.linspace(end, -end, _EXTREMES)), n)
-
-
 class _Rates(NamedTuple):
   """Upper bounds of the error rates at each threshold, all true with `confidence`."""
 
@@ -146,7 +141,11 @@ def clopper_pearson(scores: Scores, *, delta: float, confidence: float = 0.95) -
   5.13
   """
   scores = _checked(scores, delta, confidence)
-  rates = _rates(scores, confidence, _extreme_ranks(len(scores.outside)))
+  # Thresholds lie densely in the tails, where the bounds are decided.
+  n = len(scores.outside)
+  end = special.ndtri(1 / (n + 1))
+  ranks = _at(special.ndtr(np.linspace(end, -end, _EXTREMES)), n)
+  rates = _rates(scores, confidence, ranks)
   one = _log_ratio(1 - rates.false_negative - delta, rates.false_positive)
   other = _log_ratio(1 - rates.false_positive - delta, rates.false_negative)
   return max(0.0, one, other)

@@ -48,22 +48,20 @@ def check_event(method: str, event: Any) -> None:
   validate.one_of(METHODS, method=method)
   if not METHODS[method].gaussian_only:
     return
-  parts = accounting.merged_parts(event)
-  other = sorted({type(part).__name__ for part in parts if not _is_gaussian(part)})
+  other = set()
+  for part in accounting.merged_parts(event):
+    # What is drawn with probability 1 is not sampled: its noise alone counts.
+    everybody = getattr(part, "sampling_probability", None) == 1.0
+    noise: Any = part.event if everybody else part
+    if type(noise).__name__ != "GaussianDpEvent":
+      other.add(type(part).__name__)
   if other:
     raise validate.UserError(
       "valid only for Gaussian noise without sampling, and this run is charged "
-      f"{', '.join(other)}; use 'one_run' or 'one_run_two_sided'",
+      f"{', '.join(sorted(other))}; use 'one_run' or 'one_run_two_sided'",
       field="method",
       value=method,
     )
-
-
-def _is_gaussian(part: Any) -> bool:
-  """Whether this is Gaussian noise on all records; sampling with probability 1 counts as
-  all."""
-  everybody = getattr(part, "sampling_probability", None) == 1.0
-  return type(part.event if everybody else part).__name__ == "GaussianDpEvent"
 
 
 class AtBest(NamedTuple):
@@ -230,6 +228,7 @@ def audit(
   chosen = found.pop(method)
   at_best = ceiling(
     len(scores.inside) + len(scores.outside),
+    num_inside=len(scores.inside),
     delta=delta,
     method=method,
     confidence=confidence,
@@ -246,17 +245,24 @@ def ceiling(
   *,
   delta: float,
   method: str,
+  num_inside: int | None = None,
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
   """Returns the best possible result: every canary that is in scores above all others.
 
+  Args:
+    num_inside: how many canaries the coins put in. None, before they fall: half of them.
+
   >>> round(ceiling(50, delta=1e-3, method="one_run").epsilon_lower, 2)
   0.7
   """
   validate.integer_at_least(2, num_canaries=num_canaries)
-  half = num_canaries // 2
-  perfect = Scores(inside=np.ones(half), outside=np.zeros(num_canaries - half))
+  if num_inside is None:
+    num_inside = num_canaries // 2
+  validate.integer_at_least(1, num_inside=num_inside)
+  validate.integer_at_least(1, num_outside=num_canaries - num_inside)
+  perfect = Scores(inside=np.ones(num_inside), outside=np.zeros(num_canaries - num_inside))
   bound = METHODS[method](perfect, delta=delta, confidence=confidence)
   return AtBest(bound, *_p_values(perfect, claim))
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
+from dpjax.data import targets
 from dpjax.data.rows import Rows, RowSource
+from dpjax.data.targets import Target
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
@@ -58,13 +60,6 @@ def _check_y(y: Any, n: int) -> None:
     )
 
 
-def _check_present(present: Any, n: int) -> None:
-  if not isinstance(present, np.ndarray) or present.dtype != bool or present.shape != (n,):
-    raise UserError(
-      f"must be a bool NumPy array [{n}], one for each row of x", field="present"
-    )
-
-
 def _read_only(array: np.ndarray) -> np.ndarray:
   view = array.view()
   view.flags.writeable = False
@@ -94,7 +89,7 @@ class Dataset:
 
   # [n, H, W, C] or [n, *features] float32; or [n, T] int32 tokens; an array, or `Rows`
   x: Any
-  y: np.ndarray  # [n] int32
+  y: np.ndarray  # [n] int32 classes; or as `target` says
   name: str
   num_classes: int
   split: str  # "train" | "test"
@@ -105,21 +100,35 @@ class Dataset:
   # The declared number of examples: a constant that does not follow from the rows, so
   # adding or removing a row does not change it. None: nothing is declared.
   nominal_size: int | None = None
+  # None: classes. Interval: y is float32 [n] in [-1, 1]. Labels: y is int32 [n, labels] of 0
+  # and 1. `num_classes` is then 1, or the number of labels: the outputs of a model.
+  target: Target | None = None
 
   def __post_init__(self):
     validate.integer_at_least(1, num_classes=self.num_classes)
     if self.nominal_size is not None:
       validate.integer_at_least(1, nominal_size=self.nominal_size)
     _check_x(self.x)
-    _check_y(self.y, len(self.x))
-    _check_range(self.y, self.num_classes, "y", "num_classes")
+    if self.target is not None:
+      targets.check(self.y, len(self.x), self.target, self.num_classes)
+    else:
+      _check_y(self.y, len(self.x))
+      _check_range(self.y, self.num_classes, "y", "num_classes")
     if isinstance(self.x, np.ndarray):
       if self.x.dtype == np.int32:
         _check_range(self.x, self.vocab_size, "x", "vocab_size")
       object.__setattr__(self, "x", _read_only(self.x))
     object.__setattr__(self, "y", _read_only(self.y))
     if self.present is not None:
-      _check_present(self.present, len(self.x))
+      n = len(self.x)
+      if (
+        not isinstance(self.present, np.ndarray)
+        or self.present.dtype != bool
+        or self.present.shape != (n,)
+      ):
+        raise UserError(
+          f"must be a bool NumPy array [{n}], one for each row of x", field="present"
+        )
       object.__setattr__(self, "present", _read_only(self.present))
 
   def __len__(self) -> int:
@@ -131,7 +140,8 @@ class Dataset:
   def __repr__(self) -> str:
     x = f"{len(self)} x {self.x.shape[1:]} {self.x.dtype}"
     x += "" if self.in_memory else " in files"
-    return f"Dataset({self.name}/{self.split}: {x}, {self.num_classes} classes)"
+    learnt = f"{self.num_classes} classes" if self.target is None else str(self.target)
+    return f"Dataset({self.name}/{self.split}: {x}, {learnt})"
 
   def subset(self, indices: np.ndarray | slice) -> Dataset:
     """The data set of these rows, in this order (indices, a slice or a boolean mask).
@@ -299,11 +309,12 @@ def from_arrays(
   x: HostArray,
   y: HostArray,
   *,
-  num_classes: int,
+  num_classes: int | None = None,
   vocab_size: int | None = None,
   name: str = "arrays",
   split: str = "train",
   nominal_size: int | None = None,
+  target: Target | None = None,
 ) -> Dataset:
   """A `Dataset` from anything NumPy can read as an array.
 
@@ -311,8 +322,10 @@ def from_arrays(
     x: uint8 images [n, H, W] or [n, H, W, C], divided by 255 (a missing channel axis is
       added); or floats [n, *features], cast to float32 and otherwise left alone (finite;
       scale them yourself, by public constants); or integer tokens [n, T], cast to int32.
-    y: integer labels [n] in [0, num_classes).
+    y: integer labels [n] in [0, num_classes); or what `target` says.
     num_classes: how many classes there are. Public: never counted from the labels here.
+    target: None: classes. `Interval(lower, upper)`: y holds numbers [n] in their own units,
+      clipped to these public bounds. `Labels(names)`: y holds 0 and 1, [n, labels].
     vocab_size: for tokens, an upper bound that they are checked against.
     nominal_size: the public number of examples, declared by the one who holds the data: a constant
       near n, never counted from the rows. Under add-or-remove-one, where n is a secret,
@@ -329,13 +342,24 @@ def from_arrays(
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: y: holds values from 0 to 9: none may be outside [0, ...=9)
+  >>> from_arrays(np.zeros((2, 1)), [90.0, 240.0], target=targets.Interval(40, 240)).y
+  array([-0.5,  1. ], dtype=float32)
   """
+  if target is None and num_classes is None:
+    raise UserError(
+      "must be declared, or a target: counting private labels would let one record decide "
+      "the shape of the model",
+      field="num_classes",
+    )
+  if isinstance(target, targets.Labels) and num_classes is None:
+    num_classes = len(target.names)
   return Dataset(
     x=_as_features(x),
-    y=_as_labels(y),
+    y=_as_labels(y) if target is None else targets.as_targets(y, target),
     name=name,
-    num_classes=num_classes,
+    num_classes=1 if num_classes is None else num_classes,
     split=split,
     vocab_size=vocab_size,
     nominal_size=nominal_size,
+    target=target,
   )

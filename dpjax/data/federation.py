@@ -51,7 +51,12 @@ class Federation:
       raise UserError("must hold at least one client", field="indices")
     _check_rows(rows, len(self.dataset))
     ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
-    _check_ids(ids, len(rows))
+    num_clients = len(rows)
+    if len(ids) != num_clients:
+      raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
+    if len(set(ids)) != len(ids):
+      twice = next(name for name in ids if ids.count(name) > 1)
+      raise UserError(f"{twice!r} names more than one client", field="client_ids")
     object.__setattr__(self, "indices", rows)
     object.__setattr__(self, "client_ids", ids)
 
@@ -146,11 +151,3 @@ def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
     raise UserError(
       f"row {holders.argmax()} is held {holders.max()} times", field="indices"
     )
-
-
-def _check_ids(ids: tuple[str, ...], num_clients: int) -> None:
-  if len(ids) != num_clients:
-    raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
-  if len(set(ids)) != len(ids):
-    twice = next(name for name in ids if ids.count(name) > 1)
-    raise UserError(f"{twice!r} names more than one client", field="client_ids")

@@ -41,16 +41,23 @@ def digest(data: Labelled | Federation) -> bytes:
   (True, False, 32)
   """
   if hasattr(data, "indices"):
-    return _of_federation(data)
-  return getattr(data, _ORIGIN, None) or _of_arrays(data)
-
-
-def _of_arrays(dataset: Any) -> bytes:
-  kind = [getattr(dataset, name, None) for name in ("num_classes", "vocab_size")]
-  found = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (dataset.x, dataset.y):
-    _add(found, array if isinstance(array, Rows) else np.asarray(array))
-  return found.digest()
+    # Who holds which rows belongs to the identity: names and rows in the clients' order.
+    hashed = hashlib.sha256(b"dpjax federation " + digest(data.dataset))
+    for name, rows in zip(data.client_ids, data.indices, strict=True):
+      hashed.update(f"{name!r} ".encode())
+      _add(hashed, np.asarray(rows, np.int64))
+    return hashed.digest()
+  origin = getattr(data, _ORIGIN, None)
+  if origin:
+    return origin
+  kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
+  target = getattr(data, "target", None)
+  # Data of classes keep the digest that they had before there were other targets.
+  kind += [] if target is None else [repr(target)]
+  hashed = hashlib.sha256(f"dpjax data {kind}".encode())
+  for array in (data.x, data.y):
+    _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
+  return hashed.digest()
 
 
 def _add(found: Any, array: np.ndarray | Rows) -> None:
@@ -59,14 +66,6 @@ def _add(found: Any, array: np.ndarray | Rows) -> None:
     # An empty array has no bytes to view.
     if chunk.size:
       found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
-
-
-def _of_federation(federation: Any) -> bytes:
-  found = hashlib.sha256(b"dpjax federation " + digest(federation.dataset))
-  for name, rows in zip(federation.client_ids, federation.indices, strict=True):
-    found.update(f"{name!r} ".encode())
-    _add(found, np.asarray(rows, np.int64))
-  return found.digest()
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:

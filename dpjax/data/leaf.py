@@ -165,7 +165,11 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
   ys = data["y"]
   if len(xs) != len(ys):
     raise UserError(f"user {user!r} has {len(xs)} x and {len(ys)} y")
-  rows = [x[_TWEET] if _is_tweet(x) else x for x in xs]
+  # Sent140 keeps a tweet's fields in a list, its text among them.
+  is_tweet = lambda x: (
+    isinstance(x, list) and len(x) > _TWEET and isinstance(x[_TWEET], str)
+  )
+  rows = [x[_TWEET] if is_tweet(x) else x for x in xs]
   is_text = any(isinstance(row, str) for row in rows)
   if is_text:
     x = text.encode_text(rows, max_length=max_length)
@@ -176,14 +180,9 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
       # An image of only 0 and 1 is written without decimal points.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)
-  return _Part(user, x, _next(ys) if character else np.asarray(ys), is_text, character)
-
-
-def _is_tweet(x: Any) -> bool:
-  return isinstance(x, list) and len(x) > _TWEET and isinstance(x[_TWEET], str)
-
-
-def _next(ys: list[str]) -> np.ndarray:
+  if not character:
+    return _Part(user, x, np.asarray(ys), is_text, character)
   if not all(isinstance(y, str) and len(y) == 1 and y.isascii() for y in ys):
     raise UserError("must be integers, or one ASCII character each", field="y")
-  return np.array([ord(y) for y in ys], np.int32)
+  # The character that follows the text is a class of its own.
+  return _Part(user, x, np.array([ord(y) for y in ys], np.int32), is_text, character)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.data import npz, prepared, registry
+from dpjax.data import npz, prepared, registry, tables
 from dpjax.data.dataset import Dataset
 from dpjax.data.federation import Federation
 from dpjax.validate import UserError
@@ -70,7 +70,10 @@ def by_client(
   stretches = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
-    kept = _first(owners, max_examples)
+    by_owner, first = _sorted(owners, 0)
+    # How many of the same owner come before each row.
+    before = np.arange(len(by_owner)) - first[owners[by_owner]]
+    kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)
     owners = owners[kept]
   order, starts = _sorted(owners, len(distinct))
@@ -82,14 +85,6 @@ def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarra
   owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
-
-
-def _first(owners: np.ndarray, most: int) -> np.ndarray:
-  """Returns the first `most` rows of each owner, ascending."""
-  order, starts = _sorted(owners, 0)
-  # Number of earlier rows of the same owner.
-  before = np.arange(len(order)) - starts[owners[order]]
-  return np.sort(order[before < most])
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
@@ -156,6 +151,7 @@ def natural_federation(
   max_length: int = 256,
   num_classes: int | None = None,
   max_examples: int | None = None,
+  declaration: tables.Declared = None,
 ) -> Pair:
   """(train, test) of prepared data, one client for each value of the field `client_id`.
 
@@ -164,9 +160,11 @@ def natural_federation(
   Args:
     name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
       tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
-      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or
-      `package.module:name`, a function of no arguments that returns two `Federation`.
+      whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
+      table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
+      function of no arguments that returns two `Federation`.
     client_id: the field; of a function of one's own "".
+    declaration: of a table, as of `data.load`.
     max_examples: as of `by_client`, of each client in train and in test.
 
   Raises:
@@ -178,7 +176,11 @@ def natural_federation(
     raise UserError(
       "must name the field that says whose each record is", field="client_id", value=""
     )
-  if name.endswith(".npz"):
+  if tables.is_table(name):
+    path = registry.own_path(name, data_dir)
+    held = registry.declared_at(declaration, data_dir)
+    parts = list(zip(*tables.table_fields(path, client_id, held)))
+  elif name.endswith(".npz"):
     parts = npz.load_npz_fields(registry.own_path(name, data_dir), client_id, num_classes)
   else:
     root = registry.prepared_root(name, data_dir)

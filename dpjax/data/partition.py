@@ -104,7 +104,11 @@ def dirichlet(
   for _ in range(_MAX_REDRAWS):
     owners = _deal_classes(random, classes, len(labels), num_clients, alpha)
     if np.bincount(owners, minlength=num_clients).min() >= min_size:
-      return _rows_of(owners, num_clients, random)
+      # Shuffled first: a stable sort by owner then keeps a random order within each.
+      order = random.permutation(len(owners))
+      order = order[np.argsort(owners[order], kind="stable")]
+      ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+      return np.split(order, ends[:-1])
   raise UserError(
     f"no draw in {_MAX_REDRAWS} gave {num_clients} clients that many "
     f"examples at alpha={alpha}; lower it",
@@ -309,16 +313,6 @@ def _deal_classes(
     owners[random.permutation(rows)] = np.repeat(np.arange(num_clients), counts)
     held += counts
   return owners
-
-
-def _rows_of(
-  owners: np.ndarray, num_clients: int, random: np.random.RandomState
-) -> Indices:
-  """The rows of each owner, in random order."""
-  order = random.permutation(len(owners))
-  order = order[np.argsort(owners[order], kind="stable")]
-  ends = np.cumsum(np.bincount(owners, minlength=num_clients))
-  return np.split(order, ends[:-1])
 
 
 def _draw_classes(

@@ -67,8 +67,8 @@ def check_known(name: str) -> None:
   hint = validate.did_you_mean(name.lower(), known)
   raise UserError(
     f"unknown data set{hint}; one of {', '.join(COMMON)}, another "
-    "tensorflow-datasets name, a path that ends in .npz (docs/your_data.md makes one of a CSV) "
-    "or in a slash, or package.module:name",
+    "tensorflow-datasets name, a path that ends in .csv, .parquet, .npz or a slash, or "
+    "package.module:name (docs/your_data.md)",
     field="name",
     value=name,
   )
@@ -269,14 +269,6 @@ class _Records:
     return found
 
 
-def _num_classes(info: Any, label_key: str, given: int | None) -> int:
-  """Returns the number of classes that dataset_info.json declares, which is public."""
-  declared = getattr(info.features[label_key], "num_classes", None) or given
-  if declared is None:
-    raise UserError(f"{UNDECLARED}", field="num_classes")
-  return declared
-
-
 def _read_all(
   name: str,
   root: pathlib.Path,
@@ -289,9 +281,15 @@ def _read_all(
   sources = _pick_splits(_open(name, root))
   info = sources[0].dataset_info
   keys = _pick_keys(info)
-  for one in field:
-    _check_field(one, info)
-  num_classes = _num_classes(info, keys[1], declared)
+  for name_of_field in field:
+    if name_of_field not in info.features:
+      hint = validate.did_you_mean(name_of_field, info.features)
+      has = ", ".join(sorted(info.features))
+      raise UserError(f"has no field {name_of_field!r}{hint}; must be one of {has}")
+  # What dataset_info.json declares is public.
+  num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
+  if num_classes is None:
+    raise UserError(f"{UNDECLARED}", field="num_classes")
   told = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, told) for source in sources]
   # The first record determines the type of all.
@@ -327,13 +325,6 @@ def _read_all(
       )
       made.append((resident_part, others))
   return made[0], made[1]
-
-
-def _check_field(field: str, info: Any) -> None:
-  if field not in info.features:
-    hint = validate.did_you_mean(field, info.features)
-    has = ", ".join(sorted(info.features))
-    raise UserError(f"has no field {field!r}{hint}; must be one of {has}")
 
 
 def load_prepared(

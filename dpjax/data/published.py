@@ -35,10 +35,18 @@ class Published(NamedTuple):
     return getattr(importlib.import_module(module), name)
 
 
+_SMALL = "dpjax.data.small_tables"
 _LINES = "dpjax.data.shakespeare_lines"
 # Listed in this order. Any other name of tensorflow-datasets needs no row.
 PUBLISHED: dict[str, Published] = {
   "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
+  "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
+  "wine": Published(146, loader=f"{_SMALL}.load_wine"),
+  "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
+  # Of `pip install --no-deps islp==0.6.0`.
+  "credit_default": Published(
+    7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
+  ),
   "random_process": Published(loader="dpjax.data.random_process.load_published"),
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),

@@ -73,7 +73,12 @@ def parse_play(text: str) -> Speeches:
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
   """
   paragraphs = _paragraphs(text)
-  is_name = _name_rule(paragraphs)
+  # An edition writes its speakers in capitals throughout, or nowhere: the text decides.
+  upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
+  mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
+  capitals = sum(upper(lines) for lines in paragraphs)
+  either = sum(mixed(lines) for lines in paragraphs)
+  is_name = upper if 2 * capitals >= either else mixed
   speeches: Speeches = {}
   role = None
   for lines in paragraphs:
@@ -98,14 +103,6 @@ def _paragraphs(text: str) -> list[list[str]]:
   starts = [place for place, lines in enumerate(paragraphs) if _START.match(lines[0])]
   # A table of contents may name the acts, too. The last ACT I opens the play.
   return paragraphs[starts[-1] :] if starts else paragraphs
-
-
-def _name_rule(paragraphs: list[list[str]]):
-  upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
-  mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
-  capitals = sum(upper(lines) for lines in paragraphs)
-  either = sum(mixed(lines) for lines in paragraphs)
-  return upper if 2 * capitals >= either else mixed
 
 
 # --- from speeches to tokens

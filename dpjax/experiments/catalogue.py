@@ -19,7 +19,7 @@ import flax.linen as nn
 from dpjax import accounting, auditing, models, names, sampling, training
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.data import npz, prepared
+from dpjax.data import image_folders, npz, prepared, tables, text_files
 from dpjax.data.published import PUBLISHED
 from dpjax.experiments.config.choices import choice_at
 from dpjax.experiments.kinds.attack.config import AttackConfig
@@ -169,7 +169,13 @@ def _data_sets() -> Rows:
     return f"not in {root}: {prepared.prepare_command(name, root)}"
 
   rows = {name: told(name) for name in PUBLISHED}
-  return rows | {"FILE.npz": sentence(npz.load_npz.__doc__)}
+  forms = {
+    "FILE.npz": npz.load_npz,
+    "FILE.csv, FILE.parquet": tables.table,
+    "FILE.txt": text_files.text_file,
+    "FOLDER/": image_folders.image_folder,
+  }
+  return rows | {name: sentence(load.__doc__) for name, load in forms.items()}
 
 
 def _models() -> Rows:

@@ -56,12 +56,23 @@ class ClipRule:
     return bound
 
   def visible(self, bound: float) -> float:
-    """Smallest length at which a small relative error shows in the factor."""
+    """Returns a length of which a share of 1e-7, added to a gradient's, changes no factor.
+
+    The fast route computes the lengths again whose error may be larger.
+    """
     return bound or 1.0
 
   def factors(self, lengths: Array, top: float, most: float) -> Array:
-    """Returns [B] factors for gradients of these lengths, all multiplied by `most`, as
-    `top` already was."""
+    """Returns the factor of each gradient, times `most`, [B].
+
+    Args:
+      lengths: of the gradients, [B]; 0 and infinity occur.
+      top: `self.top(C)` times `most`.
+      most: a power of two, by which factors of tiny gradients keep their digits.
+
+    A quotient is `top / denominator(lengths)`. A rule that needs `self.top(C)` itself has it
+    as `top / most`, and multiplies its factors by `most`.
+    """
     raise NotImplementedError
 
 
@@ -155,9 +166,11 @@ class Clip:
     return given if isinstance(given, Clip) else cls(given)
 
   def _check_norms(self, check: Any) -> None:
-    # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
-    # refused.
-    active = [leaf for leaf in jax.tree.leaves(self.norms) if not _is_zero(leaf)]
+    # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
+    # False equals 0, and is no number: the check below names it.
+    is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+    leaves = jax.tree.leaves(self.norms)
+    active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
     if not active or jax.tree.structure(self.norms).num_nodes == 1:
       check(l2_clip_norm=self.norms)
     for leaf in active:
@@ -219,10 +232,6 @@ class Clip:
       raise UserError(
         "must be a number, or a prefix of the parameter tree", field="l2_clip_norm"
       ) from None
-
-
-def _is_zero(leaf: Any) -> bool:
-  return isinstance(leaf, (int, float)) and not isinstance(leaf, bool) and leaf == 0
 
 
 def sensitivity(bound: float, relation: NeighboringRelation | str) -> float:

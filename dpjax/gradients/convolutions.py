@@ -76,16 +76,13 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     due = rewriting.is_due(closed.jaxpr)
     evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
     values = zip(closed.out_avals, evaluate(*arrays))
-    results = iter([_array(value, aval) for aval, value in values])
+    # A jaxpr may hand back a constant as it is, which is no array.
+    is_array = lambda value: isinstance(value, jax.Array)
+    results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
     outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]
     return jax.tree.unflatten(found["tree"], outs)
 
   return wrapped  # type: ignore[return-value]
-
-
-def _array(value: Any, aval: Any) -> Any:
-  """Returns the value as an array: a jaxpr may return a constant unchanged."""
-  return value if isinstance(value, jax.Array) else jnp.asarray(value, aval.dtype)
 
 
 def _is_other(eqn: Any) -> bool:

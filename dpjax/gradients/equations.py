@@ -92,7 +92,11 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   computes in the types that it was traced with.
   """
   params = eqn.params
-  held = [each for value in params.values() for each in _several(value)]
+  # Functions and jaxprs may also lie in a list: the branches of a cond do.
+  listed = [
+    value if isinstance(value, (tuple, list)) else (value,) for value in params.values()
+  ]
+  held = [each for values in listed for each in values]
   if any(
     callable(each) or hasattr(each, "eqns") or hasattr(each, "jaxpr") for each in held
   ):
@@ -108,10 +112,6 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
     return results if eqn.primitive.multiple_results else [results]
 
   return call
-
-
-def _several(value: Any) -> Sequence[Any]:
-  return value if isinstance(value, (tuple, list)) else (value,)
 
 
 def _wide(value: Any, atom: Any) -> Any:

@@ -100,14 +100,10 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
 def check_client(one: Callable[..., Any], *many: ArrayTree) -> None:
   """Raises UserError where `one` client could see others under `vmap`; leaves [K, ...]."""
   jaxpr = jax.make_jaxpr(one)(*_example(many)).jaxpr
-  # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
-  others = (eqn for eqn in _equations(jaxpr) if not _compares_keys(eqn))
+  # The rule of dpjax's own noise compares keys, and changes nothing where they are apart.
+  rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
+  others = (eqn for eqn in _equations(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
   _refuse_own_batching(others, "client", "clients")
-
-
-def _compares_keys(eqn: Any) -> bool:
-  rule = eqn.params.get("rule")
-  return getattr(rule, "__module__", None) == "dpjax.noise.gaussian"
 
 
 def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:

@@ -38,12 +38,6 @@ def filled(tree: ArrayTree, rows: int) -> Any:
   return jax.tree.map(fill, tree)
 
 
-def _split(tree: Any, size: int, count: int) -> Any:
-  """Splits leaves [B, ...] -> [count, size, ...], padded."""
-  cut = lambda leaf: leaf.reshape((count, size, *leaf.shape[1:]))
-  return jax.tree.map(cut, filled(tree, size * count))
-
-
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
@@ -58,7 +52,9 @@ def microbatched(
     count = -(-batch_size // microbatch_size)
     if count == 1:
       return fn(params, batch, mask)
-    parts = _split((batch, mask), microbatch_size, count)  # [count, size, ...]
+    cut = lambda leaf: leaf.reshape((count, microbatch_size, *leaf.shape[1:]))
+    full = filled((batch, mask), microbatch_size * count)
+    parts = jax.tree.map(cut, full)  # [count, size, ...]
 
     # In a scan, XLA's CPU backend takes many times as long for gradients of convolutions.
     @canonical_convolutions

@@ -30,7 +30,8 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   6.0
   """
   # The condition below compares a float: keys and integers cannot be compared with -inf.
-  known = [leaf for leaf in jax.tree.leaves(tree) if _has_number(leaf)]
+  is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+  known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   shapes = jax.eval_shape(fn, tree)
@@ -46,7 +47,3 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf
   return lax.cond(impossible, never, lambda flat: fn(again(flat)), narrow)
-
-
-def _has_number(leaf: Any) -> bool:
-  return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.floating)

@@ -249,35 +249,27 @@ def _check_amounts(epsilon: float, delta: float) -> None:
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
-  # Plain ranges are compared by their ends, so large shards need no set of records.
-  if all(_is_plain(shard) for shard in shards):
-    return _check_disjoint_ranges(shards)  # type: ignore[arg-type]
+  # Plain ranges are compared by their ends: a shard of any size needs no set of records.
+  if all(
+    isinstance(shard, range) and shard.step == 1 and shard.start >= 0 for shard in shards
+  ):
+    order = sorted((s.start, s.stop, index) for index, s in enumerate(shards) if s)
+    for (_, stop, one), (start, _, other) in itertools.pairwise(order):
+      if start < stop:
+        raise _overlap(max(one, other), start)
+    return
   seen: set[int] = set()
   for index, shard in enumerate(shards):
-    records = {_record(record) for record in shard}
+    records: set[int] = set()
+    for record in shard:
+      whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
+      # -1 would be a second name of the last record.
+      if not whole or record < 0:
+        raise UserError(f"must be integers >= 0, not {record!r}", field="records")
+      records.add(int(record))
     if not seen.isdisjoint(records):
       raise _overlap(index, min(seen & records))
     seen |= records
-  return None
-
-
-def _check_disjoint_ranges(shards: Sequence[range]) -> None:
-  order = sorted((s.start, s.stop, index) for index, s in enumerate(shards) if len(s))
-  for (_, stop, one), (start, _, other) in itertools.pairwise(order):
-    if start < stop:
-      raise _overlap(max(one, other), start)
-
-
-def _is_plain(shard: Iterable[int]) -> bool:
-  return isinstance(shard, range) and shard.step == 1 and shard.start >= 0
-
-
-def _record(record: int) -> int:
-  whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
-  # -1 would be a second name for the last record.
-  if not whole or record < 0:
-    raise UserError(f"must be integers >= 0, not {record!r}", field="records")
-  return int(record)
 
 
 def _overlap(index: int, record: int) -> OverlappingShards:

@@ -123,15 +123,11 @@ def _to_float32(value: np.ndarray) -> jax.Array:
     return jnp.asarray(value.astype(np.float32))
 
 
-def _small_integers(value: jax.Array) -> jax.Array:
-  """Converts bool and integers of 8 or 16 bits to int32."""
-  return value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
-
-
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """Splits integers into high and low parts. The low part leaves bits for multiples of
-  `step` below it; the high part fits its float exactly."""
-  value = _small_integers(value)
+  """The low part has as many bits as leave room for multiples of `step` below it, and the high one
+  no more than its float holds."""
+  # bool and integers of 8 or 16 bits have no room for the bits that are split off.
+  value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
   # 2^room is half of `snap`'s limit
@@ -155,17 +151,16 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   """
   value = array(name, value)
   finite(name, value)
-  if _too_wide(value) and not _fits_int32(value):
-    return _wide_pair(name, value, scale)
+  if _too_wide(value):
+    # int64 is the default of NumPy: most of it holds what int32 does.
+    whole = value.dtype.kind in "iu"
+    if not (whole and bool(np.all((value >= -(2**31)) & (value < 2**31)))):
+      return _wide_pair(name, value, scale)
   value = jnp.asarray(value.astype(np.int32) if _too_wide(value) else value)
   if is_integer(value) or value.dtype == bool:
     return _integer_pair(value, fine_step(scale))
   low = source.as_floats(value)
   return jnp.zeros_like(low), low
-
-
-def _fits_int32(value: np.ndarray) -> bool:
-  return value.dtype.kind in "iu" and bool(np.all((value >= -(2**31)) & (value < 2**31)))
 
 
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
@@ -340,15 +335,13 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
   """Returns differences of integers as unsigned ones, which do not overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
-  signed = scores if wide else scores.astype(library.int64 if wide else _word(scores))
+  # uint32 keeps its type: its upper half is no int32.
+  word = np.uint32 if scores.dtype == np.uint32 else np.int32
+  signed = scores if wide else scores.astype(word)
   top = high if wide else high.astype(signed.dtype)
   apart = top.astype(unsigned) - signed.astype(unsigned)
   dtype = jnp.float64 if wide and not _too_wide(scores) else jnp.float32
   return -jnp.asarray(apart.astype(np.float64 if wide else np.float32), dtype)
-
-
-def _word(scores: Any) -> Any:
-  return np.uint32 if scores.dtype == np.uint32 else np.int32
 
 
 def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:

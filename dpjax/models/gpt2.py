@@ -65,11 +65,14 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   told = f"path={os.fspath(path)!r}"
   found, said = _tensors(data, told)
   _check_model(model, said, told)
-  held = _without_prefix(found, told)
   names = _names(model)
+  held = _held(found, names, told)
   wanted = _shapes(model)
-  _check_head(held, names, told)
-  _check_names(held, names, told)
+  for what, odd in (("lacks", {*names} - {*held}), ("has unknown", {*held} - {*names})):
+    if odd:
+      first = ", ".join(sorted(odd)[:3])
+      more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+      raise UserError(f"{told}: {what} {first}{more}")
   flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
   for name, ours in names.items():
     if flat[ours].shape != wanted[ours]:
@@ -153,13 +156,6 @@ def _bare(name: str) -> str:
   return name.removeprefix("transformer.")
 
 
-def _without_prefix(found: dict[str, np.ndarray], told: str) -> dict[str, np.ndarray]:
-  held = {_bare(name): array for name, array in found.items()}
-  if len(held) < len(found):
-    raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
-  return {name: a for name, a in held.items() if not _BUFFERS.fullmatch(name)}
-
-
 def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
   if model.norm_epsilon != NORM_EPSILON:
     raise UserError(
@@ -181,25 +177,20 @@ def _number(text: str) -> float:
     return math.nan
 
 
-def _check_head(
-  held: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
-) -> None:
-  """Drops a head that only repeats the embedding."""
-  if _HEAD in names or _HEAD not in held:
-    return
-  head = held.pop(_HEAD)
-  if not np.array_equal(head, held.get(_TIED, ())):
-    raise UserError(f"{told}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
-
-
-def _check_names(
-  held: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
-) -> None:
-  for what, odd in (("lacks", {*names} - {*held}), ("has unknown", {*held} - {*names})):
-    if odd:
-      first = ", ".join(sorted(odd)[:3])
-      more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-      raise UserError(f"{told}: {what} {first}{more}")
+def _held(
+  found: dict[str, np.ndarray], names: dict[str, tuple[str, ...]], told: str
+) -> dict[str, np.ndarray]:
+  """Returns the tensors of a file by their bare names, without buffers and a tied head."""
+  held = {_bare(name): array for name, array in found.items()}
+  if len(held) < len(found):
+    raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
+  held = {name: array for name, array in held.items() if not _BUFFERS.fullmatch(name)}
+  # A tied head is only the embedding once more.
+  if _HEAD in held and _HEAD not in names:
+    head = held.pop(_HEAD)
+    if not np.array_equal(head, held.get(_TIED, ())):
+      raise UserError(f"{told}: {_HEAD} is not {_TIED}; it needs tie_embeddings=False")
+  return held
 
 
 def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:

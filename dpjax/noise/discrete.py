@@ -70,41 +70,32 @@ def discrete_gaussian(
   size = int(np.prod(shape))
   found = np.zeros(0, np.int64)
   while found.size < size:
-    found = np.append(found, _accepted_gaussians(rng, 2 * (size - found.size), variance))
+    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, kept with probability
+    # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
+    scale = math.isqrt(variance) + 1
+    y = _discrete_laplace(rng, 2 * (size - found.size), scale)
+    # Cut off with chance e^-60, which keeps the next line within 64 bits.
+    y = y[np.abs(y) < 60 * scale]
+    numerator = (np.abs(y) * scale - variance) ** 2
+    found = np.append(found, y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)])
   return found[:size].reshape(shape)
-
-
-def _accepted_gaussians(rng: np.random.Generator, size: int, variance: int) -> np.ndarray:
-  """Draws discrete Laplace proposals y of scale t = floor(sigma) + 1, and keeps each with
-  probability exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3."""
-  scale = math.isqrt(variance) + 1
-  y = _discrete_laplace(rng, size, scale)
-  # Cut off with chance e^-60, which keeps the next line within 64 bits.
-  y = y[np.abs(y) < 60 * scale]
-  numerator = (np.abs(y) * scale - variance) ** 2
-  return y[_bernoulli_exp(rng, numerator, 2 * variance * scale**2)]
 
 
 def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
   """Draws fewer than `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
   low = rng.integers(0, scale, size)
   low = low[_bernoulli_exp(rng, low, scale)]
-  high = _geometric_exp(rng, low.size)
+  # How many Bernoulli(1 / e) succeed in a row: a geometric draw.
+  high = np.zeros(low.size, np.int64)
+  alive = np.arange(low.size)
+  while alive.size:
+    alive = alive[_bernoulli_exp(rng, np.ones(alive.size, np.int64), 1)]
+    high[alive] += 1
   negative = rng.integers(0, 2, low.size).astype(bool)
   x = low + scale * high
   # Otherwise zero would count twice, as 0 and as -0.
   keep = ~(negative & (x == 0))
   return np.where(negative, -x, x)[keep]
-
-
-def _geometric_exp(rng: np.random.Generator, size: int) -> np.ndarray:
-  """Counts successes in a row of Bernoulli(1 / e)."""
-  count = np.zeros(size, np.int64)
-  alive = np.arange(size)
-  while alive.size:
-    alive = alive[_bernoulli_exp(rng, np.ones(alive.size, np.int64), 1)]
-    count[alive] += 1
-  return count
 
 
 def _bernoulli_exp(

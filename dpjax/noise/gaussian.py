@@ -68,14 +68,12 @@ def _several_models(
       field="key",
     )
   whole = zip(stream, of_stream)
-  rows = [part if is_mapped else _repeated(part, size) for part, is_mapped in whole]
+  # What all models share is repeated, so that rows can be compared.
+  repeated = lambda part: jnp.broadcast_to(part, (size, *jnp.shape(part)))
+  rows = [part if is_mapped else repeated(part) for part, is_mapped in whole]
   distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)
   # An outer map over models sees all of these streams.
   return distinct & _one_model(params, rows), False
-
-
-def _repeated(part: Array, size: int) -> jax.Array:
-  return jnp.broadcast_to(part, (size, *jnp.shape(part)))
 
 
 def _distinct(words: Array, draws: Array) -> jax.Array:

@@ -105,16 +105,6 @@ def _listen(at: Address) -> socket.socket:
     ) from error
 
 
-def _is_stranger(mine: dict[str, Any], theirs: dict[str, Any]) -> bool:
-  """Whether this peer does not know the run."""
-  return "config" in mine and theirs.get("config") != mine["config"]
-
-
-def _no_config(who: int) -> str:
-  # An unknown peer's number may have any length, so it is cut to fit a line.
-  return f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
-
-
 def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
   """Returns why this peer cannot take part, or None."""
   who = theirs["process_id"]
@@ -248,10 +238,14 @@ class _Lobby:
     if not theirs:
       self._dismiss(guest)
       return None
-    if _is_stranger(self._mine, theirs):
+    # A peer that does not know what is to be run learns no more about this run.
+    if "config" in self._mine and theirs.get("config") != self._mine["config"]:
       who = theirs["process_id"]
-      wrong = _no_config(who)
-      # Without waiting, since it need not listen.
+      # Of a stranger's number, which may have any length, no more than a line can show.
+      wrong = (
+        f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
+      )
+      # Without waiting: it need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)

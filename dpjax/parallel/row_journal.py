@@ -112,7 +112,10 @@ class Journal:
       # Rows are as secret as the data: only the owner may read the file.
       file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
-        _write_all(file, record, slot * self.row_bytes)
+        # The system may write a part of it: a full disk or a signal ends a write early.
+        done = 0
+        while done < len(record):
+          done += os.pwrite(file, record[done:], slot * self.row_bytes + done)
       finally:
         os.close(file)
       # Counted after the write: on a full disk the next row uses this place.
@@ -203,12 +206,6 @@ class Journal:
       self.path(segment).unlink(missing_ok=True)
       del self._rows[segment]
       self._unsynced.discard(segment)
-
-
-def _write_all(file: int, record: bytes, offset: int) -> None:
-  done = 0
-  while done < len(record):
-    done += os.pwrite(file, record[done:], offset + done)
 
 
 def _unreadable(path: pathlib.Path, reason: str) -> UserError:

@@ -52,7 +52,10 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   array([[0.25, 0.75]])
   """
   validate.one_of(NORMS, rel_norm=norm)
-  places = _by_place(np.asarray(scores, np.float64))
+  by_channel = np.asarray(scores, np.float64)
+  # Channels of a pixel are one feature: its relevance is their sum.
+  summed = by_channel.sum(axis=3) if by_channel.ndim == 4 else by_channel
+  places = summed.reshape(len(summed), -1)
   if norm == "raw":
     return _raw(places)
   weights = np.abs(places) if norm == "abs" else np.maximum(places, 0)
@@ -63,12 +66,6 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   return np.where(
     useful, np.where(useful, weights, 0) / np.where(useful, total, 1), uniform
   )
-
-
-def _by_place(scores: np.ndarray) -> np.ndarray:
-  if scores.ndim == 4:
-    scores = scores.sum(axis=3)
-  return scores.reshape(len(scores), -1)
 
 
 def _raw(places: np.ndarray) -> np.ndarray:

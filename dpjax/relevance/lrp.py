@@ -122,7 +122,11 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
   logits = recorded.out.value
   if jnp.ndim(logits) != 2 or logits.shape[0] != x.shape[0]:
     raise UserError(f"must return logits [B, K], got {jnp.shape(logits)}", field="apply")
-  start = _start(logits, jnp.asarray(y), how.target)
+  start = logits
+  if how.target != "all_logits":
+    # One class speaks: relevance starts from its logit alone.
+    chosen = jnp.asarray(y) if how.target == "true_class" else jnp.argmax(logits, axis=1)
+    start = logits * jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
   scores = _propagate(recorded, start, how)
   return Relevance(scores, logits, start.sum(axis=1))
 
@@ -150,13 +154,6 @@ def heat_map(scores: HostArray) -> np.ndarray:
   red = np.where(scaled >= 0, 1.0, fade)
   blue = np.where(scaled <= 0, 1.0, fade)
   return np.stack([red, fade, blue], axis=-1)
-
-
-def _start(logits: Array, y: Array, target: str) -> Array:
-  if target == "all_logits":
-    return logits
-  chosen = y if target == "true_class" else jnp.argmax(logits, axis=1)
-  return logits * jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
 
 
 class _Credits:

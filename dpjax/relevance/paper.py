@@ -97,13 +97,11 @@ def features(
   beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
   bits = float(feature_budget.entropy_bits(relevance).sum())
-  return Features(relevance, beta, scales * _gaussian_factor(how), bits)
-
-
-def _gaussian_factor(how: Paper) -> float:
-  """Returns the paper's Gaussian factor. It uses the same "sensitivity" L and the classic
-  formula, also for epsilon >= 1, where that is not proved (eq. 21, test 4)."""
-  return 1.0 if how.mechanism == "laplace" else math.sqrt(2 * math.log(1.25 / how.delta))
+  if how.mechanism != "laplace":
+    # The paper's Gaussian has the same "sensitivity" L and the classic formula, also where
+    # epsilon >= 1 and it is not proved (eq. 21, test 4).
+    scales = scales * math.sqrt(2 * math.log(1.25 / how.delta))
+  return Features(relevance, beta, scales, bits)
 
 
 def claims(found: Features, epsilon: float) -> dict[str, float]:

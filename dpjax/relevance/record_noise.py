@@ -85,13 +85,6 @@ def sample(
   return jnp.broadcast_to(unit * scales, shape)
 
 
-def _steps(scales: HostArray, least: float) -> np.ndarray:
-  """Returns the grid step of each feature, powers of two."""
-  # frexp gives the e of scale = m 2^e, 1/2 <= m < 1.
-  own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - finite.GRID_BITS)
-  return np.maximum(own, np.float32(least)).astype(np.float32)
-
-
 @functools.cache
 def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
   def one(key, record_id, x, scales, steps):
@@ -169,9 +162,14 @@ def noisy_records(
   if grid is not None:
     noise_lib.source.check_step(jnp.dtype(x.dtype), grid=grid)
   shaped = jnp.asarray(shaped)
-  steps = (
-    None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
-  )
+  steps = None
+  if grid is not None:
+    # The grid of each feature is a power of two. frexp gives the e of scale = m 2^e,
+    # 1/2 <= m < 1.
+    exponents = np.frexp(np.asarray(scales, np.float32))[1]
+    own = np.ldexp(0.5, exponents - finite.GRID_BITS)
+    widest = np.maximum(own, np.float32(grid)).astype(np.float32)
+    steps = jnp.asarray(by_feature(widest, x.shape[1:]))
   run = _compiled(x.shape[1:], mechanism, shared_channels)
   size = min(_CHUNK, len(x))
   parts = []

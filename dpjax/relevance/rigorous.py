@@ -252,34 +252,23 @@ def feature_noise(
   """
   validate.positive(epsilon=epsilon)
   if how.features == "gaussian":
-    return _gaussian_noise(beta, how, epsilon)
+    # sqrt(gamma_j) x_j has L2 norm <= C, so it moves by 2 C:
+    # sigma_j = 2 C s / sqrt(gamma_j).
+    multiplier = mechanisms.analytic_noise_multiplier(epsilon, how.delta)
+    scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
+    return FeatureNoise("gaussian", scales, epsilon, how.delta)
   if how.features == "laplace_pld":
-    return _pld_noise(beta, how, epsilon, channels)
+    # Scales proportional to 1 / beta (rounded to a few levels), the factor by PLD.
+    shape = 2 ** (np.round(_LEVELS * np.log2(1 / (beta * len(beta)))) / _LEVELS)
+    levels, counts = np.unique(shape, return_counts=True)
+    factor = _pld_factor(
+      tuple(levels.tolist()), tuple((counts * channels).tolist()), epsilon, how.delta
+    )
+    return FeatureNoise("laplace", factor * shape, epsilon, how.delta)
   clip = math.inf if how.features == "laplace" else how.clip
   # Weighted by beta, a record moves by at most `channels`; a clipped one by at most 2 C.
   sensitivity = min(float(channels), 2 * clip * _SLACK)
   return FeatureNoise("laplace", sensitivity / (beta * epsilon), epsilon, 0.0)
-
-
-def _gaussian_noise(beta: np.ndarray, how: Rigorous, epsilon: float) -> FeatureNoise:
-  """Gaussian noise. sqrt(gamma_j) x_j has L2 norm <= C, so it moves by 2 C: sigma_j = 2 C s
-  / sqrt(gamma_j)."""
-  multiplier = mechanisms.analytic_noise_multiplier(epsilon, how.delta)
-  scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
-  return FeatureNoise("gaussian", scales, epsilon, how.delta)
-
-
-def _pld_noise(
-  beta: np.ndarray, how: Rigorous, epsilon: float, channels: int
-) -> FeatureNoise:
-  """Laplace noise with scales proportional to 1 / beta (rounded to a few levels); the PLD
-  accountant gives the factor."""
-  shape = 2 ** (np.round(_LEVELS * np.log2(1 / (beta * len(beta)))) / _LEVELS)
-  levels, counts = np.unique(shape, return_counts=True)
-  factor = _pld_factor(
-    tuple(levels.tolist()), tuple((counts * channels).tolist()), epsilon, how.delta
-  )
-  return FeatureNoise("laplace", factor * shape, epsilon, how.delta)
 
 
 @functools.lru_cache(maxsize=8)

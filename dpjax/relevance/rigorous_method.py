@@ -61,12 +61,22 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    beta, charges = _stages_a_b(_of_stages_a_b(told), ids_1)
+    # Noise is bound to what decides stages A and B alone: settings of the later stages
+    # leave their release as it is.
+    later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
+    default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
+    beta, charges = _stages_a_b(
+      told.bound(dataclasses.replace(told.rigorous, **default)), ids_1
+    )
   spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
   prepared = _stages_c_l_s(job, beta, ids_2, job.epsilon - spent)
   charges = [*charges, *prepared.charges]
   epsilon, delta = rigorous.total(charges)
   public = job.rigorous.labels == "public"
+  rests_on = ()
+  if job.rigorous.model1 == "public":
+    # It cannot be checked: copies differ in a bit, and a name is a name.
+    rests_on = (f"no private record is known to the public data {job.public.name}",)
   found = privacy.proved(
     epsilon,
     delta,
@@ -74,7 +84,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     unit=rigorous.FEATURES_UNIT if public else "example",
     ledger=charges,
     notes=_notes(job),
-    rests_on=_rests_on(job),
+    rests_on=rests_on,
     **prepared.details,
   )
   epsilon_l = prepared.details["epsilon_labels"]
@@ -112,14 +122,6 @@ def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
       field="train",
     )
   return parts
-
-
-def _of_stages_a_b(job: Inputs) -> Inputs:
-  """Returns the job with noise bound only to what determines stages A and B. Settings of
-  later stages do not change their release."""
-  later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
-  default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
-  return job.bound(dataclasses.replace(job.rigorous, **default))
 
 
 def _pool(job: Inputs) -> int:
@@ -188,14 +190,6 @@ def _model_1(
   return theta, [StageCharge("A", where, spent, plan.delta, "model 1 by DP-SGD")]
 
 
-def _rests_on(job: Inputs) -> tuple[str, ...]:
-  """Returns the assumption about public data. That they contain no private record cannot be
-  checked: copies may differ in a bit, or in their name."""
-  if job.rigorous.model1 != "public":
-    return ()
-  return (f"no private record is known to the public data {job.public.name}",)
-
-
 def check_public(train: Any, public: Any) -> None:
   """Raises where supposedly public data hold private records, or cannot be used.
 
@@ -253,7 +247,13 @@ def _stages_c_l_s(
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
   )
-  scale = _scale(job, drawn, noisy(0))
+  # Centred by the mean of the NOISY records (post-processing) and scaled by the public
+  # noise, every input of model 2 has about unit variance.
+  per = math.sqrt(2) if drawn.mechanism == "laplace" else 1.0
+  std = np.sqrt(_PIXEL_VARIANCE + (per * drawn.scales) ** 2)
+  shaped = record_noise.by_feature(std, _pooled_shape(job))
+  mean = noisy(0).mean(axis=0)
+  scale = lambda x: np.asarray((x - mean[None]) / shaped[None], np.float32)
   responses, class_priors = _responses(job, ids, epsilon_l)
   prepare = lambda x: scale(reduce(x))
   clip = how.clip if how.features == "laplace_clipped" else None
@@ -276,18 +276,6 @@ def _stages_c_l_s(
       "mean_noise_scale": float(np.mean(drawn.scales)),
     },
   )
-
-
-def _scale(
-  job: Inputs, drawn: Any, noisy: np.ndarray
-) -> Callable[[np.ndarray], np.ndarray]:
-  """Centres by the mean of the NOISY records (post-processing) and scales by the public
-  noise. Every input of model 2 then has about unit variance."""
-  per = math.sqrt(2) if drawn.mechanism == "laplace" else 1.0
-  std = np.sqrt(_PIXEL_VARIANCE + (per * drawn.scales) ** 2)
-  shaped = record_noise.by_feature(std, _pooled_shape(job))
-  mean = noisy.mean(axis=0)
-  return lambda x: np.asarray((x - mean[None]) / shaped[None], np.float32)
 
 
 def _responses(

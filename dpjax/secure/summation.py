@@ -199,7 +199,11 @@ def through_way(
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
-      return mapped._replace(memories=_placed(mapped.memories, places))
+      # The inner run counted places in the part that it was given.
+      back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
+      return mapped._replace(
+        memories=tuple(part._replace(places=back(part)) for part in mapped.memories)
+      )
 
     return summed_run
 
@@ -215,12 +219,6 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
     batches=[cohort.batches[place] for place in places],
   )
   return context._replace(memories=rows), kept
-
-
-def _placed(parts: Any, places: np.ndarray) -> Any:
-  """Returns client states of a part of a cohort, by places in the whole cohort."""
-  back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
-  return tuple(part._replace(places=back(part)) for part in parts)
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
@@ -335,13 +333,10 @@ def forgiving(
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
       # The refused round has used its number, which determines noise and rotations.
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
-      return later, _nobody()
+      # A round that nobody took part in.
+      zero = np.float32(0)
+      empty = jnp.zeros(0)
+      clients = ClientInfo(empty, empty, empty, empty, empty)
+      return later, RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)
 
   return algorithm._replace(round=one_round)
-
-
-def _nobody() -> RoundInfo:
-  zero = np.float32(0)
-  empty = jnp.zeros(0)
-  clients = ClientInfo(empty, empty, empty, empty, empty)
-  return RoundInfo(zero, zero, np.int32(0), np.int32(0), np.float64(0), clients)

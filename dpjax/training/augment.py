@@ -51,7 +51,12 @@ def crop_color(
   key_crop, key_flip, key_color = jax.random.split(key, 3)
   x = _cropped(key_crop, x, least_area)
   x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
-  return _recolored(key_color, x, strength)
+  # Contrast and brightness of each channel; clipped to the range that the image had.
+  drawn = jax.random.uniform(key_color, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
+  factor, offset = strength * drawn
+  mean = jnp.mean(x, axis=(0, 1), keepdims=True)
+  changed = mean + (1 + factor) * (x - mean) + offset * jnp.std(x)
+  return jnp.clip(changed, jnp.min(x), jnp.max(x))
 
 
 def _cropped(key: Array, x: Array, least_area: float) -> Array:
@@ -64,14 +69,6 @@ def _cropped(key: Array, x: Array, least_area: float) -> Array:
   return jax.image.scale_and_translate(
     x, x.shape, (0, 1), 1 / part, -corner / part, "linear", antialias=False
   )
-
-
-def _recolored(key: Array, x: Array, strength: float) -> Array:
-  drawn = jax.random.uniform(key, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
-  factor, offset = strength * drawn
-  mean = jnp.mean(x, axis=(0, 1), keepdims=True)
-  changed = mean + (1 + factor) * (x - mean) + offset * jnp.std(x)
-  return jnp.clip(changed, jnp.min(x), jnp.max(x))
 
 
 AUGMENTATIONS: dict[str, AugmentFn] = {

@@ -38,27 +38,6 @@ def _masked_mean(values: Array, mask: Array) -> Array:
   return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
-def _info(summed: ClippedSum, mask: Array, scale: Any) -> StepInfo:
-  return StepInfo(
-    train_loss=_masked_mean(summed.losses, mask) * scale,
-    mean_norm=_masked_mean(summed.norms, mask) * scale,
-    clip_fraction=_masked_mean((summed.norms > summed.l2_bound).astype(jnp.float32), mask),
-    batch_size=jnp.sum(mask),
-  )
-
-
-def _keys(key: Array, step: Array, size: int, own: int) -> Array:
-  """Returns keys of `size` rows. Rows beyond `own`, which a mesh added, change nobody's
-  key."""
-  return gradients.filled(jax.random.split(jax.random.fold_in(key, step), own), size)
-
-
-def _divided(loss_fn: LossFn, scale: Array) -> LossFn:
-  """Returns the loss divided by the scale: clipping its gradient to C clips that of
-  `loss_fn` to C * scale."""
-  return lambda params, example: loss_fn(params, example) / scale
-
-
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
   """Updates the average. Warm-up min(decay, (1 + t) / (10 + t)), as in De et al. 2022, lets
   the average forget the initial weights."""
@@ -164,7 +143,8 @@ def dp_sgd(
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
-    scaled_fn = clipped_grad(_divided(loss_fn, scale))
+    # To clip the gradient of this loss to C is to clip that of `loss_fn` to C * scale.
+    scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
@@ -174,15 +154,19 @@ def dp_sgd(
     return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    slice_index = _slice_index(state)
-    # Each slice of a step has its own keys.
+    # Where a step is one batch, nothing counts slices.
+    chained: Any = state.opt_state
+    slice_index = chained.slices if isinstance(chained, transforms.AccumulateState) else 0
+    # Each slice of a step has keys of its own.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
     # Made on every device, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       own = slots if size == rows else size
-      examples = examples._replace(key=placed(_keys(example_key, call, size, own)))
+      # A mesh added the rows beyond `own`; they must not change the keys of others.
+      keys = jax.random.split(jax.random.fold_in(example_key, call), own)
+      examples = examples._replace(key=placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
@@ -197,7 +181,13 @@ def dp_sgd(
       ema = averaged(ema, params, state.step, ema_decay)
       ema = jax.tree.map(lambda new, old: jnp.where(done, new, old), ema, state.ema)
     after = placed(TrainState(params, opt_state, ema, state.step + jnp.int32(done)))
-    return after, _info(summed, mask, scale)
+    clipped_rows = (summed.norms > summed.l2_bound).astype(jnp.float32)
+    return after, StepInfo(
+      train_loss=_masked_mean(summed.losses, mask) * scale,
+      mean_norm=_masked_mean(summed.norms, mask) * scale,
+      clip_fraction=_masked_mean(clipped_rows, mask),
+      batch_size=jnp.sum(mask),
+    )
 
   return Algorithm(init, step)
 
@@ -213,12 +203,6 @@ def _private_state(state: TrainState) -> Any:
   if isinstance(chained, transforms.AccumulateState):
     chained = chained.inner
   return chained[0]
-
-
-def _slice_index(state: TrainState) -> Any:
-  """Returns how many slices of the current step were taken; 0 where a step is one batch."""
-  chained: Any = state.opt_state
-  return chained.slices if isinstance(chained, transforms.AccumulateState) else 0
 
 
 def noise_state(state: TrainState) -> Any:

@@ -73,7 +73,12 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   validate.integer_at_least(1, rank=rank)
   validate.positive(alpha=alpha)
   chosen = _chosen(params, pattern)
-  _check_shapes(chosen, rank)
+  for path, matrix in chosen.items():
+    if matrix.ndim != 2:
+      raise UserError(f"{path!r} of shape {matrix.shape} must be a matrix", field="params")
+    if rank > min(matrix.shape):
+      bound = f"must be <= {min(matrix.shape)}, a dimension of {path!r}"
+      raise UserError(f"{bound}", field="rank", value=rank)
   init = jax.nn.initializers.lecun_normal()
   trainable = {
     path: {
@@ -149,15 +154,6 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
     raise UserError(
       f"must have the names and shapes of trainable, {wanted!r:.200}", field="adapters"
     )
-
-
-def _check_shapes(chosen: dict[str, Any], rank: int) -> None:
-  for path, w in chosen.items():
-    if w.ndim != 2:
-      raise UserError(f"{path!r} of shape {w.shape} must be a matrix", field="params")
-    if rank > min(w.shape):
-      bound = f"must be <= {min(w.shape)}, a dimension of {path!r}"
-      raise UserError(f"{bound}", field="rank", value=rank)
 
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:

@@ -85,7 +85,12 @@ def accumulate(
   def update_fn(updates, state, params=None, *, mask=None, **extra_args):
     _check_place(state)
     summed = clipped_sum(updates, params, mask, clip)
-    _check_slice(summed, slots)
+    if slots is not None and summed.norms.shape != (slots,):
+      raise UserError(
+        f"a slice has {slots} rows, these have {summed.norms.shape[0]}; give "
+        "the slices of one logical batch, as Plan.batches yields them",
+        field="updates",
+      )
     if len(bounds) > 1:
       check_groups(summed, clip)
     total = trees.add(state.total, summed.total)
@@ -157,12 +162,3 @@ def _check_place(state: AccumulateState) -> None:
     return
   if not sound:
     raise changed("state.slices", state.slices)
-
-
-def _check_slice(summed: ClippedSum, slots: int | None) -> None:
-  if slots is not None and summed.norms.shape != (slots,):
-    raise UserError(
-      f"a slice has {slots} rows, these have {summed.norms.shape[0]}; give "
-      "the slices of one logical batch, as Plan.batches yields them",
-      field="updates",
-    )

@@ -153,16 +153,6 @@ def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) 
   return tree
 
 
-def _check_precision(total: Any) -> None:
-  """Raises where rounding could move a sum by more than one example may."""
-  dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(total)}
-  low = sorted(str(dtype) for dtype in dtypes if jnp.finfo(dtype).bits < 32)
-  if low:
-    raise UserError(
-      f"the total of a ClippedSum must be at least float32, not {low[0]}", field="updates"
-    )
-
-
 def _check_one_sum(updates: ClippedSum, params: Any) -> None:
   """Raises for several sums in one, whose noise would cover only one of them."""
   shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates.total)]
@@ -240,7 +230,13 @@ def clipped_sum(
   arrays = check_updates(updates, params)
   if isinstance(updates, ClippedSum):
     check_bound(updates, clip.l2_bound)
-    _check_precision(updates.total)
+    # Half precision could round a sum by more than one example may move it.
+    dtypes = {jnp.result_type(leaf) for leaf in jax.tree.leaves(updates.total)}
+    low = sorted(str(dtype) for dtype in dtypes if jnp.finfo(dtype).bits < 32)
+    if low:
+      raise UserError(
+        f"the total of a ClippedSum must be at least float32, not {low[0]}", field="updates"
+      )
     _check_one_sum(updates, params)
     return _with_its_bounds(updates)
   size = _check_stacked(arrays, params)

@@ -36,7 +36,7 @@ def clip_and_correlated_noise(
   DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
 
   `init` needs the parameters: the state holds as many copies of them as the correlation has
-  `buffers`.
+  `buffers`, or none where it draws earlier noise again (`noise.correlated.InverseBanded`).
 
   Args:
     l2_clip_norm, noise_multiplier, normalize_by, key: as for `clip_and_noise`; the white

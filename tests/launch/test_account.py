@@ -9,6 +9,7 @@ import pytest
 from absl import flags
 
 from dpjax import accounting, price
+from dpjax.accounting import trade_off_files
 from dpjax.validate import UserError
 from launch import account, bounded
 from tests import commands
@@ -323,6 +324,47 @@ def test_tradeoff_tells_what_an_attack_may_reach():
   line = account.attackers(asked)
   assert "at most 0.0183" in line  # at .001, Phi(1 - 3.0902) = .018299
   assert "1.001-Gaussian DP up to 1e-05 (by pld)" in line
+
+
+_ONCE = ("--sampler=none", "--num_steps=1")
+
+
+def test_noise_is_solved_for_what_an_attacker_may_do():
+  asked = _answer("--tpr=0.1", "--fpr=0.01", *_ONCE)
+  # 1 / (Phi^-1(.1) - Phi^-1(.01)) is .957124.
+  assert 0.957124 <= asked.noise_multiplier <= 0.958
+  line = account.attackers(asked, fpr=0.2, prior=0.5)
+  assert " 0.1 at false positive rate 0.1" not in line
+  assert "at false positive rate 0.2, and" in line and "prior 0.5 errs" in line
+  assert account.headline(asked).startswith(
+    "noise_multiplier with which no test of membership has a true positive rate above 0.1"
+  )
+
+
+@pytest.mark.parametrize(
+  ("args", "message"),
+  [
+    (("--tpr=0.1", "--fpr=0.01", "--epsilon=2"), "epsilon=2.0: not with TruePositiveRate"),
+    (("--mu=1", "--noise_multiplier=2"), "mu=1.0: is what the noise would be solved for"),
+    (("--mu=1", "--advantage=0.2"), "are numbers of several guarantees"),
+    (("--tpr=0.01", "--fpr=0.1"), "must be above fpr=0.1"),
+    (("--tpr=nan", "--fpr=0.1"), "tpr=nan: must be in"),
+    (("--fpr=0", "--noise_multiplier=1"), "fpr=0.0: must be in"),
+  ],
+)
+def test_two_guarantees_or_an_impossible_one_are_one_line(args, message):
+  with pytest.raises(UserError, match=message):
+    _ask(*args, *_ONCE)
+
+
+def test_the_curve_and_the_losses_of_the_run_are_files(tmp_path):
+  asked = [_answer(f"--noise_multiplier={level}", *_ONCE) for level in (1, 2)]
+  paths = account._write_trade_offs(asked[:1], tmp_path)
+  assert [path.name for path in paths] == ["trade_off.csv", "privacy_loss.npz"]
+  several = account._write_trade_offs(asked, tmp_path)
+  assert [path.name for path in several][::2] == ["1_trade_off.csv", "2_trade_off.csv"]
+  alphas, betas = trade_off_files.read_curve(several[2])
+  assert alphas[0] == 0 and betas[0] <= 1
 
 
 @pytest.mark.parametrize("sampler", ["min_sep", "balls_in_bins"])

@@ -47,6 +47,12 @@ class FixedSizeKind(EventKind):
       part.source_dataset_size, part.sample_size, inner
     )
 
+  def gaussian_noise(self, part: Any) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+  def joining_prob(self, part: Any) -> float:
+    return part.sample_size / part.source_dataset_size
+
   def describe(self, part: Any, unit: str) -> str:
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a fixed-size sample (assumed: "

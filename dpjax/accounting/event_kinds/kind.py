@@ -152,6 +152,23 @@ class EventKind:
       value=part,
     )
 
+  def gaussian_noise(self, part: Any) -> float | None:
+    """Returns the noise multiplier of the Gaussian sums that the part accounts for.
+
+    `launch.check` holds the noise of a run to it. None: the noise is not tested.
+    """
+    del part
+    return None
+
+  def joining_prob(self, part: Any) -> float | None:
+    """Returns the largest probability with which a record takes part in what the part accounts for.
+
+    That is one step, or `Sampler.steps_per_event` steps, of which a record is in one at most.
+    `launch.check` counts draws against it. None: they are not counted.
+    """
+    del part
+    return None
+
   def describe(self, part: Any, unit: str) -> str:
     """Returns the mechanism in words, as a privacy statement says it."""
     raise NotImplementedError

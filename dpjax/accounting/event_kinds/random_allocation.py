@@ -82,6 +82,9 @@ class RandomAllocationKind(EventKind):
     noise = self.unamplified(part)
     return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
 
+  def gaussian_noise(self, part: Any) -> float:
+    return part.noise_multiplier
+
   def describe(self, part: Any, unit: str) -> str:
     noise = self.unamplified(part)
     return (

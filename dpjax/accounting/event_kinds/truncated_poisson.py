@@ -82,6 +82,9 @@ class TruncatedPoissonKind(EventKind):
     noise = _noise_of(part)
     return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
 
+  def gaussian_noise(self, part: Any) -> float:
+    return part.noise_multiplier
+
   def describe(self, part: Any, unit: str) -> str:
     noise = _noise_of(part)
     return (

@@ -65,14 +65,6 @@ _LAWS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
 _TRIALS = 2.0
 
 
-def _trials(shape: float, seed: int, n: int) -> np.ndarray:
-  rng = np.random.default_rng(seed)
-  law = functools.partial(
-    accounting.tuning.draw_trials, rng, mean_trials=_TRIALS, shape=shape
-  )
-  return np.array([law() for _ in range(n)])
-
-
 def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
   """The largest of K noisy answers. Its score is the answer itself, so selection costs
   nothing."""
@@ -84,8 +76,10 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
     )
 
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
-      trials = _trials(shape, 2 * seed + world, n)
-      # Key counts come in few shapes, so that few programs are compiled.
+      rng = np.random.default_rng(2 * seed + world)
+      draw = functools.partial(accounting.tuning.draw_trials, rng, mean_trials=_TRIALS)
+      trials = np.array([draw(shape=shape) for _ in range(n)])
+      # As many keys as one of few shapes has, so that little is compiled.
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]

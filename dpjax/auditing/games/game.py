@@ -138,7 +138,10 @@ def play(
   validate.integer_at_least(1, num_draws=num_draws)
   started = time.perf_counter()
   n = max(30, round(num_draws * game.draws))
-  outputs = _visible([_drawn(game, world, seed, n) for world in range(2)], n)
+  drawn = [_drawn(game, world, seed, n) for world in range(2)]
+  # A refusal is an output too: it shows where only one of two neighbours is refused.
+  width = max(1 if each is None else each.shape[1] for each in drawn)
+  outputs = [np.full((n, width), np.nan) if each is None else each for each in drawn]
   cut = n // _FIT
   score = game.adversary(*(drawn[:cut] for drawn in outputs))
   outside, inside = (np.asarray(score(drawn), np.float64) for drawn in outputs)
@@ -174,12 +177,6 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
   except UserError:
     return None
   return np.concatenate([part.reshape(size, -1) for part in parts])[:n]
-
-
-def _visible(outputs: list[np.ndarray | None], n: int) -> list[np.ndarray]:
-  """Makes a refusal an output: it is visible if only one of two neighbours is refused."""
-  width = max(1 if drawn is None else drawn.shape[1] for drawn in outputs)
-  return [np.full((n, width), np.nan) if drawn is None else drawn for drawn in outputs]
 
 
 # --- bounds
@@ -386,11 +383,13 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
   ]
 
   def score(outputs: np.ndarray) -> np.ndarray:
-    ratios = [
-      _looked_up(column, *table)
-      for column, table in zip(differences(outputs).T, tables, strict=True)
-    ]
-    return np.sum(ratios, axis=0)
+    total = np.zeros(len(outputs))
+    for column, (values, ratios) in zip(differences(outputs).T, tables, strict=True):
+      # A value that was not met often says nothing.
+      if len(values):
+        places = np.minimum(np.searchsorted(values, column), len(values) - 1)
+        total += np.where(values[places] == column, ratios[places], 0.0)
+    return total
 
   return score
 
@@ -405,13 +404,6 @@ def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   often = counts[0] + counts[1] >= _MET
   ratio = np.log((counts[1] + 0.5) / (counts[0] + 0.5))
   return values[often], ratio[often]
-
-
-def _looked_up(column: np.ndarray, values: np.ndarray, ratios: np.ndarray) -> np.ndarray:
-  if not len(values):
-    return np.zeros(len(column))
-  places = np.minimum(np.searchsorted(values, column), len(values) - 1)
-  return np.where(values[places] == column, ratios[places], 0.0)
 
 
 def together(*adversaries: Adversary) -> Adversary:

@@ -209,26 +209,40 @@ def _numbers(**options: Any) -> dict[str, Any]:
   return numbers | options
 
 
-_STRATEGIES: dict[str, Any] = {
-  "Independent": correlated.Independent(),
-  "Tree": correlated.Tree(restart_every=4),
-  "BandedToeplitz": correlated.BandedToeplitz((1.0, 0.5)),
-  "BufferedToeplitz": correlated.BufferedToeplitz((0.5,), (0.5,)),
+_INVERSES = (
+  correlated.BandInvMf(bands=3),
+  correlated.Bisr(bands=3),
+  correlated.LambdaCgd(),
+)
+# By class, its strategies and what each adds to the name of a case.
+_STRATEGIES: dict[str, dict[str, Any]] = {
+  "Independent": {"": correlated.Independent()},
+  "Tree": {"": correlated.Tree(restart_every=4)},
+  "BandedToeplitz": {"": correlated.BandedToeplitz((1.0, 0.5))},
+  "BufferedToeplitz": {"": correlated.BufferedToeplitz((0.5,), (0.5,))},
+  "InverseBanded": {
+    f", {type(choice).__name__}": dataclasses.replace(choice, redraw=True).make(4, 2)
+    for choice in _INVERSES
+  },
 }
 
 
 def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
   """A record that takes part in every second of four steps, by zero-out."""
-  shape = NoiseShape(correlation=_STRATEGIES[name])
-  plan = make_plan(**_numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape))
+
+  def played(correlation: Any) -> Plan:
+    shape = NoiseShape(correlation=correlation)
+    return make_plan(**_numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape))
+
   return [
     game(
       ROOM,
       f"correlation:{name}",
-      f"a record in every second step, {crowd}",
-      plan,
+      f"a record in every second step, {crowd}{which}",
+      played(strategy),
       (np.append(0.0, others), np.append(1.0, others)),
     )
+    for which, strategy in _STRATEGIES[name].items()
     for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
   ]
 

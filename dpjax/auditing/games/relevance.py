@@ -66,14 +66,6 @@ def _key(seed: int, world: int) -> Any:
 # --- stages
 
 
-def _accepted(how: settings.Rigorous, record: np.ndarray) -> None:
-  """Raises the UserError that the method raises for such a record."""
-  x = np.tile(record[None], (4, 1))
-  job = _job(x, rigorous=how)
-  with _recorded("fit"), np.errstate(over="ignore"):
-    relevance.run("radp", "rigorous", job)
-
-
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
@@ -87,7 +79,10 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         record = np.asarray(worlds[world], np.float32)
-        _accepted(how, record)
+        # The method itself refuses what it does not take.
+        job = _job(np.tile(record[None], (4, 1)), rigorous=how)
+        with _recorded("fit"), np.errstate(over="ignore"):
+          relevance.run("radp", "rigorous", job)
         with np.errstate(over="ignore"):
           x = rigorous.clipped(np.tile(record[None], (n, 1)), _BETA, how)
         return noisy_records(

@@ -54,12 +54,6 @@ def the_mechanism() -> secure.SkellamSum:
   )
 
 
-def _price(mechanism: secure.SkellamSum, relation: str) -> Callable[[float], float]:
-  return lambda delta: accounting.epsilon(
-    mechanism.event, delta=delta, neighboring_relation=relation, accountant="rdp"
-  )
-
-
 def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> list[Game]:
   """Games where one client's message changes; the strongest first.
 
@@ -83,7 +77,11 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
       draws = (run.update(messages, there, draw)[0] for draw in range(n))
       return np.array([size * np.asarray(drawn) for drawn in draws])
 
-    prices = claims(_price(charged, relation))
+    prices = claims(
+      lambda delta: accounting.epsilon(
+        charged.event, delta=delta, neighboring_relation=relation, accountant="rdp"
+      )
+    )
     return Game(
       ROOM,
       "skellam_mean",

@@ -17,6 +17,7 @@ from scipy import special, stats
 
 from dpjax import sampling, trees
 from dpjax.accounting import RandomAllocationDpEvent
+from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
 
 # A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
@@ -282,16 +283,43 @@ def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
   twice = sum(drawn.size - np.unique(drawn).size for drawn in draws)
   times = len(draws)
-  charged = "no sampling is charged"
-  if not isinstance(event, dpa.SampledWithoutReplacementDpEvent):
+  chance = kind_of(event).joining_prob(event)
+  if chance is None:
+    unsampled = isinstance(event, dpa.GaussianDpEvent)
+    charged = (
+      "no sampling is charged" if unsampled else "how often an example comes is not tested"
+    )
     told = f"examples drawn again in the same step, of {times} steps; {charged}"
     return row(name, twice, 0, told)
-  chance = event.sample_size / event.source_dataset_size
+  length = subject.plan.sampler.steps_per_event
+  if length > 1:
+    return _seldom_in_a_pass(subject, name, n, chance, length)
   counts = np.bincount(np.concatenate(draws), minlength=n)
   told = (
     f"z of the example that came oftenest in {times} steps; charged: {chance:.4g} of them"
   )
   return row(name, math.inf if twice else _most(counts, times, chance), _Z, told)
+
+
+def _seldom_in_a_pass(
+  subject: Subject, name: str, n: int, chance: float, length: int
+) -> Row:
+  """Checks that no example comes twice in a pass, nor in more passes than its event says."""
+  found = []
+  times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
+  # Each place by itself: where blocks are fixed, an example comes at one place alone, and
+  # counts over several places would be far below the bound.
+  for place in {0, length // 2, length - 1}:
+    draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
+    counts = np.bincount(np.concatenate(draws), minlength=n)
+    found.append((_most(counts, times, chance), f"oftenest at place {place}"))
+  for turn in (0, 1, times):
+    whole = np.concatenate(_drawn(subject, n, range(turn * length, (turn + 1) * length)))
+    once = whole.size == np.unique(whole).size
+    found.append((0.0 if once else math.inf, f"no example twice in pass {turn}"))
+  worst, what = max(found)
+  told = f"largest z of {len(found)} over {times} passes of {length} steps: {what}"
+  return row(name, worst, _Z, f"{told}; charged: {chance:.4g} of the passes")
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:

@@ -140,7 +140,8 @@ def _write(settings: TwinSettings, path: pathlib.Path, rows: list[dict[str, Any]
       "rows": rows,
     },
   )
-  report.write_csv(path / CSV, [_cells(row) for row in rows], header=list(_COLUMNS))
+  cells = [{name: text(row[name]) for name, text in _COLUMNS.items()} for row in rows]
+  report.write_csv(path / CSV, cells, header=list(_COLUMNS))
 
 
 _COLUMNS = {
@@ -156,8 +157,3 @@ _COLUMNS = {
   "draws": str,
   "seconds": "{:.1f}".format,
 }
-
-
-def _cells(row: dict[str, Any]) -> dict[str, str]:
-  """Returns one row in its written form."""
-  return {name: written(row[name]) for name, written in _COLUMNS.items()}

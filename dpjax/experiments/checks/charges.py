@@ -23,7 +23,7 @@ from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import config_names
 from dpjax.plan import OVERFLOW_SHARE
 from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
@@ -446,16 +446,16 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         yield name, dataclasses.replace(config, **{name: other})
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
-        # The location of the data does not affect the run.
-        if inner != "data_dir":
+        # Where the data lie is no part of the run.
+        if inner not in ("data_dir", "declaration"):
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
 
 
 def _told(config: TrainConfig) -> str:
-  """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
-  return repr(streams_lib.canonical(to_dict(config)))
+  """All that decides a run, as text: 1 and 1.0 are one number."""
+  return repr(config_names.canonical(to_dict(config)))
 
 
 def _identities(random: Any) -> set[str]:
@@ -553,19 +553,14 @@ def key_reuse(subject: Subject) -> Row:
   if random.sampler.bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
-    shared += _release_faults(subject, random)
+    if not own.isdisjoint(_identities(subject.streams(config))):
+      shared.append("release keys that follow from the config")
+    if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
+      shared.append("release keys of fewer than 128 bits")
   else:
     shared += _poor_bits(subject)
   found = f" ({', '.join(shared[:3])})" if shared else ""
   return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
-
-
-def _release_faults(subject: Subject, random: Any) -> Iterator[str]:
-  assert subject.streams is not None
-  if not _identities(random).isdisjoint(_identities(subject.streams(subject.config))):
-    yield "release keys that follow from the config"
-  if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
-    yield "release keys of fewer than 128 bits"
 
 
 def white_box_audit(subject: Subject) -> Row:

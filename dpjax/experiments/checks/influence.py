@@ -610,17 +610,15 @@ def cross_example_leakage(
   for j in {0, size - 1}:
     for changed in _perturbations(batch, j):
       moved = jax.tree.leaves(_numpy(fn(params, changed)))
-      leaks = [_leak(a, b, j) for a, b in zip(clean, moved)]
-      worst = max(worst, *leaks)
+      for before, after in zip(clean, moved):
+        others = np.arange(len(before)) != j
+        # The floor keeps 0 / 0 apart from a leak.
+        largest = max(float(np.abs(before[others]).max(initial=0.0)), 1e-30)
+        change = float(np.abs(after[others] - before[others]).max(initial=0.0))
+        # A difference of infinities is a leak, and NaN, which `max` would pass over.
+        leak = change / largest
+        worst = max(worst, leak if np.isfinite(leak) else math.inf)
   return worst
-
-
-def _leak(clean: np.ndarray, moved: np.ndarray, j: int) -> float:
-  others = np.arange(len(clean)) != j
-  # The floor separates 0 / 0 from a leak.
-  largest = max(float(np.abs(clean[others]).max(initial=0.0)), 1e-30)
-  leak = float(np.abs(moved[others] - clean[others]).max(initial=0.0)) / largest
-  return leak if np.isfinite(leak) else float("inf")
 
 
 def _sum_leakage(subject: Subject) -> float:

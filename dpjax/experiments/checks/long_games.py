@@ -207,7 +207,13 @@ def _write(settings: Settings, path: pathlib.Path, rows: list[dict[str, Any]]) -
     },
   )
   writers.replace_file(path / TABLE, table(rows).encode())
-  writers.replace_file(path / CSV, _csv(rows).encode())
+  # The CSV has a row for every game; the Markdown table only for the nearest.
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow([*_COLUMNS, "case"])
+  for row in rows:
+    writer.writerows([*_cells(row, game), game["case"]] for game in row["games"])
+  writers.replace_file(path / CSV, text.getvalue().encode())
 
 
 _COLUMNS = (
@@ -249,13 +255,3 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   """
   body = [_cells(row, nearest(row)) for row in rows]
   return markdown.table(_COLUMNS, body)
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-  """Returns the CSV table of games and claims."""
-  text = io.StringIO()
-  writer = csv.writer(text, lineterminator="\n")
-  writer.writerow([*_COLUMNS, "case"])
-  for row in rows:
-    writer.writerows([*_cells(row, game), game["case"]] for game in row["games"])
-  return text.getvalue()

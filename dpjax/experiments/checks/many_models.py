@@ -90,12 +90,14 @@ def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
   target = auditing.blank_target(model.apply, params, records)
   plan = _plan(settings)
   scores = _scores(settings, plan, loss_fn, params, records, target)
-  bounds = {name: _bound(name, scores, settings) for name in _SHOWN}
+  level = {"delta": settings.delta, "confidence": settings.confidence}
+  bounds = {name: auditing.METHODS[name](scores, **level) for name in _SHOWN}
+  guesses = np.argmax(np.asarray(model.apply(params, jnp.asarray(test.x))), axis=-1)
   found = {
     **dataclasses.asdict(settings),
     "epsilon_claimed": plan.epsilon(),
     "noise_multiplier": plan.noise_multiplier,
-    "initial_test_accuracy": _accuracy(model.apply, params, test),
+    "initial_test_accuracy": float(np.mean(guesses == test.y)),
     "target_label": int(target.y[0]),
     "bounds": bounds,
     "estimates": _estimates(scores, settings),
@@ -181,12 +183,6 @@ def line(found: dict[str, Any]) -> str:
   )
 
 
-def _bound(name: str, scores: auditing.Scores, settings: FinalModels) -> float:
-  return auditing.METHODS[name](
-    scores, delta=settings.delta, confidence=settings.confidence
-  )
-
-
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
   """Estimates with bootstrap intervals: every model is an independent training."""
   if settings.num_models < _FOR_BOOTSTRAP:
@@ -227,8 +223,3 @@ def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Data
     y=np.concatenate([own.y, np.zeros(len(blanks), own.y.dtype)]),
   )
   return train.subset(slice(0, kept)), own, test
-
-
-def _accuracy(apply: Any, params: Params, test: data.Dataset) -> float:
-  found = np.argmax(np.asarray(apply(params, jnp.asarray(test.x))), axis=-1)
-  return float(np.mean(found == test.y))

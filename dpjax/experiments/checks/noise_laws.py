@@ -12,12 +12,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dp_accounting as dpa
 import numpy as np
 from scipy import special, stats
 
 from dpjax import noise
-from dpjax.accounting import RandomAllocationDpEvent
+from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.noise_record import Record
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
@@ -37,13 +36,13 @@ _SPACING = 2.0**-21
 _LEAST_MARKED = 3
 
 
-def _noise_multiplier(event: Any) -> float | None:
-  """Returns the Gaussian noise multiplier that the accountant received."""
-  by_itself = dpa.GaussianDpEvent | dpa.TruncatedSubsampledGaussianDpEvent
-  if isinstance(event, by_itself | RandomAllocationDpEvent):
-    return event.noise_multiplier
-  sampled = dpa.PoissonSampledDpEvent | dpa.SampledWithoutReplacementDpEvent
-  return _noise_multiplier(event.event) if isinstance(event, sampled) else None
+def _untested(plan: Plan) -> str:
+  """Returns why the noise of a plan is not tested."""
+  if not plan.is_private:
+    return "no noise is charged"
+  return (
+    "its event does not say which Gaussian noise it is about (EventKind.gaussian_noise)"
+  )
 
 
 def _charged_multiplier(plan: Plan) -> float | None:
@@ -54,7 +53,8 @@ def _charged_multiplier(plan: Plan) -> float | None:
     # `agreement` checks its charges.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
-  charged = _noise_multiplier(whole if plan.statistics is None else plan.sum_event(0))
+  event = whole if plan.statistics is None else plan.sum_event(0)
+  charged = kind_of(event).gaussian_noise(event)
   rule = plan.l2_clip_norm.rule
   if charged is None or not rule.adapts:
     return charged
@@ -78,13 +78,6 @@ def _variance_z(values: np.ndarray) -> float:
   return _energy_z(np.sum(values**2), values.size)
 
 
-def _stretches(rows: np.ndarray) -> Iterator[np.ndarray]:
-  """Cuts [T, k] into stretches of steps with about two thousand values each."""
-  length = max(1, _WINDOW // max(1, rows.shape[1]))
-  for start in range(0, len(rows), length):
-    yield rows[start : start + length]
-
-
 def _law_deviations(
   recorded: Record, std: float, grid: float
 ) -> Iterator[tuple[float, str]]:
@@ -95,15 +88,20 @@ def _law_deviations(
   for leaf in leaves:
     for part in np.array_split(leaf, min(4, len(leaf))):
       yield _variance_z(part), "a leaf in a quarter of the run"
-  for stretch in _stretches(together):
-    yield _variance_z(stretch), "a stretch of steps"
+  # Stretches of steps with some two thousand values each.
+  length = max(1, _WINDOW // max(1, together.shape[1]))
+  for start in range(0, len(together), length):
+    yield _variance_z(together[start : start + length]), "a stretch of steps"
   for sums in recorded.sums:
     if sums.shape[1]:
       # A component shared by all values of an axis is small in each, and large in their
       # sum.
       energy = np.sum((sums / std) ** 2, axis=0)
       yield _energy_z(energy, len(sums)), "sums over an axis"
-  yield _moments_z(np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std)
+  # Mean, skewness and fourth moment of N(0, 1) values, by their power sums.
+  values = np.concatenate([leaf.ravel() for leaf in recorded.whole]) / std
+  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
+  yield _powers_z(powers, values.size)
   yield _energy_z(np.sum(together**2, axis=1), together.shape[1]), "one step"
   yield from _every_value(recorded, grid / std)
 
@@ -157,12 +155,6 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   yield _as_z(math.exp(-float(power.max())), power.size), "a period of the size"
 
 
-def _moments_z(values: np.ndarray) -> tuple[float, str]:
-  """Largest z among mean, skewness and fourth moment of N(0, 1) values."""
-  powers = [float(np.sum(values**power)) for power in (1, 2, 3, 4)]
-  return _powers_z(powers, values.size)
-
-
 def _powers_z(powers: Any, count: int) -> tuple[float, str]:
   """The same from sums of the first four powers."""
   first, second, third, fourth = (float(power) for power in powers)
@@ -200,7 +192,7 @@ def noise_tails(subject: Subject) -> Row:
   name = "noise has its tails"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
@@ -218,7 +210,7 @@ def noise_std(subject: Subject) -> Row:
   name = "noise as charged"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   std = multiplier * subject.plan.l2_bound
   (recorded,) = noise_record.records(subject, [noise_record.test_keys(subject, 0)])
   grid = noise.source.grid_step(std) if subject.release else 0.0
@@ -395,7 +387,7 @@ def noise_independence(subject: Subject) -> Row:
   """Tests that no two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
   if _charged_multiplier(subject.plan) is None:
-    return not_applicable(name, "no noise is charged")
+    return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
   # Other rows refuse noise of a wrong size.

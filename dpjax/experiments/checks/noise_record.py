@@ -163,7 +163,10 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   together = int(np.clip(_AT_ONCE // size, 1, 64))
   calls = max(1, -(-_TAIL // (size * steps * together)))
   length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
-  live, scales = _live(subject)
+  # Leaves that get noise, and what makes one of their values a standard deviation.
+  stds = _relative_stds(plan, subject.params)
+  live = [i for i, std in enumerate(stds) if std]
+  scales = [plan.normalize_by / _std(plan) / stds[i] for i in live]
   factors = jnp.asarray(_factors(plan, np.arange(length)), jnp.float32)
   limits = np.asarray(THRESHOLDS, np.float32)
 
@@ -198,14 +201,6 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
     np.stack([add(below), add(above)]),
     add(powers),
   )
-
-
-def _live(subject: Subject) -> tuple[list[int], list[float]]:
-  """(leaves that get noise, the factor that makes their values standard normal)."""
-  stds = _relative_stds(subject.plan, subject.params)
-  live = [i for i, std in enumerate(stds) if std]
-  unit = subject.plan.normalize_by / _std(subject.plan)
-  return live, [unit / stds[i] for i in live]
 
 
 def _undone(

@@ -24,7 +24,7 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
   x = np.broadcast_to(
     np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
   )
-  y = np.zeros(count, train.y.dtype)
+  y = np.zeros((count, *train.y.shape[1:]), train.y.dtype)
   return dataclasses.replace(train, x=x, y=y, present=None)
 
 

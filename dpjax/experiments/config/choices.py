@@ -244,19 +244,18 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
     value = getattr(config, field.name)
     usual = getattr(default, field.name, None)
     choice = choice_of(hint)
-    has_fields = _is_room(value) if choice is None else choice.holds(value)
-    if choice is not None:
+    if choice is None:
+      # A config in a config, whose fields are leaves; a class of configs is a value.
+      has_fields = dataclasses.is_dataclass(value) and not isinstance(value, type)
+      if not has_fields:
+        yield Leaf(path, hint, value, usual)
+    else:
+      has_fields = choice.holds(value)
       yield Leaf(path, hint, choice.name(value), choice.name(usual))
-    elif not has_fields:
-      yield Leaf(path, hint, value, usual)
     if has_fields:
       # Defaults of another class do not show which values were set here.
       other = choice is not None and type(usual) is not type(value)
       yield from leaves(value, type(value)() if other else usual, f"{path}.")
-
-
-def _is_room(value: Any) -> bool:
-  return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:

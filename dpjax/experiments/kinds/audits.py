@@ -13,7 +13,7 @@ import numpy as np
 from dpjax import accounting, auditing, validate
 from dpjax.accounting import lower, upper
 from dpjax.auditing import Scores
-from dpjax.data import Dataset, Federation
+from dpjax.data import Dataset, Federation, needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import Promise
@@ -107,6 +107,8 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
+  # Canaries are told by a label of their own, or have a wrong one.
+  needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
   changed, canaries = make(

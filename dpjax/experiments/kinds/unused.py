@@ -15,6 +15,7 @@ from typing import Any
 
 from dpjax import models, sampling
 from dpjax.data.published import PUBLISHED, is_embedded
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -27,7 +28,9 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 
-# fields that a loss of a whole batch does not read
+# What reads a declaration.
+_DECLARED = "a table, a text file or a folder of images"
+# what a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 
@@ -41,14 +44,16 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget")
+  promise += ("accountant", "epsilon_budget", "attacker")
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
+  # Private statistics normalise the inputs in place of the model's own groups.
+  grouped = normalization.per_example(config)
   return (
     of_data(config.data)
     | of_model(config.model)
-    | _of_groups(config)
+    | needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
@@ -78,15 +83,17 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
   path = pathlib.Path(os.path.expanduser(data.name))
-  folder = data.name.endswith("/")
-  is_file = data.name.endswith(".npz") or (folder and not of_leaf)
+  declared = takes_declaration(data.name) and not of_leaf
+  is_file = data.name.endswith(".npz") or declared
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()
   # Images, or text with fixed windows and line lengths.
   published = data.name.partition(":")[0] in PUBLISHED
   text = not published and not is_file and not own
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
-    text, "a text of tensorflow-datasets", "data.max_length"
+  return (
+    needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | needs(text, "a text of tensorflow-datasets", "data.max_length")
+    | needs(declared, _DECLARED, "data.declaration")
   )
 
 
@@ -109,13 +116,6 @@ def of_options(model: ModelConfig) -> Unused:
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}
-
-
-def _of_groups(config: TrainConfig) -> Unused:
-  """Returns the model's own groups as unused where private statistics normalise its inputs
-  instead."""
-  grouped = normalization.per_example(config)
-  return needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
 
 
 def of_dataset(dataset: Any) -> Unused:

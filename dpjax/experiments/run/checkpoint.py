@@ -89,11 +89,6 @@ def _filled(arrays: ArrayTree) -> Any:
   return jax.tree.map(lambda leaf: leaf if np.size(leaf) else np.zeros(1), arrays)
 
 
-def _emptied(arrays: ArrayTree, like: ArrayTree) -> Any:
-  """The inverse of `_filled`."""
-  return jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, arrays, like)
-
-
 def _tree(arrays: ArrayTree) -> Any:
   """Puts an array alone into a dict, since the library saves only containers."""
   alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
@@ -274,7 +269,8 @@ class Checkpoints:
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
       raise self._unreadable(reason) from error
     found = restored.state if _tree(like) is like else restored.state[_ALONE]
-    arrays = _emptied(found, like)
+    # `_filled` put a value into each empty array, which the library cannot store.
+    arrays = jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, found, like)
     meta = self._believed(restored.meta)
     into.append(arrays)
     return meta

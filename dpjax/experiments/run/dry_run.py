@@ -107,30 +107,26 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
   work = found.work
   if work.promise is not None:
     work.promise.warn()
+  # Without a declared number of examples theirs is public: a promise under
+  # add_or_remove_one is refused without. Users' promise hides how many examples they have.
+  data = loaded[0]
+  held = data.dataset if isinstance(data, Federation) else data
+  count = f"{held.nominal_size or len(held)} x "
+  if held.nominal_size is None and isinstance(data, Federation):
+    count = ""
+  facts = found.facts()
+  by = facts["accountant"]
   lines = {
-    "data": _declared(loaded[0]),
+    "data": repr(held).replace(f": {len(held)} x ", f": {count}", 1),
     **{name: _shown(name, value) for name, value in work.planned().items()},
     "num_parameters": f"{found.timing.num_parameters:,}",
-    "privacy": _promised(found),
+    "privacy": promise.told(facts) + (f", by {by}" if by else ""),
     work.name: f"{work.num_steps} {work.steps_are}",
     "time": _minutes(found),
     "memory": memory(),
     "workdir": f"{workdir}: {state}",
   }
   return aligned(lines)
-
-
-def _declared(data: Dataset | Federation) -> str:
-  """Describes a data set, with its declared number of examples if there is one.
-
-  Without it the number is public (a promise under add_or_remove_one is refused without), but
-  for users, whose promise hides how many examples they have.
-  """
-  held = data.dataset if isinstance(data, Federation) else data
-  count = f"{held.nominal_size or len(held)} x "
-  if held.nominal_size is None and isinstance(data, Federation):
-    count = ""
-  return repr(held).replace(f": {len(held)} x ", f": {count}", 1)
 
 
 def aligned(lines: dict[str, str]) -> str:
@@ -265,12 +261,6 @@ def _evaluated(work: Work, state: Any) -> float:
     work.evaluate(state)  # type: ignore[misc]
     seconds = time.monotonic() - began
   return seconds
-
-
-def _promised(found: Rehearsal) -> str:
-  facts = found.facts()
-  by = facts["accountant"]
-  return promise.told(facts) + (f", by {by}" if by else "")
 
 
 def _shown(name: str, value: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax import parallel as processes
 from dpjax import trees, validate
-from dpjax.accounting import Ledger
+from dpjax.accounting import Ledger, pairs_of, trade_off_files
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import NONE, Promise
@@ -130,10 +130,23 @@ def single(work: Work) -> Play:
     drawn = lambda folder: report.train_report(folder, steps=work.steps_are)
     finish = (lambda folder: None) if work.evaluate is None else drawn
     result = lambda folder: _result(work, fitted, folder)
-    write = lambda folder: work.write(folder, fitted.state)
+
+    def write(folder: pathlib.Path) -> None:
+      _write_curve(work, fitted, folder)
+      work.write(folder, fitted.state)
+
     return Ended(work.released(fitted.state), result, write=write, finish=finish)
 
   return play
+
+
+def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
+  """Writes the trade-off curve of a private run beside its result."""
+  promise = work.promise or NONE
+  profile = promise.profile(fitted.ledger, fitted.final_epsilon)
+  if profile is not None and promise.delta:
+    pairs = pairs_of(profile, promise.delta)
+    trade_off_files.write_curve(pairs, folder / trade_off_files.CURVE)
 
 
 def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:

@@ -17,14 +17,15 @@ class Kind:
     config: the dataclass of its configs.
     launcher: the module that runs it, "launch.train".
     check: (config) -> anything; raises UserError for whatever a run would be refused for.
-    unread: (config) -> the fields that it does not read, and what each would need.
+    unread: (config) -> the fields that it does not read, and what each would need; it reads
+      all by default.
     columns: fields that hold what several runs of a config differ in.
   """
 
   config: type
   launcher: str
   check: Callable[[Any], object]
-  unread: Callable[[Any], Unused]
+  unread: Callable[[Any], Unused] = lambda config: {}
   columns: tuple[str, ...] = ()
 
 

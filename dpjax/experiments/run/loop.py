@@ -31,7 +31,14 @@ from dpjax import names, noise, run_code, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, provenance, report, streams, writers
+from dpjax.experiments.run import (
+  checkpoint,
+  config_names,
+  provenance,
+  report,
+  streams,
+  writers,
+)
 from dpjax.experiments.run import job as job_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.job import Ended as Ended
@@ -246,6 +253,7 @@ def _played(
       # A release must not contain it: the time of a step depends on the size of its batch.
       "wall_seconds": None if job.release else round(fit.seconds(), 3),
       "versions": provenance.versions(),
+      "digest_version": config_names.VERSION,
       "user_code": _own_code(job),
       streams.CODE: code.to_json(),
     }
@@ -499,7 +507,7 @@ class Running:
     if self.metrics is not None:
       self.metrics.write(row_number, row)
     self.reached = self.work.enough(row)
-    names = {"accuracy": "test_accuracy", "epsilon": "epsilon"}
+    names = {"accuracy": "test_accuracy", "rmse": "test_rmse", "epsilon": "epsilon"}
     return {name: row[key] for name, key in names.items() if key in row}
 
   def save(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import noise, validate
+from dpjax import accounting, noise, validate
 from dpjax.accounting import (
   NOTHING,
   Budget,
@@ -22,14 +22,21 @@ from dpjax.accounting import (
   Ledger,
   by_name,
   delta_warning,
+  overflow,
   upper,
 )
+from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.proved import ADD
 from dpjax.experiments.run import writers
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
+# In result.json, the most that any attack on membership can do, by the proof of the epsilon.
+MU = "mu"
+RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
+ADVANTAGE = "max_advantage"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +64,8 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
+  # Of a simulation, whose steps are not those of the deployment that it stands for.
+  deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
     validate.one_of(KINDS, kind=self.kind)
@@ -91,6 +100,39 @@ class Promise:
       accountant=self.accountant,
     )
 
+  def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
+    """Returns every pair (epsilon, delta) that holds at once; None where no accountant has them.
+
+    Args:
+      ledger: of what ran; an empty one stands for all steps.
+      epsilon: of the curve, after all steps.
+    """
+    if self.kind == "none" or not math.isfinite(epsilon):
+      return None
+    if self.deployed_profile is not None:
+      return self.deployed_profile()
+    ran = self.kind == "proved" and ledger.charges
+    event = ledger.event() if ran else self.remaining_event(0)
+    if isinstance(event, NoOpDpEvent):
+      return None
+    profile = accounting.privacy_profile(
+      event, neighboring_relation=self.relation, accountant=self.accountant
+    )
+    aside = (self.delta or 0.0) - (self.accounted_delta or 0.0)
+    return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
+
+  def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
+    """Returns what any attack on membership can do at most, by its keys in result.json."""
+    profile = self.profile(ledger, epsilon)
+    if profile is None or not self.delta:
+      return {}
+    mu = accounting.pairs_of(profile, self.delta).mu(self.delta)
+    rates = {
+      name: accounting.true_positive_rate(profile, fpr) for name, fpr in RATES.items()
+    }
+    known = {MU: mu} if math.isfinite(mu) else {}
+    return known | rates | {ADVANTAGE: accounting.advantage(profile)}
+
   def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
     """Returns the privacy part of result.json.
 
@@ -109,6 +151,7 @@ class Promise:
     }
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
+    facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
     # Of the steps that ran: a run that ended early costs less than its plan.
@@ -174,6 +217,81 @@ def of_plan(
     num_records=num_records,
     budget=budget,
     failed_assumptions=plan.assumptions or runs.assumptions,
+    deployed_profile=None if ran is None else plan.privacy_profile,
+  )
+
+
+def of_event(
+  event: DpEvent,
+  *,
+  delta: float,
+  l2_bound: float,
+  num_records: int,
+  relation: str = ADD,
+  num_steps: int = 1,
+  accountant: str = "pld",
+  unit: str = "example",
+  budget: float | None = None,
+  assumed: str = "",
+) -> Promise:
+  """Returns the promise of a run without a `Plan`, each of whose steps is one event.
+
+  Whether the steps do what the event says cannot be checked here.
+
+  Args:
+    event: of one step, such as `mechanism.event(relation)`.
+    l2_bound: largest norm of one record's part, to which the event's noise is relative.
+    num_records: public; see `num_examples` of `accounting.privacy_statement`.
+    assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
+      with an event that a user accounts for.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> found.kind, round(found.curve(1), 3)
+  ('proved', 1.993)
+  """
+  kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
+  foreign = {name for name, found in kinds if is_user_defined(found)}
+  failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
+  if assumed:
+    failed.append(assumed)
+  kind = "claimed" if failed else "proved"
+  rules: dict[str, Any] = {"delta": delta, "neighboring_relation": relation}
+
+  def curve(steps: int) -> float:
+    return accounting.epsilon(
+      accounting.composed(event, steps), accountant=accountant, **rules
+    )
+
+  def statement(steps: int) -> str:
+    return accounting.privacy_statement(
+      accounting.composed(event, steps),
+      num_examples=num_records,
+      unit=unit,
+      accountants=(accountant,),
+      epsilon_kind=kind,
+      **rules,
+    )
+
+  # No noise: nothing is promised, and nothing may be asked for.
+  is_private = math.isfinite(curve(num_steps))
+  if not is_private:
+    check_nothing_asked(budget=budget, release=False)
+  return Promise(
+    kind=kind if is_private else "none",
+    delta=delta,
+    relation=relation,
+    unit=unit,
+    accountant=accountant,
+    step_event=lambda step: event,
+    remaining_event=lambda start: accounting.composed(event, num_steps - start),
+    curve=curve,
+    statement=statement if is_private else lambda steps: NOTHING,
+    accounted_delta=delta,
+    l2_bound=l2_bound,
+    num_records=num_records,
+    budget=budget,
+    failed_assumptions=tuple(failed),
   )
 
 
@@ -210,6 +328,21 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
     return found
   rests = (*promised.failed_assumptions, assumed)
   return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
+
+
+def asked(attack: accounting.AttackBound | None, delta: float) -> str:
+  """Returns the guarantee that a run's noise was calibrated to, in words; "" for an epsilon.
+
+  >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
+  'The noise was calibrated so that no test of m'
+  """
+  if attack is None:
+    return ""
+  return textwrap.fill(
+    f"The noise was calibrated so that {attack.words(delta)}.",
+    width=92,
+    break_on_hyphens=False,
+  )
 
 
 def released(plan: Plan) -> str:
@@ -250,8 +383,22 @@ def told(result: Mapping[str, Any]) -> str:
   if kind == "simulated" and result.get("failed_assumptions"):
     under += ", what really ran is not proved"
   if kind != "claimed":
-    return f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    return f"{meaning}{attackers_told(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
+def attackers_told(result: Mapping[str, Any]) -> str:
+  """Says what an attacker can do at most, after an epsilon; "" where the result does not say.
+
+  >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
+  ', mu=0.5, TPR at most 0.034 at FPR 0.01'
+  """
+  words = [f", mu={upper(result[MU])}"] if MU in result else []
+  name = "tpr_at_fpr_0.01"
+  if name in result:
+    words.append(f", TPR at most {upper(result[name])} at FPR 0.01")
+  return "".join(words)

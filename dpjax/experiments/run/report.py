@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from dpjax.accounting import upper
-from dpjax.experiments.run import writers
+from dpjax.experiments.run import promise, writers
 from dpjax.validate import UserError
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -55,7 +55,9 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)
-  score = _score(rows)
+  # A task without accuracy is drawn by its first score.
+  columns = [name for row in rows for name in row if name.startswith("test_")]
+  score = "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
   panels = [] if score is None else [functools.partial(_draw_score, score)]
   panels += [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
   if not panels:
@@ -106,12 +108,6 @@ def meaning(result: Row) -> str:
   return f"{kind}, delta = {told}, {relation}, per {unit}"
 
 
-def _score(rows: list[Row]) -> str | None:
-  """Returns the column of accuracy, or of the first score."""
-  columns = [name for row in rows for name in row if name.startswith("test_")]
-  return "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
-
-
 def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
   (steps, values), title = _series(rows, score), score.replace("_", " ")
   axes.plot(steps, values, color=PALETTE[0], marker="o", markersize=3, linewidth=1.4)
@@ -127,7 +123,9 @@ def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: st
 def _draw_epsilon(axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
   steps, values = _series(rows, "epsilon")
   axes.plot(steps, values, color=PALETTE[1], linewidth=1.4)
-  title = f"epsilon {upper(values[-1])}\n{meaning(result)}".strip()
+  lines = [f"epsilon {upper(values[-1])}", meaning(result)]
+  lines.append(promise.attackers_told(result).removeprefix(", "))
+  title = "\n".join(line for line in lines if line)
   style(axes, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)
 

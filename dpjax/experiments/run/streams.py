@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-import math
 import secrets
 import sys
 from collections.abc import Mapping
@@ -32,6 +30,7 @@ import numpy as np
 
 from dpjax import names, noise, run_code
 from dpjax.experiments.config import fields as schema_fields
+from dpjax.experiments.run import config_names
 from dpjax.types import Config
 from dpjax.validate import UserError
 
@@ -69,62 +68,10 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
   Args:
     kind: kind of run. fields: all that decides what it computes, the seed included.
   """
-  named = config_name(kind, fields)
+  named = config_names.of_config(kind, fields)
   return hashlib.sha256(
     b"dpjax config and code" + named + names.code(fields).digest()
   ).digest()
-
-
-def config_name(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns 32 bytes that identify a config and the files that it names. They are equal for
-  equal configs, whatever the order of their dicts (`canonical`), and do not depend on code."""
-  own = names.sources(fields)
-  fields = _as_before(fields)
-  text = json.dumps([kind, canonical(fields), *([canonical(own)] if own else [])])
-  return hashlib.sha256(f"dpjax config {text}".encode()).digest()
-
-
-# Later fields, in any section -> the behaviour of runs before they existed.
-_LATER: dict[str, Any] = {
-  "normalization": {"name": "per_example"},
-  "mirrored": False,
-  "colours": "rgb",
-  "trainable": {"name": "all"},
-  "safetensors": False,
-  "pretrained": None,
-  "client_state": "memory",
-  "num_examples": None,
-  "num_users": None,
-  "neighboring_relation": "",
-  "line_search": False,
-  "queries": 1,
-}
-# Fields of a disabled audit as an earlier version wrote them, by the audit's present kind.
-_AUDITS_OFF: dict[Any, dict[str, Any]] = {
-  "gradient": {
-    "num_canaries": 1000,
-    "kind": "mislabelled",
-    "score": "loss",
-    "method": "one_run",
-  },
-  "direction": {"method": "one_run"},
-  "auto": {"num_canaries": 50, "kind": "direction", "method": "one_run"},
-}
-
-
-def _as_before(fields: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the config without those `_LATER` fields whose value is the earlier behaviour."""
-  found = {}
-  for name, entry in fields.items():
-    # A run from before that field keeps its digest, and so its noise.
-    if name in _LATER and entry == _LATER[name]:
-      continue
-    if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
-      entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
-    # Options belong to a user's model, whose fields may have any of these names.
-    nested = isinstance(entry, Mapping) and name != "options"
-    found[name] = _as_before(entry) if nested else entry
-  return found
 
 
 def code_of(config: Config) -> run_code.Code:
@@ -161,33 +108,6 @@ def _types(value: Any) -> list[Any]:
   for field in dataclasses.fields(value):
     found += _types(getattr(value, field.name))
   return found
-
-
-def canonical(value: object, exact: bool = False) -> Any:
-  """Converts values to JSON data that are equal exactly where the values are.
-
-  A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
-  "options": what a dict of options holds has the type that it is given with, and a model may
-  ask for it, so True, 1 and 1.0 are three values.
-
-  >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
-  (True, False)
-  """
-  if isinstance(value, Mapping):
-    free = lambda name: exact or "options" in str(name).split(".")
-    pairs = [[str(name), canonical(entry, free(name))] for name, entry in value.items()]
-    return {"mapping": sorted(pairs, key=lambda pair: pair[0])}
-  if isinstance(value, (list, tuple)):
-    return [canonical(entry, exact) for entry in value]
-  if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
-    value = value.item()
-  if exact and isinstance(value, bool):
-    return {"boolean": str(value)}
-  if isinstance(value, (int, float)):
-    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
-    kind = "float" if exact and whole and isinstance(value, float) else "number"
-    return {kind: str(int(value)) if whole else repr(value)}
-  return value if value is None or isinstance(value, str) else {"other": repr(value)}
 
 
 def derived(seed: int, config: bytes, data: bytes) -> Streams:

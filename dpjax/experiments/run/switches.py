@@ -152,15 +152,12 @@ def told(
   parts = []
   for switch, paths in causes.items():
     value = repr(fields.get(steps[-1][1], switch))
-    parts.append(f"{switch}={value:.60}: takes no {_names(switch, paths)}")
+    # The section that they share with the switch is not repeated.
+    section = switch.rpartition(".")[0]
+    prefix = f"{section}." if section else ""
+    dropped_names = ", ".join(path.removeprefix(prefix) for path in paths)
+    parts.append(f"{switch}={value:.60}: takes no {dropped_names}")
   return f"{'; '.join(parts)}; the file's values are dropped" if parts else ""
-
-
-def _names(switch: str, paths: list[str]) -> str:
-  """Returns the names without the section that they share with the switch."""
-  section = switch.rpartition(".")[0]
-  prefix = f"{section}." if section else ""
-  return ", ".join(path.removeprefix(prefix) for path in paths)
 
 
 def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:

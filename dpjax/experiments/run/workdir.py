@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import files, names, trees, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, report, streams, writers
+from dpjax.experiments.run import checkpoint, config_names, report, streams, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -36,7 +36,7 @@ def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterat
     for name in sorted({*old, *new}):
       yield from _differences(old.get(name), new.get(name), (*path, name))
     return
-  there, now = (streams.canonical(value, "options" in path) for value in (old, new))
+  there, now = (config_names.canonical(value, "options" in path) for value in (old, new))
   if there != now:
     yield f"{'.'.join(('config', *path))[:80]}: {_short(old)} there, {_short(new)} now"
 
@@ -175,7 +175,7 @@ def _seal(config: Config, result: Mapping[str, Any]) -> str:
   held = fields.to_dict(config)
   for name in _where(config):
     held.pop(name)
-  content = streams.canonical(writers.plain([held, told]))
+  content = config_names.canonical(writers.plain([held, told]))
   return hashlib.sha256(f"dpjax result {json.dumps(content)}".encode()).hexdigest()
 
 

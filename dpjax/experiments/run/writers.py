@@ -459,6 +459,20 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
   write_json(pathlib.Path(workdir) / RESULT, result)
 
 
+def headline(result: Mapping[str, Any]) -> str:
+  """The score of a run, for a line: its accuracy, or what stands in place of one.
+
+  >>> headline({"test_accuracy": 0.93891, "test_loss": 0.2})
+  'test_accuracy=0.9389'
+  >>> headline({"test_accuracy": None, "test_rmse": 54.3, "test_r2": None})
+  'test_rmse=54.3, test_r2=nan'
+  """
+  if "test_rmse" not in result:
+    return f"test_accuracy={result['test_accuracy']:.4f}"
+  rmse = number(result["test_rmse"])
+  return f"test_rmse={rmse:.5g}, test_r2={number(result['test_r2']):.4f}"
+
+
 def took(result: Mapping[str, Any]) -> str:
   """Returns the duration of a run as text; empty where its result has none.
 

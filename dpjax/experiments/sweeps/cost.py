@@ -72,16 +72,12 @@ def population(config: Any) -> str:
   held = {name: getattr(config.data, name) for name in ("name", "data_dir", "limit")}
   part = getattr(config, "partition", None)
   if part is not None:
-    held["partition"] = _users(fields.to_dict(config)["partition"])
+    partition = fields.to_dict(config)["partition"]
+    # Clients that the data decide are the same users, however much of them is left out.
+    users = (partition["name"], partition.get("client_id"))
+    natural = partition["name"] in NATURAL
+    held["partition"] = ":".join(filter(None, users)) if natural else partition
   return json.dumps(writers.plain(held))
-
-
-def _users(partition: dict[str, Any]) -> Any:
-  """Returns the users. Clients that the data determine are the same users, even if some
-  data are left out."""
-  if partition["name"] not in NATURAL:
-    return partition
-  return ":".join(filter(None, (partition["name"], partition.get("client_id"))))
 
 
 def statement(rows: list[Row], others: int = 0) -> str:

@@ -75,7 +75,13 @@ def sweep_report(
     )
   else:
     _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
-  _legend(axes)
+  # Beside the axes, which lines may fill; the user's lines before published references.
+  handles, labels = axes.get_legend_handles_labels()
+  pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
+  if labels not in ([], [_OURS]):
+    axes.legend(
+      *zip(*pairs), loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False
+    )
   report.save_figure(figure, out_dir / "curve.png")
 
 
@@ -204,16 +210,6 @@ def _draw_line(
     xs, mean, yerr=bars, color=color, marker="o", markersize=4, linewidth=1.4, capsize=3,
     label=label,
   )  # fmt: skip
-
-
-def _legend(axes: Axes) -> None:
-  """Puts the legend beside the axes, with lines before references."""
-  handles, labels = axes.get_legend_handles_labels()
-  pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
-  if labels not in ([], [_OURS]):
-    axes.legend(
-      *zip(*pairs), loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False
-    )
 
 
 def _draw_references(

@@ -157,16 +157,13 @@ def expand(
   found = []
   for run, (config, dropped) in zip(runs, configs):
     made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
-    found.append(_checked(made, check))
+    # An error names its run: a grid has many.
+    try:
+      check(made.config)
+    except UserError as error:
+      raise error.at(made.name) from error
+    found.append(made)
   return found
-
-
-def _checked(point: Point, check: Callable[[Any], object]) -> Point:
-  try:
-    check(point.config)
-  except UserError as error:
-    raise error.at(point.name) from error
-  return point
 
 
 def slug(label: str) -> str:
@@ -249,8 +246,11 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     rows = {}
     for count, (point, (row, ran)) in enumerate(ended, start=1):
       rows[point.name] = row
-      writers.say(f"[{count}/{len(now.points)}] {_line(grid, row)}")
-      # For finished runs the same picture is not drawn again.
+      line = told(row, grid.y)
+      if grid.tell is not None and row["status"] != "failed":
+        line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
+      writers.say(f"[{count}/{len(now.points)}] {line}")
+      # Finished runs are passed over without drawing the same picture for each of them.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
@@ -409,12 +409,6 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
   }
   writers.write_json(workdir / FILE, data)
   grid.draw(workdir, [row for row in rows if row["status"] == "done"])
-
-
-def _line(grid: Grid, row: Row) -> str:
-  if grid.tell is None or row["status"] == "failed":
-    return told(row, grid.y)
-  return f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
 
 
 def told(row: Row, y: str) -> str:

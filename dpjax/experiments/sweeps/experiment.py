@@ -76,22 +76,19 @@ def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
   workdir = pathlib.Path(workdir)
   found = points(config)
   if len(found) == 1:
-    return [_alone(config, found[0], workdir)]
+    # Its folder is that of the experiment, and keeps the experiment's config.
+    point = found[0]
+    job = build.build(point.config, curve=_curve(point))._replace(config=config)
+    row = engine.head(point) | loop.run(job, workdir)
+    build.forget(workdir)
+    _draw(config, "", workdir, [row])
+    print(engine.told(row, "test_accuracy"), flush=True)
+    return [row]
   check_folders(found, workdir)
   kept = lambda point, result: result
   draw = functools.partial(_draw, config, "points")
   grid = Grid(config, found, _train, lambda config: {}, kept, draw)
   return engine.run(grid, workdir)
-
-
-def _alone(config: RelevanceConfig, point: Point, workdir: pathlib.Path) -> Row:
-  """Claims the folder for this experiment alone."""
-  job = build.build(point.config, curve=_curve(point))._replace(config=config)
-  row = engine.head(point) | loop.run(job, workdir)
-  build.forget(workdir)
-  _draw(config, "", workdir, [row])
-  print(engine.told(row, "test_accuracy"), flush=True)
-  return row
 
 
 def _curve(point: Point) -> str:

@@ -145,7 +145,8 @@ def _check_alike(found: list[Point]) -> None:
     private = _is_private(config) and not config.release
     # Without a guarantee, or with fresh keys, equal runs share no noise that could be
     # subtracted.
-    alike = (digest, config.data.data_dir) if private else point.name
+    where = (config.data.data_dir, config.data.declaration)
+    alike = (digest, *where) if private else point.name
     if alike in seen:
       raise UserError(
         f"{point.name} and {seen[alike]} are the same run, or differ in nothing "

@@ -110,7 +110,11 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
     axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
   axis.xaxis.set_major_locator(MaxNLocator(integer=True))
   if metric == "test_loss":
-    _tame(axis, [row[metric] for row in rows])
+    # A loss that runs away must not hide the others.
+    losses = [row[metric] for row in rows]
+    finite = [loss for loss in losses if math.isfinite(loss) and loss > 0]
+    if finite and max(finite) > 20 * statistics.median(finite):
+      axis.set_yscale("log")
 
 
 def _kind(row: Row) -> str:
@@ -119,13 +123,6 @@ def _kind(row: Row) -> str:
     return "not private"
   kind = f"{row['epsilon_kind']}, {row['neighboring_relation']}"
   return kind if row["unit"] == "example" else f"{kind}, per {row['unit']}"
-
-
-def _tame(axis: Axes, losses: list[float]) -> None:
-  """Uses a logarithmic axis where one diverging loss would hide the others."""
-  finite = [loss for loss in losses if math.isfinite(loss) and loss > 0]
-  if finite and max(finite) > 20 * statistics.median(finite):
-    axis.set_yscale("log")
 
 
 def _legend(figure: Figure, axes: Sequence[Axes]) -> None:

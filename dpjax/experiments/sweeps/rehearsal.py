@@ -111,7 +111,12 @@ def _of_points(
   for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
-      plan = _once(seen, point, rehearse)
+      # Runs that differ in their seed alone take as long, and promise the same: a
+      # calibration takes seconds, and no seed enters it.
+      alike = repr(fields.replace(point.config, "seed", 0))
+      if alike not in seen:
+        seen[alike] = rehearse(point)
+      plan = seen[alike]
     except UserError as error:
       if len(found) == 1:
         raise
@@ -147,15 +152,6 @@ def _shown(found: list[Point]) -> Iterator[Point]:
       bar.update(1)
 
 
-def _once(seen: dict[str, _Planned], point: Point, rehearse: Rehearse) -> _Planned:
-  """Runs that differ only in their seed take equally long, and have the same guarantee."""
-  # A calibration takes seconds, and does not depend on the seed.
-  alike = repr(fields.replace(point.config, "seed", 0))
-  if alike not in seen:
-    seen[alike] = rehearse(point)
-  return seen[alike]
-
-
 def _of_selection(
   config: grid.SweepConfig, workdir: pathlib.Path | str, rehearse: Rehearse
 ) -> str:
@@ -178,7 +174,12 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   config = point.config
   began = time.monotonic()
   counted = []
-  zeros = {key: tuple(map(_blank, held)) for key, held in shared.items() if _is_data(held)}
+  zeros = {
+    key: tuple(map(_blank, held))
+    for key, held in shared.items()
+    # What runs share holds more than data sets: compiled steps among them.
+    if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
+  }
   random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
 
   def trainer(steps: relevance.Steps) -> Any:
@@ -203,10 +204,6 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   facts = stated.facts(Ledger(), stated.curve(outcome.num_steps))
   seconds = time.monotonic() - began + math.fsum(counted)
   return _Planned(facts, seconds, outcome.num_steps)
-
-
-def _is_data(held: Any) -> bool:
-  return isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
 
 
 def _blank(dataset: Dataset) -> Dataset:

@@ -89,16 +89,17 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
   lines = []
   for each in dict.fromkeys(map(label, told)):
     mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
-    lines.append([each, *(_most([own.get(t) for own in mine]) for t in targets)])
+    line = [each]
+    for target in targets:
+      # The slowest seed; a dash where one of them never got there.
+      rounds = [own.get(target) for own in mine]
+      line.append("-" if None in rounds else str(max(rounds)))
+    lines.append(line)
   return markdown.table(["rounds to", *targets], lines)
 
 
 def _told(x: str, at: float | None) -> str:
   return "none" if at is None else by_name(x, at, digits=6)
-
-
-def _most(rounds: list[Any]) -> str:
-  return "-" if None in rounds else str(max(rounds))
 
 
 def _label(group: Row, series: str | None, y: str) -> str:

@@ -90,7 +90,10 @@ def run_selection(
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
       # A fault of the config is reported now, not after all of the runs.
       curve.numeric(results[-1], config.y)
-    winner = _winner(config, results)
+    sign = 1.0 if config.selection.better == "max" else -1.0
+    scores = [sign * curve.numeric(result, config.y) for result in results]
+    # A run that diverged never wins, and ends no selection.
+    winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
     overrides = settings[drawn[winner][0]].overrides
     found = {
       "setting": {path: value for path, value in overrides.items() if path != "seed"},
@@ -129,13 +132,6 @@ def planned(
 
 def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
-
-
-def _winner(config: SweepConfig, results: list[dict[str, Any]]) -> int:
-  sign = 1.0 if config.selection.better == "max" else -1.0
-  scores = [sign * curve.numeric(result, config.y) for result in results]
-  # A diverged run never wins, and does not end a selection.
-  return int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
 
 
 def charged(

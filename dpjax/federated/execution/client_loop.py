@@ -14,7 +14,7 @@ import collections
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
@@ -31,17 +31,6 @@ from dpjax.validate import UserError
 
 # The loop waits after this many clients, and moves their results to the host.
 _FLUSH = 256
-
-
-def _num_cores() -> int:
-  if hasattr(os, "sched_getaffinity"):  # of this process; not on macOS
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
-
-
-def _stacked_on_host(rows: Sequence[Any]) -> Any:
-  """Stacks on the host: on the device it would be one dispatch per client and leaf."""
-  return jax.tree.map(lambda *leaves: np.stack(leaves), *jax.device_get(rows))
 
 
 def has_convolution(
@@ -68,9 +57,13 @@ class _Loop:
     self.client = client
     self.partial = partial
     self._jit = jit
-    self._num_threads = _num_cores() if num_threads is None else num_threads
-    # One program is a few percent faster, but rounds differently from its parts. So it is
-    # used only if one thread was requested, not if the machine happens to have one core.
+    # The cores of this process, which may have fewer than the machine; not told on macOS.
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+      cores = len(os.sched_getaffinity(0))
+    self._num_threads = cores if num_threads is None else num_threads
+    # One program is a few percent faster but rounds differently from its parts: for those who
+    # ask for one thread, not for those who happen to have one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody = shared.nobody(client, partial)
@@ -169,7 +162,9 @@ class _Loop:
       sums = sums if self.partial is None else collected
       rows.append((collected if self.partial is None else None, memory, info))
       if len(rows) == _FLUSH or place + 1 == cohort.size:
-        done = [*done, _stacked_on_host(rows)]
+        # Stacking on the device would be one dispatch per client and leaf.
+        fetched = jax.device_get(rows)
+        done = [*done, jax.tree.map(lambda *parts: np.stack(parts), *fetched)]
         rows = []
     if not done:
       return nothing

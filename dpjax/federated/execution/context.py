@@ -116,10 +116,6 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
   return empty
 
 
-def _never_changes(leaf: Any) -> bool:
-  return isinstance(leaf, jax.Array) or not leaf.flags.writeable
-
-
 class Placed:
   """Places the context of a round where its programs run, so that calls move nothing. The
   data set is placed once, everything else once a round.
@@ -149,6 +145,10 @@ class Placed:
   def __call__(self, context: Context) -> Context:
     leaves, treedef = jax.tree.flatten(context.data)
     placed = [self._found(leaf) for leaf in leaves]
-    self._kept = [pair for pair in zip(leaves, placed) if _never_changes(pair[0])]
+    self._kept = [
+      (leaf, twin)
+      for leaf, twin in zip(leaves, placed)
+      if isinstance(leaf, jax.Array) or not leaf.flags.writeable
+    ]
     rest = jax.tree.map(self._place, context._replace(data=None))
     return rest._replace(data=jax.tree.unflatten(treedef, placed))

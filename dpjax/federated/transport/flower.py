@@ -149,7 +149,11 @@ def client_app(
       sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
     # Flower would send the error's text, which may contain data.
     except Exception as error:
-      _say(error)
+      # The client reads it here: one line for a mistake, else the traceback.
+      if isinstance(error, UserError):
+        print(f"error: {error}", file=sys.stderr, flush=True)
+      else:
+        traceback.print_exception(error)
       return flwr.Message(flwr.Error(_RAISED, "left out"), reply_to=message)
     return flwr.Message(flwr.RecordDict({_ANSWER: _arrays(sent)}), reply_to=message)
 
@@ -162,16 +166,7 @@ def client_app(
   return app
 
 
-def _say(error: Exception) -> None:
-  """Writes to the client's own stderr: one line for a user's error, a traceback for any
-  other."""
-  if isinstance(error, UserError):
-    print(f"error: {error}", file=sys.stderr, flush=True)
-  else:
-    traceback.print_exception(error)
-
-
-# --- server program
+# --- the server's program
 
 
 class _Answers:
@@ -205,22 +200,19 @@ class _Answers:
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
-    info = _told(sent.message)
+    # By their messages alone, the server knows no loss and no number of examples.
+    message = jax.tree.map(jnp.asarray, sent.message)
+    norms: Any = np.asarray(trees.per_example_norms(message))
+    unknown: Any = np.zeros(len(norms), np.int32)
+    bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(sent.message))
+    each: Any = lambda number: np.full(len(norms), number, np.float32)
+    info = ClientInfo(each(np.nan), unknown, unknown, norms, each(bits))
     if self._partial is None:
       return execution.Mapped(None, sent, (), info)
     size = bucket(cohort.size)
     message, weight = padded(tuple(sent), size)
     sums = self._partial(context.state, message, weight, np.arange(size) < cohort.size)
     return execution.Mapped(sums, None, (), info)
-
-
-def _told(messages: Any) -> ClientInfo:
-  """Returns what the messages alone tell the server about clients."""
-  norms: Any = np.asarray(trees.per_example_norms(jax.tree.map(jnp.asarray, messages)))
-  unknown: Any = np.zeros(len(norms), np.int32)
-  bits = 32.0 * sum(leaf[0].size for leaf in jax.tree.leaves(messages))
-  each: Any = lambda number: np.full(len(norms), number, np.float32)
-  return ClientInfo(each(np.nan), unknown, unknown, norms, each(bits))
 
 
 class _Server:

@@ -160,7 +160,11 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
   pads = zip(params["padding"], params["lhs_dilation"])
   config += [(*pad, dilation - 1) for pad, dilation in pads] + [(0, 0, 0)]
   x = lax.pad(x, jnp.zeros((), x.dtype), config)  # [..., *padded, C]
-  x = _long_enough(x, lead, params, kernel, out)
+  # Strides may leave the last window short of zeros that no output sees.
+  fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
+  needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
+  short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
+  x = jnp.pad(x, [(0, 0)] * lead + [(0, n) for n in short] + [(0, 0)])
 
   # From the last axis on: it varies fastest in the kernel.
   for i in reversed(range(len(kernel))):
@@ -173,14 +177,6 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
 
 def _window(x: jax.Array, axis: int, stride: int, size: int, start: int) -> jax.Array:
   return lax.slice_in_dim(x, start, start + (size - 1) * stride + 1, stride, axis)
-
-
-def _long_enough(x, lead, params, kernel, out):
-  """Appends zeros where rounding leaves the last window short; no output sees them."""
-  fields = zip(kernel, params["rhs_dilation"], params["window_strides"], out)
-  needed = [(k - 1) * d + (n - 1) * s + 1 for k, d, s, n in fields]
-  short = [max(0, n - size) for n, size in zip(needed, x.shape[lead:-1])]
-  return jnp.pad(x, [(0, 0)] * lead + [(0, n) for n in short] + [(0, 0)])
 
 
 def _conv_form(site: Site) -> RowForm | None:
@@ -446,7 +442,10 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
     (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
   ]
   # Lengths of the rows of either side: [N, T].
-  sides = [tuple(jnp.sqrt(_diagonal(gram)) for gram in each) for each in own]
+  # The diagonal by a masked sum, which XLA merges with those over all pairs.
+  eye = lambda gram: jnp.eye(gram.shape[-1], dtype=bool)[None]
+  diagonal = lambda gram: jnp.sum(jnp.where(eye(gram), gram, 0), axis=2)
+  sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in own]
   width = parts[0].right.shape[2]
   inner = max(part.left.shape[2] if is_float(part.left) else 0 for part in parts)
   for i, a in enumerate(parts):
@@ -479,12 +478,6 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   square = jnp.maximum(total, 0) + eps * size
   more = eps * jnp.sqrt(rows * lost)
   return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
-
-
-def _diagonal(pairs: jax.Array) -> jax.Array:
-  """Returns the diagonal [N, T, T] -> [N, T] as a sum, which XLA merges with those over all
-  pairs."""
-  return jnp.sum(jnp.where(jnp.eye(pairs.shape[-1], dtype=bool)[None], pairs, 0), axis=2)
 
 
 def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:

@@ -218,19 +218,18 @@ def _collect(program: Program, inputs: Sequence[_Stacked | None], found: dict) -
 
 def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) -> list:
   if step.inner is not None:
-    return _collect(step.inner, _entering(step, values), found)
+    entering = list(values)
+    if step.action is Action.SCAN:
+      # A carry changes from turn to turn; what the scan walks over gets one more loop.
+      first_carry, first_xs = equations.ScanParts.of(step.eqn)
+      unknown = [None] * (first_xs - first_carry)
+      sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
+      entering = [*values[:first_carry], *unknown, *sliced]
+    return _collect(step.inner, entering, found)
   if not step.values or any(value.kind is Kind.DATA for value in step.values):
     # Data; or a print, which has no result.
     return [None] * len(step.values)
   return _vectorised(step.eqn, [value for value in values if value is not None])
-
-
-def _entering(step: Step, values: Sequence[_Stacked | None]) -> list:
-  if step.action is not Action.SCAN:
-    return list(values)
-  first_carry, first_xs = equations.ScanParts.of(step.eqn)
-  sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
-  return [*values[:first_carry], *[None] * (first_xs - first_carry), *sliced]
 
 
 def _vectorised(eqn: Any, values: Sequence[_Stacked]) -> list[_Stacked]:

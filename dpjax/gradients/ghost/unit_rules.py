@@ -273,10 +273,21 @@ def totals(
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
     return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
-    return _from_products(unit, flow, _weighted(first.held, factors[0]))
+    # All sites of the leaf share this one matrix, so that it goes back through the first.
+    product = _weighted(first.held, factors[0])
+    site = unit.sites[0]
+    form = unit.forms[0]
+    if unit.swapped[0]:
+      product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
+    _, back = flow.pull(unit.leaves, (site,))
+    return back({site.index: (form.unflatten(product),)})
   if how is Sum.AGAIN:
     return _one_by_one(unit, flow, recorded, first, factors)
-  return _transposed(unit, flow, recorded, factors, finite=_all_finite(first))
+  # An operand that is not finite makes the norm of its example infinite or NaN, or is where
+  # no parameter is reached: finite norms show finite operands.
+  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
+  finite = jnp.all(jnp.isfinite(jnp.stack(longest)))
+  return _transposed(unit, flow, recorded, factors, finite=finite)
 
 
 def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
@@ -325,13 +336,6 @@ def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
   return of_row(data), of_row(cotangents)
 
 
-def _all_finite(first: Norms) -> jax.Array:
-  """Whether all operands of the unit are known to be finite. A non-finite one makes its
-  example's norm infinite or NaN, or is where no parameter is reached."""
-  longest = [length.longest for length in first.lengths]  # of each leaf: [B]
-  return jnp.all(jnp.isfinite(jnp.stack(longest)))
-
-
 def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
   """Computes each example's gradient again, in a compiled loop, times its factor.
 
@@ -344,7 +348,10 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  chunk = _divisor(count, cost_model.in_flight(unit.cost, jax.default_backend()))
+  # Chunks of one size: the largest divisor of the batch that memory allows, and 1 at least.
+  in_flight = cost_model.in_flight(unit.cost, jax.default_backend())
+  most = max(1, min(count, in_flight))
+  chunk = max(d for d in range(1, most + 1) if count % d == 0)
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
   def one(data, cotangents, factors, longest):
@@ -426,27 +433,12 @@ def alone(
   return tuple(_held_to(grad, factor, waiting.longest[row]) for grad in grads)
 
 
-def _divisor(count: int, most: int) -> int:
-  """Returns the largest divisor of count that is at most `most`, and at least 1."""
-  return max(d for d in range(1, max(1, min(count, most)) + 1) if count % d == 0)
-
-
 def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
   """Sums [B, ...] with weights [B] -> [...]."""
   if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
   return trees.dot_examples(factor, _cleaned(x, factor, 0))
-
-
-def _from_products(unit: Unit, flow: ParamFlow, product: jax.Array):
-  """Converts back from the one matrix that all sites of the leaf share."""
-  site = unit.sites[0]
-  form = unit.forms[0]
-  if unit.swapped[0]:
-    product = jnp.swapaxes(product, 1, 2)  # [N, P, K] -> [N, K, P]
-  _, back = flow.pull(unit.leaves, (site,))
-  return back({site.index: (form.unflatten(product),)})
 
 
 def convolves(unit: Unit) -> bool:

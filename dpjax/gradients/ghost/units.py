@@ -79,12 +79,6 @@ def _entrywise(unit: Unit) -> bool:
   return alone and alike and len(site.loops) == len(site.sources[0].loops)
 
 
-def _recorded_whole(sites: Sequence[Site]) -> bool:
-  """Whether the gradient per example is one recorded cotangent, so that holding it is free."""
-  site, *more = sites
-  return not more and site.name == "parameter" and not site.loops
-
-
 def find_units(
   program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
 ) -> tuple[Unit, ...]:
@@ -123,10 +117,14 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     return Unit(group, (), Rule.UNUSED, (), (), Cost(0, 0), False, "")
   forms, reason = _forms(group, sites, one_clip_norm)
   if not forms:
-    cost, hold = cost_model.gradient(_site_work(sites), size, _heavy(sites))
-    # Holding a gradient that was recorded anyway costs nothing. One rounded to half
-    # precision must stay the array whose norm was taken.
-    hold = hold or any(map(_rounds, sites)) or _recorded_whole(sites)
+    # Sums and products with a broadcast parameter fuse with the sum over positions. Where
+    # the general rule forms large intermediates instead, a loop may pay.
+    heavy = any(site.name not in ELEMENTWISE for site in sites)
+    cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
+    # Held, a gradient that was recorded anyway costs nothing, and one that is rounded to
+    # half precision stays the one that its norm was taken of.
+    recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
+    hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
   swapped = _orientation(sites, forms)
   choice = functools.partial(Unit, group, tuple(sites))
@@ -236,11 +234,3 @@ def _rounds(site: Site) -> bool:
   avals = [*(var.aval for var in site.params), *site.out_avals]
   half = any(jnp.finfo(aval.dtype).bits < 32 for aval in avals)
   return half and (form is None or form.one_hot)
-
-
-def _heavy(sites: Sequence[Site]) -> bool:
-  """Whether the general rule forms large intermediates, so that a loop may pay.
-
-  Sums and products with a broadcast parameter fuse with the sum over positions.
-  """
-  return any(site.name not in ELEMENTWISE for site in sites)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.noise import source
+from dpjax.noise.correlated.inverse import Redrawn
 from dpjax.noise.correlated.strategies import Correlation
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
@@ -21,7 +22,7 @@ class CorrelatedNoiseState(NamedTuple):
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
-  memory: Any  # of the strategy: earlier noise
+  memory: Any  # of the strategy: earlier noise, or the mark of what is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
 
 
@@ -70,14 +71,24 @@ def add_correlated(
     tree = poisoned(tree, state, num_steps)
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
   tree = check_one_sum(tree, state)
-  white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
-  if factors:
-    # The draw has checked std alone, without the factors.
-    for leaf in jax.tree.leaves(tree):
-      for end in (min(factors), max(factors)):
-        source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
-    white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.draws])
-  row, memory = correlation.next(white, state.memory)
+  # The draw checks std alone, without the factors.
+  for leaf in jax.tree.leaves(tree):
+    for end in {min(factors, default=1.0), max(factors, default=1.0)}:
+      source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
+
+  def white_at(step: jax.Array) -> Any:
+    white = gaussian(jax.random.fold_in(state.key, step), tree, std)
+    if not factors:
+      return white
+    return trees.scale(white, jnp.asarray(factors, jnp.float32)[step])
+
+  if isinstance(state.memory, Redrawn):
+    strategy: Any = correlation
+    row = strategy.redrawn(white_at, state.draws, state.memory, tree)
+    memory = state.memory
+  else:
+    row, memory = correlation.next(white_at(state.draws), state.memory)
+  # One sum of data and noise: the noise is complete before it meets the data.
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     # One public grid serves all steps: that of the least noise.

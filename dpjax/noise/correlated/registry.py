@@ -6,13 +6,17 @@ the least number of steps between two participations of one example.
 
 from __future__ import annotations
 
+from dpjax.noise.correlated.inverse import BandInvMf, Bisr, LambdaCgd
 from dpjax.noise.correlated.strategies import Trees, White
 from dpjax.noise.correlated.toeplitz import Banded, Buffered
 
-Strategy = White | Banded | Buffered | Trees
+Strategy = White | Banded | Buffered | Trees | Bisr | BandInvMf | LambdaCgd
 STRATEGIES: dict[str, type[Strategy]] = {
   "banded": Banded,
   "blt": Buffered,
   "tree": Trees,
   "identity": White,
+  "bisr": Bisr,
+  "band_inv_mf": BandInvMf,
+  "lambda_cgd": LambdaCgd,
 }

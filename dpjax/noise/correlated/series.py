@@ -42,8 +42,8 @@ def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
   return np.asarray(signal.lfilter([1.0], coefficients, ones))
 
 
-def _weights(num_steps: int, objective: str) -> np.ndarray:
-  """Weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
+def objective_weights(num_steps: int, objective: str) -> np.ndarray:
+  """How often b_s^2 counts: mean over the prefixes, or the last (largest) one."""
   validate.one_of(OBJECTIVES, objective=objective)
   if objective == "max":
     return np.ones(num_steps)
@@ -59,7 +59,7 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
   """
   coefficients = np.asarray(coefficients)[:num_steps]
   noise = prefix_noise(coefficients, num_steps)
-  return (_weights(num_steps, objective) * noise**2).sum()
+  return (objective_weights(num_steps, objective) * noise**2).sum()
 
 
 def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
@@ -94,7 +94,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
   >>> optimized_bands(64, 1)
   array([1.])
   """
-  weights = _weights(num_steps, objective)
+  weights = objective_weights(num_steps, objective)
 
   def loss(tail: np.ndarray) -> tuple[float, np.ndarray]:
     c = np.concatenate([[1.0], tail])
@@ -147,7 +147,7 @@ def optimized_buffers(
     scales, decays = unpack(free)
     c = buffered(scales, decays, num_steps)
     noise = _buffered_prefix_noise(scales, decays, num_steps)
-    error = (_weights(num_steps, objective) * noise**2).sum()
+    error = (objective_weights(num_steps, objective) * noise**2).sum()
     return np.log(error) + np.log(comb_norm_squared(c, num_steps, min_sep, times))
 
   gaps = np.minimum(num_steps ** -np.linspace(0.1, 0.9, buffers), 0.9)

@@ -16,7 +16,8 @@ from dpjax.types import ArrayTree
 class Correlation(Protocol):
   """An invertible lower-triangular matrix C >= 0 with a unit diagonal, for any size.
 
-  `init` and `next` stream C^{-1}, one row after the other, in float32 or wider, under jit.
+  `init` and `next` stream C^{-1}, one row after the other, in float32 or wider, under jit. Where
+  `init` returns `Redrawn`, the strategy has `redrawn`, which takes the place of `next`.
   Frozen and hashable; every field is public.
   """
 

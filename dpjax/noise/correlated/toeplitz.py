@@ -40,10 +40,28 @@ def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 class BandState(NamedTuple):
-  """The last bands - 1 rows, in a ring."""
+  """The last bands - 1 rows, or white draws, in a ring."""
 
   draws: jax.Array  # int32, rows done
   rows: Any  # leaves [bands - 1, ...]
+
+
+def filtered(
+  taps: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
+) -> tuple[Any, BandState]:
+  """y_t = z_t + sum_j taps[j - 1] x_{t-j}, x what is kept: "row" (y itself) or "white" (z)."""
+  buffers = len(taps)
+  if not buffers:
+    return white, BandState(state.draws + 1, state.rows)
+  # Age of the entry in each slot, from 0.
+  age = (state.draws - 1 - jnp.arange(buffers)) % buffers
+  row = trees.add(white, weighted(jnp.asarray(taps)[age], state.rows))
+  slot = state.draws % buffers
+  put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
+    rows, new.astype(rows.dtype), slot, 0
+  )
+  kept = white if keep == "white" else row
+  return row, BandState(state.draws + 1, jax.tree.map(put, state.rows, kept))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,18 +133,9 @@ class BandedToeplitz:
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
-    """Computes y_t = z_t - sum_j c_j y_{t-j}."""
-    if self.bands == 1:
-      return white, BandState(state.draws + 1, state.rows)
-    # Age of the row at each place of the ring, from 0.
-    age = (state.draws - 1 - jnp.arange(self.buffers)) % self.buffers
-    taps = jnp.asarray(self.coefficients[1:])[age]
-    row = subtract(white, weighted(taps, state.rows))
-    slot = state.draws % self.buffers
-    put = lambda rows, new: jax.lax.dynamic_update_index_in_dim(
-      rows, new.astype(rows.dtype), slot, 0
-    )
-    return row, BandState(state.draws + 1, jax.tree.map(put, state.rows, row))
+    """y_t = z_t - sum_j c_j y_{t-j}."""
+    minus = tuple(-value for value in self.coefficients[1:])
+    return filtered(minus, white, state, keep="row")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,16 +40,6 @@ _ONE = np.uint64(1)
 _LOW = np.uint64((1 << 63) - 1)
 
 
-def _swap_masks() -> list[tuple[int, int]]:
-  """Returns (distance, places) of the three exchanges that reverse the digits of a bit's
-  place."""
-  masks = []
-  for low, high in ((0, 5), (1, 4), (2, 3)):
-    places = [p for p in range(64) if p >> low & 1 and not p >> high & 1]
-    masks.append(((1 << high) - (1 << low), sum(1 << p for p in places)))
-  return masks
-
-
 def shuffled(words: np.ndarray) -> np.ndarray:
   """Moves bit p to the place with the six binary digits of p reversed.
 
@@ -59,9 +49,11 @@ def shuffled(words: np.ndarray) -> np.ndarray:
   >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
   """
-  for distance, places in _swap_masks():
-    shift = np.uint64(distance)
-    moved = ((words >> shift) ^ words) & np.uint64(places)
+  # The place of a bit is read backwards by three exchanges of its digits.
+  for low, high in ((0, 5), (1, 4), (2, 3)):
+    shift = np.uint64((1 << high) - (1 << low))
+    places = [place for place in range(64) if place >> low & 1 and not place >> high & 1]
+    moved = ((words >> shift) ^ words) & np.uint64(sum(1 << place for place in places))
     words = words ^ moved ^ (moved << shift)
   return words
 

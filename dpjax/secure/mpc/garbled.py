@@ -167,18 +167,16 @@ def evaluate(
     else:
       # XOR needs no table. For NOT the garbler has exchanged the labels' meanings.
       values.append(a ^ b if gate.kind == "xor" else a)
-  return tuple(
-    _value(values[wire], known) for wire, known in zip(circuit.outputs, garbled.outputs)
-  )
-
-
-def _value(label: int, known: tuple[bytes, bytes]) -> int:
-  found = _digest(label)
-  if found not in known:
-    raise UserError(
-      "a table or a label was changed; the circuit has no result", field="garbled"
-    )
-  return known.index(found)
+  bits = []
+  for wire, digests in zip(circuit.outputs, garbled.outputs):
+    # The garbler sent digests of the two labels of each output, in the order of 0 and 1.
+    digest = _digest(values[wire])
+    if digest not in digests:
+      raise UserError(
+        "a table or a label was changed; the circuit has no result", field="garbled"
+      )
+    bits.append(digests.index(digest))
+  return tuple(bits)
 
 
 class Garbler(Unique):

@@ -400,7 +400,14 @@ def take_part(
     _put(connection, said, enough_time)
     while member.expects:
       most = letters.size(len(terms.clients), record_bytes(terms, member.expects))
-      data = _get(connection, most, enough_time)
+      # Refused before it is read: a server must not fill a client's memory.
+      until = time.monotonic() + enough_time
+      (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
+      if length > most:
+        raise UserError(
+          f"announced {length} bytes, at most {most} are taken", field="server"
+        )
+      data = _read(connection, length, until)
       given = vector if member.expects == "forwarded" else None
       member, said = secagg_client.answer(member, data, given)
       _put(connection, said, enough_time)
@@ -414,14 +421,6 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
     raise UserError(
       "has ended the sum, or does not read any more", field="server"
     ) from error
-
-
-def _get(connection: socket.socket, most: int, seconds: float) -> bytes:
-  until = time.monotonic() + seconds
-  (length,) = _FRAME.unpack(_read(connection, _FRAME.size, until))
-  if length > most:
-    raise UserError(f"announced {length} bytes, at most {most} are taken", field="server")
-  return _read(connection, length, until)
 
 
 def _read(connection: socket.socket, length: int, until: float) -> bytes:

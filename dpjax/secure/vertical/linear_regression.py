@@ -254,7 +254,11 @@ class PrivateStatistics:
     vector = np.asarray(vector, np.float64)
     # d (d + 1) / 2 + d = (d^2 + 3 d) / 2
     size = (math.isqrt(9 + 8 * len(vector)) - 3) // 2
-    xx = _to_matrix(vector[:-size], size)
+    # `_to_vector` scaled entries off the diagonal, which stand for two, by sqrt(2).
+    rows, columns = np.triu_indices(size)
+    upper = np.zeros((size, size))
+    upper[rows, columns] = vector[:-size] / np.where(rows == columns, 1.0, np.sqrt(2))
+    xx = upper + np.triu(upper, 1).T
     return Statistics(xx, vector[-size:], xx[-1, -1])
 
 
@@ -263,13 +267,6 @@ def _to_vector(matrix: np.ndarray) -> np.ndarray:
   norm."""
   rows, columns = np.triu_indices(len(matrix))
   return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))
-
-
-def _to_matrix(vector: np.ndarray, size: int) -> np.ndarray:
-  rows, columns = np.triu_indices(size)
-  upper = np.zeros((size, size))
-  upper[rows, columns] = vector / np.where(rows == columns, 1.0, np.sqrt(2))
-  return upper + np.triu(upper, 1).T
 
 
 def private_ridge(released: Statistics, *, ridge: float, floor: float) -> np.ndarray:

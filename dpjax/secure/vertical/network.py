@@ -268,7 +268,11 @@ def two_party_logistic(
     # Counted, or refused, before anything is sent.
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
-    powers = _powers(keys.public, np.tile(x_a @ state.weights_a, copies), degree)
+    scores_a = np.tile(x_a @ state.weights_a, copies)
+    # What a sends: its share of the linear term, or the powers that b needs.
+    linear = [POLYNOMIALS[1][0] * scores_a]
+    sent = linear if degree == 1 else [scores_a**power for power in (1, 2, 3)]
+    powers = [keys.public.encrypt(scores) for scores in sent]
     scores_b = np.tile(x_b @ state.weights_b, copies)
     labels = np.tile(y, copies)
     encrypted = _encrypted_residuals(keys.public, powers, scores_b, labels, degree)
@@ -288,13 +292,6 @@ def two_party_logistic(
     ), traffic
 
   return Algorithm(init, step)
-
-
-def _powers(public: Vectors, scores_a: np.ndarray, degree: int) -> list[bytes]:
-  """Returns the message of a: its share of the linear term, or the powers that b needs."""
-  if degree == 1:
-    return [public.encrypt(POLYNOMIALS[1][0] * scores_a)]
-  return [public.encrypt(scores_a**power) for power in (1, 2, 3)]
 
 
 def _encrypted_residuals(
@@ -342,8 +339,10 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
-    # Fresh masks for each ciphertext: two uses of one would reveal a difference.
-    masks = _masks(factors.size).reshape(factors.shape)
+    # Fresh masks for each ciphertext: two uses of one would tell a difference.
+    # Uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
+    bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
+    masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
     masked = _coordinator(keys, cipher, num_rows, len(chunk))
     sums.append(masked - masks[: len(chunk)].sum(axis=1))
@@ -358,13 +357,6 @@ def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> 
   """
   sums = keys.decrypt(cipher).reshape(-1, num_rows)[:num_sums].sum(axis=1)
   return np.round(sums * 2.0**SUM_BITS) / 2.0**SUM_BITS
-
-
-def _masks(size: int) -> np.ndarray:
-  """Draws [size] uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of
-  CKKS."""
-  bits = np.frombuffer(secrets.token_bytes(8 * size), np.int64)
-  return (bits >> (63 - MASK_BITS - 28)) / 2.0**28
 
 
 def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:

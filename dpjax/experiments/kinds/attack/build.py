@@ -35,8 +35,10 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
-  """Loads (training data, test data) of the attacked run."""
-  return named(config, LOADERS[config.attack.room], room(config))
+  """(what is trained on, test data) of the attacked run."""
+  loaded = named(config, LOADERS[config.attack.room], room(config))
+  data_lib.needs_classes(loaded[0], "launch.attack")
+  return loaded
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
@@ -58,8 +60,6 @@ def digest(config: AttackConfig) -> bytes:
   attacked["data"].pop("data_dir")
   for name in room(config).where:
     attacked.pop(name)
-  if config.attack.room == "federate" and attacked["memory_budget_gb"] is None:
-    attacked.pop("memory_budget_gb")  # came later; a central run has always had one
   return streams_lib.config_digest("attack", fields)
 
 

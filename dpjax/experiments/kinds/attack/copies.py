@@ -77,7 +77,10 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       num_queries=own.num_queries,
       seed=run.random.order,
     )
-  guess = _commonest(door(attacked.queries), door(attacked.held_out))
+  # The baseline: agreement of a copy that always says what most queries were answered.
+  truth = door(attacked.held_out)
+  label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
+  guess = attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
     "copies": [row._asdict() | {"verdict": verdict(row, guess)} for row in rows],
@@ -86,12 +89,6 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   }
   rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
   return Found({"rates": rates}, result)
-
-
-def _commonest(asked: np.ndarray, truth: np.ndarray) -> Counted:
-  """Agreement of a guess that always gives the commonest answer to the queries."""
-  label = np.bincount(asked.argmax(axis=1)).argmax()
-  return attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:

@@ -25,7 +25,6 @@ from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
@@ -57,12 +56,19 @@ class Victims(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
-  """Builds the clients of the federation as a run does."""
-  federate, (federation, _) = config.federate, loaded
+  """Builds the clients of the federation as a run has them."""
+  federate = config.federate
+  federation, test = loaded
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
-    params = _uniform(params, config.attack.uniform_init, random.init)
+    # Papers on inversion attack networks with wide uniform weights.
+    bound = config.attack.uniform_init
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(random.init, len(leaves))
+    draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
+    params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
+  params = config.attack.sent(params, model, np.asarray(test.x), config.seed)
   loss = attacks.soft_labels(task.loss(model.apply))
   batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
   client, memory = federated.client_of(federate, loss)
@@ -168,13 +174,6 @@ def _size(federation: Any) -> int:
   return sizes[0]
 
 
-def _uniform(params: Any, bound: float, key: jax.Array) -> Any:
-  leaves, treedef = jax.tree.flatten(params)
-  keys = jax.random.split(key, len(leaves))
-  draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
-  return jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
-
-
 # --- the work
 
 
@@ -207,13 +206,6 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
   return pieces.filled(number, init, fill, name="messages", evaluate=error)
 
 
-def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
-  """Converts the message to a gradient; exact for one step of SGD."""
-  steps = int(attacked.batches.mask.any(axis=1).sum())
-  rate = config.client_optimizer.learning_rate
-  return attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
-
-
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   """(message, truth, client) -> (examples [b, ...], labels [b]). The truth gives only its
   shape, and its labels where the config calls them known."""
@@ -223,7 +215,10 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   def labels(message: Any, truth: Example) -> np.ndarray:
     if own.labels == "known":
       return np.asarray(truth.y)
-    gradient = _gradient(config.federate, attacked, message)
+    # Labels are read from a gradient. The message is one exactly for one step of SGD.
+    steps = int(attacked.batches.mask.any(axis=1).sum())
+    rate = config.federate.client_optimizer.learning_rate
+    gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
     return attacks.infer_labels(gradient, batch_size=shape[0])
 
   if isinstance(own, DenseFirst):
@@ -250,23 +245,22 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns one guess for all examples of the client."""
+  """Returns what a dense first layer shows of the client's examples, and their labels."""
   del place
+  size = truth.x[0].size
   try:
-    one = attacks.first_dense(seen, own.layer)
+    guesses = own.read(seen, len(truth.x))
   except attacks.NothingSent:
-    one = np.zeros(truth.x[0].size)
+    guesses = np.zeros((len(truth.x), size))
   except UserError as error:
     raise error.within("attack") from error
-  if one.size != truth.x[0].size:
+  if guesses.shape[1] != size:
     raise UserError(
-      f"takes {one.size} numbers, an example has {truth.x[0].size}; must be "
-      "the first layer",
+      f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
       field="attack.layer",
       value=own.layer,
     )
-  guess = np.broadcast_to(one.reshape(truth.x.shape[1:]), truth.x.shape)
-  return guess, labels(seen, truth)
+  return guesses.reshape(truth.x.shape), labels(seen, truth)
 
 
 # --- results
@@ -338,7 +332,15 @@ def _leakage(
   if len(messages) >= 4:
     flat = [np.asarray(flatten_util.ravel_pytree(one)[0]) for one in messages]
     found["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
-  return {name: _told(score) for name, score in found.items()}
+  return {
+    name: {
+      "score": score.score,
+      "interval": score.interval,
+      "null": float(np.mean(score.null)),
+      "p_value": score.p_value,
+    }
+    for name, score in found.items()
+  }
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
@@ -349,12 +351,3 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
   except UserError:
     return None
   return kernels if kernels.shape[1] == size else None
-
-
-def _told(score: attacks.LeakageScore) -> dict[str, Any]:
-  return {
-    "score": score.score,
-    "interval": score.interval,
-    "null": float(np.mean(score.null)),
-    "p_value": score.p_value,
-  }

@@ -18,8 +18,7 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import pieces, saved, workdir, writers
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE, Promise
@@ -137,13 +136,6 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
-def _data_in(config: pathlib.Path) -> Mapping[str, Any]:
-  """Reads the data section of a config.json; nothing where there is none."""
-  held = writers.read_json(config) if config.exists() else {}
-  data = held.get("data", {}) if isinstance(held, dict) else {}
-  return data if isinstance(data, dict) else {}
-
-
 def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """Returns the guarantee that the target's run states: that of the result.json beside its
   params.npz, if it belongs to these exact parameters. Another config's epsilon does not
@@ -158,14 +150,17 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
   # location of the data and declared number of records: the data stay the same
   apart = ("data_dir", "num_examples", "num_users")
+  # A file of another program, or of no object, says nothing of its data.
+  held = writers.read_json(config) if config.exists() else {}
+  said = held.get("data", {}) if isinstance(held, dict) else {}
   wanted, known = (
     {name: value for name, value in dict(data).items() if name not in apart}
     for data in (
       writers.plain(fields.to_dict(train))["data"],
-      _data_in(config),
+      said if isinstance(said, dict) else {},
     )
   )
-  if streams_lib.canonical(wanted) != streams_lib.canonical(known):
+  if config_names.canonical(wanted) != config_names.canonical(known):
     raise UserError(
       f"was trained elsewhere: its run had data={known}, train.data is {wanted}",
       field="attack.target",
@@ -288,8 +283,16 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
     private = attacked.told["epsilon_kind"] in ("proved", "claimed")
   elif private:  # whose members were dealt by coins
     line = _line(attacked)
+  if attacked.target is None:
+    accuracy = float(np.mean(state["accuracy"]))
+  else:
+    task = attacked.run.task
+    scored = task.evaluate(attacked.run.apply, attacked.target, attacked.test)
+    accuracy = float(scored["accuracy"])
+  # By false negative rate: the share of non-members harder than almost all members.
+  tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
   result = {
-    "test_accuracy": _accuracy(attacked, state),
+    "test_accuracy": accuracy,
     "num_models": len(attacked.included),
     "num_records": len(attacked.records),
     "noise_multiplier": attacked.run.plan.noise_multiplier,
@@ -298,7 +301,10 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
       name: _row(one, line, private, num_targets) for name, one in measured.items()
     },
     "strongest": strongest(measured, num_targets),
-    "loss_tail": _loss_tail(odds, members),
+    "loss_tail": {
+      f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
+      for rate, tail in tails.items()
+    },
     "curves": _curves(measured, line),
     **attacked.told,
   }
@@ -344,16 +350,6 @@ def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   }
 
 
-def _loss_tail(odds: np.ndarray, members: np.ndarray) -> dict[str, dict[str, Any]]:
-  """Returns the share of non-members harder than almost all members, by false negative
-  rate."""
-  tails = {rate: attacks.loss_tail(odds, members, fnr=rate) for rate in attacks.FPRS}
-  return {
-    f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
-    for rate, tail in tails.items()
-  }
-
-
 def _lower_bounds(
   by_method: Mapping[str, np.ndarray], members: np.ndarray, told: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -383,14 +379,6 @@ def _line(attacked: Targets) -> attacks.AllowedRoc:
   exact = np.ptp(sizes) == 0  # as `_halves` dealt them: else one record more or less
   same = plan.neighboring_relation == NeighboringRelation.REPLACE_ONE
   return allowed.replaced(line) if exact and not same else line
-
-
-def _accuracy(attacked: Targets, state: Mapping[str, Any]) -> float:
-  """Returns the mean accuracy of the targets."""
-  if attacked.target is None:
-    return float(np.mean(state["accuracy"]))
-  scored = attacked.run.task.evaluate(attacked.run.apply, attacked.target, attacked.test)
-  return float(scored["accuracy"])
 
 
 def _row(

@@ -71,13 +71,16 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   except UserError as error:
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
+  # What an epsilon of this run is worth against its own clients; a method without a note
+  # of its own has one where its noise is simulated.
+  usual_note = _SIMULATED if run.promise.kind == "simulated" else ""
   return Poisoned(
     run=run,
     attack=attack,
     attackers=attackers,
     tolerates=_tolerates(config),
     promise=run.promise,
-    note=_note(config, run.promise),
+    note=_NOTES.get(config.federate.privacy.method, usual_note),
   )
 
 
@@ -92,12 +95,6 @@ def _tolerates(config: AttackConfig) -> int | None:
     return None
   options = dataclasses.asdict(federate.aggregator)
   return aggregation.tolerates(int(federate.clients_per_round), **options)
-
-
-def _note(config: AttackConfig, promise: Promise) -> str:
-  """States how far an epsilon of this run holds against its own clients."""
-  of_rest = _SIMULATED if promise.kind == "simulated" else ""
-  return _NOTES.get(config.federate.privacy.method, of_rest)
 
 
 def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) -> Any:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dpjax import attacks, validate
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import rules
+from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
 # The first two use more, or less, than log odds: all confidences, or the mean training
@@ -167,6 +170,17 @@ class _Inversion(AttackSettings):
       validate.positive(uniform_init=self.uniform_init)
     validate.one_of(("infer", "known"), labels=self.labels)
 
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns what the server sends: the parameters of an honest one.
+
+    Args:
+      model: whose parameters they are.
+      public: [N, ...], inputs that the server has.
+      seed: of the run.
+    """
+    del model, public, seed
+    return params
+
 
 @dataclasses.dataclass(frozen=True)
 class DenseFirst(_Inversion):
@@ -177,6 +191,47 @@ class DenseFirst(_Inversion):
   """
 
   layer: str = "dense_0"
+
+  def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
+    """Returns one guess for all examples of a message: [B, d], d the layer's inputs."""
+    guess = attacks.first_dense(seen, self.layer)
+    return np.broadcast_to(guess, (batch_size, guess.size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Imprint(DenseFirst):
+  """`attacks.imprint`: a server whose model shows a whole batch, one input from each bin.
+
+  The bins are quantiles of the test inputs, which the server is taken to have.
+
+  Args:
+    gain: scale of the kernels after the first.
+  """
+
+  gain: float = 1.0
+
+  def __post_init__(self):
+    super().__post_init__()
+    validate.positive(gain=self.gain)
+
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns what the server sends in place of the parameters.
+
+    Raises:
+      UserError: an activation of the model that is not 0 below the threshold.
+    """
+    activation = getattr(model, "activation", "relu")
+    if activation != "relu":
+      raise UserError(
+        "must be 'relu' for attack='imprint', whose units are bins",
+        field="federate.model.options.activation",
+        value=activation,
+      )
+    return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
+
+  def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
+    """Returns what stands in the fullest bins: [B, d]."""
+    return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,14 +28,15 @@ _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", 
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """Returns one row for every method under every defence, from results of `AttackConfig`
-  runs that have both."""
-  return [_common(result) | row for result in results for row in _rows(result)]
-
-
-def _rows(result: Row) -> list[Row]:
-  """Returns the rows of one result; a user's task brings its own."""
-  return _ROWS[result["task"]](result) if result["task"] in _ROWS else result["rows"]
+  """One row for every method under every defence; of results of `AttackConfig` runs that know
+  their attack and defence."""
+  of_all = []
+  for result in results:
+    # A task that dpjax does not know brings its own rows.
+    known = _ROWS.get(result["task"])
+    rows = result["rows"] if known is None else known(result)
+    of_all += [_common(result) | row for row in rows]
+  return of_all
 
 
 def _common(result: Row) -> Row:

@@ -31,6 +31,7 @@ from dpjax import (
 from dpjax.data.dataset import first_line
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.config.optimizers import Noise
 from dpjax.experiments.kinds import audits, bounds, unused
@@ -79,17 +80,17 @@ def digest(config: TrainConfig) -> bytes:
   """Returns the public digest of everything in the config that shapes the run.
 
   It leaves out where data lie and on which devices it runs, so that a run can be repeated on
-  another machine. An audit that is switched off and the task's own loss are left out, too.
+  another machine. An audit that is switched off is left out, too.
   """
   fields = to_dict(config)
   for name in config.where:
     fields.pop(name)
   # The same data may have another location on another machine.
   fields["data"].pop("data_dir")
+  # So may their declaration; what it says is in the digest of the data.
+  fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
   return streams_lib.config_digest("central", fields)
 
 
@@ -166,6 +167,7 @@ def load_data(config: TrainConfig, *, features: bool = True) -> tuple[Any, Any]:
     num_classes=config.data.num_classes,
     num_examples=config.data.num_examples,
     resident=config.resident,
+    declaration=config.data.declaration,
   )
   unread_lib.refuse(config, unused.of_dataset(train))
   loaded = preprocessed(config, train, test)
@@ -396,7 +398,11 @@ def assemble(
     plan=plan,
     promise=promise.noted(
       promise.of_plan(
-        plan, num_examples, budget=config.privacy.epsilon_budget, release=config.release
+        plan,
+        num_examples,
+        budget=config.privacy.epsilon_budget,
+        note=promise.asked(attack_of(config.privacy), plan.delta),
+        release=config.release,
       ),
       saved.statement(config.pretrained, known),
       saved.assumed(config.pretrained, known),

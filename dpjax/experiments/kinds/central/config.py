@@ -23,6 +23,7 @@ from dpjax import (
   validate,
 )
 from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
@@ -114,10 +115,15 @@ class DataConfig:
   name: Annotated[
     str,
     "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
-    "package.module:name",
+    "FILE.csv | FILE.parquet | FILE.txt | FOLDER/ | package.module:name",
   ] = "digits"
   data_dir: Annotated[
     str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  declaration: Annotated[
+    str | None,
+    "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
+    "it; none: beside it, FILE.toml, or FOLDER/declaration.toml",
   ] = None
   center: Annotated[
     bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
@@ -179,7 +185,7 @@ class FtrlConfig(WithChoices):
 
 @dataclasses.dataclass
 class PrivacyConfig(WithChoices):
-  """The guarantee of a run. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
   method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
     "dp_sgd"
@@ -234,6 +240,7 @@ class PrivacyConfig(WithChoices):
   epsilon_budget: Annotated[
     float | None, rules.POSITIVE, "refuse to start a run that would spend more"
   ] = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   noise_levels: Annotated[
     list[float],
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",

@@ -7,7 +7,7 @@ other outputs, so it takes the layers below and begins with a last layer of its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -73,7 +73,12 @@ def evaluate(
   """Computes {"accuracy", "loss"}: the class of the nearest other image, and the loss of
   two views of each. The views are the same every time, in batches."""
   scored = _compiled(apply, augment_fn)
-  found = [scored(params, *batch) for batch in _batches(dataset, batch_size)]
+  # The same views in every evaluation, so that rows of one run can be compared.
+  keys = jax.random.split(jax.random.key(0), len(dataset.y))
+  found = []
+  for start in range(0, len(dataset.y), batch_size):
+    rows = slice(start, start + batch_size)
+    found.append(scored(params, np.asarray(dataset.x[rows]), keys[rows]))
   points = np.concatenate([np.asarray(embedded) for embedded, _ in found])
   sizes = [len(embedded) for embedded, _ in found]
   nats = np.average([float(nats) for _, nats in found], weights=sizes)
@@ -91,11 +96,3 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
     return training.on_sphere(apply(params, x)), loss
 
   return scored
-
-
-def _batches(dataset: data.Dataset, size: int) -> Iterator[tuple[Any, Any]]:
-  # Every evaluation uses the same views, so that rows of one run can be compared.
-  keys = jax.random.split(jax.random.key(0), len(dataset.y))
-  for start in range(0, len(dataset.y), size):
-    rows = slice(start, start + size)
-    yield np.asarray(dataset.x[rows]), keys[rows]

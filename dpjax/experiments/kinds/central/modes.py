@@ -73,7 +73,9 @@ def draws(model: Any, params: Params, first: Any, field: str) -> bool:
   Raises:
     UserError: it draws in evaluation too.
   """
-  if not _needs_key(lambda: _shape(model, params, first)):
+  # Shapes alone: nothing is computed.
+  evaluated = lambda: jax.eval_shape(lambda p, x: model.apply(p, x), params, first)
+  if not _needs_key(evaluated):
     flags = getattr(model, "flags", {})
     training = lambda p, x: model.module.apply(p, x, **flags)
     return bool(flags) and _needs_key(lambda: jax.eval_shape(training, params, first))
@@ -82,10 +84,6 @@ def draws(model: Any, params: Params, first: Any, field: str) -> bool:
     "train=False, and nn.Dropout deterministic=not train",
     field=field,
   )
-
-
-def _shape(model: Any, params: Params, x: Any) -> Any:
-  return jax.eval_shape(lambda p, x: model.apply(p, x), params, x)
 
 
 def _needs_key(run: Callable[[], Any]) -> bool:

@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dpjax import data, gradients, names, sampling, transforms, validate
+from dpjax import accounting, data, gradients, names, sampling, transforms, validate
 from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import ftrl, normalization
@@ -124,9 +125,11 @@ def _check_noise_aware(config: TrainConfig) -> None:
 
 
 def _check_promise(privacy: PrivacyConfig) -> None:
+  if attack_of(privacy) is not None:
+    return
   if privacy.epsilon is None and privacy.noise_multiplier is None:
     raise UserError(
-      "give privacy.epsilon or privacy.noise_multiplier",
+      "give privacy.epsilon or privacy.noise_multiplier, or numbers of privacy.attacker",
       field="privacy.epsilon",
       value=None,
     )
@@ -217,9 +220,15 @@ def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
   return privacy.clipping.make(privacy.l2_clip_norm, params, schedule)
 
 
-def maker(epsilon: float | None, noise_multiplier: float | None) -> Callable[..., Plan]:
-  """Returns a function that makes a plan from its other numbers: with this noise, or
-  calibrated to epsilon."""
+def maker(
+  epsilon: float | None,
+  noise_multiplier: float | None,
+  attack: accounting.AttackBound | None = None,
+) -> Callable[..., Plan]:
+  """Returns what makes a plan of its other numbers: with this noise, or calibrated to epsilon, or
+  to what an attacker may do."""
+  if attack is not None and noise_multiplier is None:
+    return functools.partial(Plan.calibrated, attack=attack)
   if noise_multiplier is None:
     return functools.partial(Plan.calibrated, epsilon=epsilon or 0.0)
   return functools.partial(Plan, noise_multiplier=noise_multiplier)
@@ -242,7 +251,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   statistics = normalization.mechanism(config, num_examples, whole)
   promises = privacy.method != "sgd"
   noise = privacy.noise_multiplier if promises else 0.0
-  make = maker(privacy.epsilon, noise)
+  make = maker(privacy.epsilon, noise, attack_of(privacy) if promises else None)
   plan = make(
     sampler=whole,
     num_steps=config.num_steps,

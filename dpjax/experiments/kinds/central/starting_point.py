@@ -149,9 +149,13 @@ def _without_adapters(
 ) -> Trained:
   if not isinstance(config.trainable, AllWeights):
     _check_head(config, params)
-  if isinstance(config.trainable, Head):
-    return _last_layer(task, model, params)
-  return Trained(params, task.loss, model.apply, lambda whole: whole)
+  if not isinstance(config.trainable, Head):
+    return Trained(params, task.loss, model.apply, lambda whole: whole)
+  # The other layers are constants of the loss: no gradient of theirs is taken or clipped.
+  layers = params["params"]
+  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
+  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
+  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
 
 
 def _check_head(config: TrainConfig, params: Params) -> None:
@@ -164,13 +168,6 @@ def _check_head(config: TrainConfig, params: Params) -> None:
       field="trainable",
       value=name,
     )
-
-
-def _last_layer(task: Task, model: Any, params: Params) -> Trained:
-  layers = params["params"]
-  whole = lambda head: {**params, "params": {**layers, **head["params"]}}
-  apply = lambda head, x, **key: model.apply(whole(head), x, **key)
-  return Trained({"params": {saved.HEAD: layers[saved.HEAD]}}, task.loss, apply, whole)
 
 
 def first_steps(config: TrainConfig) -> int:

@@ -331,7 +331,9 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  claimed = _claimed(config, target, epsilon)
+  # Of what ran: of both noises, the result states the epsilon of their sum.
+  of_messages = config.privacy.method == "both" and target.sees == MESSAGES
+  claimed = target.claim.epsilon() if of_messages else epsilon
   found = audits.facts(
     config.audit,
     scores,
@@ -350,11 +352,3 @@ def facts(
     "neighboring_relation": target.claim.relation,
   }
   return found
-
-
-def _claimed(config: FedConfig, target: AuditTarget, epsilon: float | None) -> float | None:
-  """Returns the epsilon of the actual steps. With both noises the result states that of the
-  sum."""
-  if config.privacy.method == "both" and target.sees == MESSAGES:
-    return target.claim.epsilon()
-  return epsilon

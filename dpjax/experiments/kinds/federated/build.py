@@ -212,15 +212,11 @@ def digest(config: FedConfig) -> bytes:
   """
   fields = to_dict(audit.resolved(config))
   fields["data"].pop("data_dir")
+  fields["data"].pop("declaration")
   for name in ("execution", *_EXECUTED, *config.where):
     fields.pop(name)
   if not config.audit.enabled:
     fields.pop("audit")
-  if config.loss == "auto":
-    fields.pop("loss")
-  # A later field must not change the noise of runs without it.
-  if not _is_summed(config):
-    fields.pop("secure_sum")
   return streams_lib.config_digest("federated", fields)
 
 
@@ -478,6 +474,8 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
 
 def _work(config: FedConfig, fed: FedRun) -> Work:
   target = config.stop_at_accuracy
+  if target is not None:
+    data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
   return Work(
     num_steps=total,

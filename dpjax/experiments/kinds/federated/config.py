@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar
 from dpjax import accounting, federated, gradients, sampling, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
 from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config.attacker import AttackerConfig
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -35,10 +36,12 @@ def _roles(data: DataConfig, min_chars: int | None) -> Any:
 
 
 def _by_field(data: DataConfig, client_id: str, max_examples: int | None) -> Any:
-  """Clients by the values of a field, client_id, of prepared data or of an .npz; or those of
-  a function of yours, data.name=package.module:name."""
+  """Clients by the values of a field, client_id, of prepared data, of an .npz or of a table; or
+  those of a function of yours, data.name=package.module:name."""
   own = {"client_id": client_id, "max_examples": max_examples}
-  return natural.natural_federation(data.name, **_read(data), **own)
+  return natural.natural_federation(
+    data.name, **_read(data), **own, declaration=data.declaration
+  )
 
 
 def _leaf(data: DataConfig, shape: tuple[int, ...] | None, max_examples: int | None) -> Any:
@@ -69,7 +72,9 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
-# Clients that the data determine: called with the `DataConfig`, they return (train, test).
+# Those that deal classes, and so need data that have them.
+BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
+# Clients that the data decide: called with the `DataConfig`, they return (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
   # max_examples: number of examples kept of each client, the first ones; None: all
@@ -136,7 +141,7 @@ class FedOptimizerConfig(OptimizerConfig):
 
 @dataclasses.dataclass
 class FedPrivacyConfig(WithChoices):
-  """The guarantee to one user. Give `epsilon` or `noise_multiplier`, not both."""
+  """The guarantee to one user. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
   method: Annotated[
     str,
@@ -178,6 +183,7 @@ class FedPrivacyConfig(WithChoices):
   epsilon_budget: Annotated[
     float | None, rules.POSITIVE, "refuse to start a run that would spend more"
   ] = None
+  attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   simulated_cohort: Annotated[
     int | None, _COUNT, "central: noise as if so many clients took part"
   ] = None

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import accounting, secure
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
@@ -111,22 +112,31 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
   try:
     return of(_calibrated(config, of))
   except accounting.Unreachable as error:
+    wanted = f"epsilon={privacy.epsilon!r}" if privacy.epsilon else "attacker"
     raise UserError(
-      f"so coarse a grid cannot reach privacy.epsilon={privacy.epsilon!r}: {error}",
+      f"so coarse a grid cannot reach privacy.{wanted}: {error}",
       field="secure_sum.bits",
       value=config.secure_sum.bits,
     ) from error
 
 
 def _calibrated(config: FedConfig, of: Any) -> float:
-  return accounting.calibrate_noise_multiplier(
-    # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on z.
-    lambda z: accounting.composed(of(z).event, config.num_rounds),
-    epsilon=config.privacy.epsilon or 0.0,
-    delta=config.privacy.delta,
-    neighboring_relation=_RELATION,
-    accountant="rdp",
-  )
+  counting: Any = {
+    "delta": config.privacy.delta,
+    "neighboring_relation": _RELATION,
+    "accountant": "rdp",
+  }
+
+  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+    # Rounding makes the sensitivity larger, by a part that depends on the grid, and so on the
+    # noise.
+    return accounting.composed(of(noise_multiplier).event, config.num_rounds)
+
+  attack = attack_of(config.privacy)
+  if attack is not None:
+    return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
+  epsilon = config.privacy.epsilon or 0.0
+  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
 
 
 def seed_of(key: jax.Array) -> int:

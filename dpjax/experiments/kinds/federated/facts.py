@@ -38,13 +38,18 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  first = lambda target: (r["step"] for r in rows if r["test_accuracy"] >= target)
+  # Numbers that are predicted have no accuracy.
+  scored = [row for row in rows if "test_accuracy" in row]
+  first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
 def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """Returns an exact function of the users' labels. Its name says so where users have a
-  guarantee, and it is left out with the other diagnostics."""
+  """An exact function of the users' labels: named as such where users are promised privacy,
+  and left out with the other diagnostics."""
+  if fed.federation.dataset.target is not None:
+    # It compares clients by their shares of classes.
+    return {}
   public = config.privacy.method == "none"
   if not public and (config.release or not config.diagnostics):
     return {}

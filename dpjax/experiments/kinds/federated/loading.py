@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dpjax.data import Federation
+import numpy as np
+
+from dpjax.data import Federation, needs_classes
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds import bounds, unused
 from dpjax.experiments.kinds.central import build as build_central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import bounds as fed_bounds
-from dpjax.experiments.kinds.federated.config import NATURAL, FedConfig
+from dpjax.experiments.kinds.federated.config import BY_CLASS, NATURAL, FedConfig
 from dpjax.validate import UserError
 
 
@@ -70,4 +72,11 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
   train, test = build_central.load_data(central(config), features=False)
   fed_bounds.local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
-  return Federation(train, config.partition.make(train.y), nominal_users=users), test
+  labels = train.y
+  if train.target is not None:
+    law = name_of(config, "partition")
+    if law in BY_CLASS:
+      needs_classes(train, f"partition={law!r}")
+    # The other laws look at the number of rows alone.
+    labels = np.zeros(len(train), np.int32)
+  return Federation(train, config.partition.make(labels), nominal_users=users), test

@@ -10,6 +10,7 @@ from dpjax import accounting, gradients, names, sampling, secure, validate
 from dpjax.auditing.canary_clients import DIRECTION, PARAMETER
 from dpjax.data import Federation
 from dpjax.experiments.config import fields, user_code
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import ftrl
 from dpjax.experiments.kinds.central.config import PrivacyConfig
@@ -144,7 +145,8 @@ def _check_promise(config: FedConfig) -> None:
     _check_clipping(config)
   if privacy.method == "none":
     return
-  if (privacy.epsilon is None) == (privacy.noise_multiplier is None):
+  has_attack = attack_of(privacy) is not None
+  if not has_attack and (privacy.epsilon is None) == (privacy.noise_multiplier is None):
     raise UserError(
       f"give it or privacy.noise_multiplier={privacy.noise_multiplier!r}, exactly "
       "one of them",
@@ -229,7 +231,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
   """Makes a plan over clients; noise None: calibrated to the config's epsilon."""
   privacy = config.privacy
-  make = maker(privacy.epsilon, noise)
+  make = maker(privacy.epsilon, noise, attack_of(privacy))
   return make(
     sampler=sampler,
     num_steps=config.num_rounds,
@@ -259,7 +261,9 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
       value=config.clients_per_round,
     )
   ftrl.check(privacy)
-  make = maker(config.privacy.epsilon, config.privacy.noise_multiplier)
+  make = maker(
+    config.privacy.epsilon, config.privacy.noise_multiplier, attack_of(config.privacy)
+  )
   return make(
     sampler=ftrl.sampler(
       privacy, config.num_rounds, num_clients, num_clients + 1, unit="user"
@@ -331,13 +335,20 @@ def local_noise(config: FedConfig) -> float | None:
     return privacy.local_noise_multiplier
   if privacy.noise_multiplier is not None:
     return privacy.noise_multiplier
-  return accounting.calibrate_noise_multiplier(
-    # Every round is counted: the server sees who sends, so sampling amplifies nothing.
-    lambda z: placement.local_event(z, config.num_rounds),
-    epsilon=privacy.epsilon or 0.0,
-    delta=privacy.delta,
-    neighboring_relation=NeighboringRelation.REPLACE_ONE,
-  )
+  counting: Any = {
+    "delta": privacy.delta,
+    "neighboring_relation": NeighboringRelation.REPLACE_ONE,
+  }
+
+  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+    # Every round is counted: who sends is seen, so sampling amplifies nothing.
+    return placement.local_event(noise_multiplier, config.num_rounds)
+
+  attack = attack_of(privacy)
+  if attack is not None:
+    return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
+  epsilon = privacy.epsilon or 0.0
+  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
 
 
 _LOCAL_NOTE = (
@@ -396,11 +407,13 @@ def make_promise(
 
   The plans are those of `make_plan`, the mechanism that of `distributed.mechanism`.
   """
+  asked = promise.asked(attack_of(config.privacy), config.privacy.delta)
   if mechanism is not None:
-    return distributed.promise(config, mechanism, num_clients)
+    return promise.noted(distributed.promise(config, mechanism, num_clients), asked)
   if config.privacy.method == "local":
-    return local_promise(config, num_clients)
+    return promise.noted(local_promise(config, num_clients), asked)
   simulated = reported is not ran
+  notes = [_simulation_note(config) if simulated else "", asked]
   return promise.of_plan(
     reported,
     num_clients,
@@ -408,6 +421,6 @@ def make_promise(
     deployed=config.privacy.simulated_clients,
     unit="user",
     budget=config.privacy.epsilon_budget,
-    note=_simulation_note(config) if simulated else "",
+    note="\n\n".join(note for note in notes if note),
     release=config.release,
   )

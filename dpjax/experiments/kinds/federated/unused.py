@@ -80,7 +80,7 @@ def _federated_privacy(config: FedConfig) -> Unused:
   privacy = config.privacy
   room = "privacy"
   method = privacy.method
-  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
   reported = method != "none" or config.audit.enabled
   simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
   return (

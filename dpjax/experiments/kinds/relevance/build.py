@@ -108,7 +108,13 @@ def _play(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     pictures.pictures(folder, outcome, config.lrp)
-    _write_counts(folder / _COUNTS, counted)
+    # Table 1 of the paper, for each class against the rest.
+    names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
+    rows = [
+      {"class": label} | dict(zip(names, map(int, counts)))
+      for label, counts in enumerate(counted.one_against_rest())
+    ]
+    report.write_csv(folder / _COUNTS, rows)
 
   times = {name: round(value, 3) for name, value in seconds.items()}
   # In a release, times would reveal sizes of batches; see `loop`.
@@ -150,16 +156,6 @@ def oscillation(values: Sequence[float]) -> float | None:
   # The last half, but at least two values, so that there is a difference.
   late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
   return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
-
-
-def _write_counts(path: pathlib.Path, counted: metrics.Confusion) -> None:
-  """Writes table 1 of the paper: each class against all others."""
-  names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
-  rows = [
-    {"class": label} | dict(zip(names, map(int, counts)))
-    for label, counts in enumerate(counted.one_against_rest())
-  ]
-  report.write_csv(path, rows)
 
 
 def forget(folder: pathlib.Path) -> None:
@@ -226,7 +222,9 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
       data_dir=config.data.data_dir,
       num_classes=config.data.num_classes,
       num_examples=config.data.num_examples,
+      declaration=config.data.declaration,
     )
+    data_lib.needs_classes(train, "launch.relevance")
     if train.x.dtype != np.float32 or train.x.min() < 0 or train.x.max() > 1:
       raise UserError("must be images in [0, 1]", field="data.name", value=config.data.name)
     loaded[key] = central.limited(train, config.data), test
@@ -330,6 +328,7 @@ def digest(config: RelevanceConfig) -> bytes:
   """Returns the public digest of the config, without locations of data and audit settings."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
+  fields["data"].pop("declaration")
   fields.pop("audit")
   return streams_lib.config_digest("relevance", fields)
 

@@ -96,7 +96,8 @@ def check(config: RelevanceConfig) -> None:
       value=True,
     )
   _check_models(config)
-  _check_audit(config.audit)
+  counts = bounds.named("audit", config.audit, "num_trials", "num_canaries")
+  validate.integer_in(20, rules.MOST_DRAWS, **counts)
 
 
 def _check_models(config: RelevanceConfig) -> None:
@@ -116,8 +117,3 @@ def _check_models(config: RelevanceConfig) -> None:
         field=f"rigorous_model.{name}",
         value=value,
       )
-
-
-def _check_audit(audit: RelevanceAuditConfig) -> None:
-  counts = bounds.named("audit", audit, "num_trials", "num_canaries")
-  validate.integer_in(20, rules.MOST_DRAWS, **counts)

@@ -42,7 +42,10 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
   figure = Figure(figsize=(1.1 * len(y), 2.4), layout="constrained")
   axes = figure.subplots(2, len(y), squeeze=False)
   for column, (image, found, label) in enumerate(zip(x, np.asarray(scores), y)):
-    axes[0, column].imshow(_shown(image), cmap="gray_r")
+    # A constant image has no range to divide by.
+    scaled = (image - image.min()) / max(float(np.ptp(image)), 1e-12)
+    shown = scaled if scaled.shape[-1] == 3 else scaled[..., 0]
+    axes[0, column].imshow(shown, cmap="gray_r")
     axes[0, column].set_title(f"class {label}", fontsize=7)
     axes[1, column].imshow(heat_map(found))
   for axis in axes.ravel():
@@ -50,11 +53,6 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
   figure.suptitle("test images; relevance for the true class: red for, blue against",
                   fontsize=8)  # fmt: skip
   reports.save_figure(figure, path)
-
-
-def _shown(image: np.ndarray) -> np.ndarray:
-  scaled = (image - image.min()) / max(float(np.ptp(image)), 1e-12)
-  return scaled[..., 0] if scaled.shape[-1] != 3 else scaled
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:

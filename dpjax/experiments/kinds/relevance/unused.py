@@ -9,12 +9,12 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data.published import is_embedded
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import of_model, of_options
-from dpjax.relevance.lrp import Lrp
-from dpjax.relevance.settings import Paper, Rigorous
+from dpjax.relevance.settings import Rigorous
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
@@ -39,6 +39,17 @@ def of(config: RelevanceConfig) -> Unused:
   noised = radp or method in _CLAIMED
   public = rigorous and config.rigorous.model1 == "public"
   of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
+  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
+  of_paper = _table(
+    (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
+    (config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
+  )
+  # Every method reads lrp: by its relevance, or by the heat maps of its result.
+  lrp = _table(
+    (config.lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
+    (config.lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
+    (config.lrp.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
+  )
   return (
     _data(config.data)
     | of_model(config.model)
@@ -61,9 +72,9 @@ def of(config: RelevanceConfig) -> Unused:
       (noised or audit.canary_runs, "audit.canary_runs, or a method that noises records",
        "audit.enabled"),
     )
-    | (_paper(config.paper) if paper else {})
+    | (of_paper if paper else {})
     | (_rigorous(config.rigorous) if rigorous else {})
-    | _lrp(config.lrp)
+    | lrp
   )  # fmt: skip
 
 
@@ -75,12 +86,17 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  is_file = data.name.endswith(".npz")
+  declared = takes_declaration(data.name)
+  is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
-    "data.max_length": "text, and relevance is of images",
-    "data.num_users": "users that the data name (launch.federate)",
-  }
+  return (
+    needs(declared, "a table or a folder of images", "data.declaration")
+    | needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | {
+      "data.max_length": "text, and relevance is of images",
+      "data.num_users": "users that the data name (launch.federate)",
+    }
+  )
 
 
 def of_dataset(dataset: Any) -> Unused:
@@ -112,14 +128,6 @@ def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
 
 def _takes_activation(model: ModelConfig) -> bool:
   return "activation" in models.options(model.name) and "activation" not in model.options
-
-
-def _paper(how: Paper) -> Unused:
-  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
-  return _table(
-    (how.preset == "custom", "paper.preset='custom'", of_preset),
-    (how.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
-  )
 
 
 def _rigorous(how: Rigorous) -> Unused:
@@ -164,13 +172,3 @@ def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
   }
   unread = [f"private.{name}" for name, is_used in used.items() if not is_used]
   return needs(False, f"a method that reads it, not {method!r}", *unread)
-
-
-def _lrp(how: Lrp) -> Unused:
-  """Returns the unused fields of LRP. Every method reads them: for its relevance, or for
-  the heat maps of its result."""
-  return _table(
-    (how.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
-    (how.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
-    (how.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
-  )

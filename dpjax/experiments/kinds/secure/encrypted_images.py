@@ -34,7 +34,9 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
   """Loads (train, test) of the `train` section."""
   with bounds.within("train"):
-    return central.load_resident(config.train)
+    loaded = central.load_resident(config.train)
+    data_lib.needs_classes(loaded[0], "launch.secure")
+    return loaded
 
 
 def data_digest(loaded: tuple[Any, Any]) -> bytes:

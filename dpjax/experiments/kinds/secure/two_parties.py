@@ -49,19 +49,19 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> _Rows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
-    return _breast_cancer()
+    # Standardised by all rows, of which the last fifth is predicted.
+    x, y = datasets.load_breast_cancer(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0)
+    order = np.random.default_rng(0).permutation(len(x))
+    x = x[order]
+    y = y[order]
+    known = 4 * len(x) // 5
+    return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
+  data_lib.needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
   return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
-
-
-def _breast_cancer() -> _Rows:
-  """Loads the table, standardised by all rows. The last fifth is predicted."""
-  x, y = datasets.load_breast_cancer(return_X_y=True)
-  x, order = (x - x.mean(0)) / x.std(0), np.random.default_rng(0).permutation(len(x))
-  x, y, known = x[order], y[order], 4 * len(x) // 5
-  return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
 
 
 def data_digest(loaded: _Rows) -> bytes:

@@ -1,0 +1,27 @@
+"""Finance: who defaults on a credit card, by a small network on three columns.
+
+  python -m launch.train --config=configs/credit_default.py --workdir=runs/credit_default
+
+NUMBERS
+"""
+
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="credit_default"),
+    model=ModelConfig(name="linear"),
+    privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.5, l2_clip_norm=0.5),
+    optimizer=OptimizerConfig(learning_rate=4.0),
+    num_steps=60,
+    eval_every=20,
+    checkpoint_every=60,
+    ema_decay=0.9,
+  )

@@ -1,0 +1,27 @@
+"""Medicine: progression of diabetes in a year, by linear regression on ten columns.
+
+  python -m launch.train --config=configs/diabetes.py --workdir=runs/diabetes
+
+NUMBERS
+"""
+
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  return TrainConfig(
+    data=DataConfig(name="diabetes"),
+    model=ModelConfig(name="linear"),
+    privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.5, l2_clip_norm=0.5),
+    optimizer=OptimizerConfig(learning_rate=4.0),
+    num_steps=60,
+    eval_every=20,
+    checkpoint_every=60,
+    ema_decay=0.9,
+  )
