@@ -451,7 +451,7 @@ def attackers(
   risk = ""
   if prior is not None:
     least = accounting.lower(accounting.bayes_risk(profile, prior))
-    risk = f"; whoever knows the prior {prior!r} errs with probability {least} at least"
+    risk = f"; anyone who knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
     f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "

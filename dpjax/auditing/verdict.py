@@ -57,7 +57,7 @@ def check_event(method: str, event: Any) -> None:
       other.add(type(part).__name__)
   if other:
     raise validate.UserError(
-      "valid only for Gaussian noise without sampling, and this run is charged "
+      "valid only for Gaussian noise without sampling, and this run accounts for "
       f"{', '.join(sorted(other))}; use 'one_run' or 'one_run_two_sided'",
       field="method",
       value=method,

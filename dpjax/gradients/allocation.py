@@ -102,7 +102,7 @@ def allocate_clip_norms(
 def _checked_scores(params: Any, scores: Any, scores_are: str) -> Any:
   if scores_are not in ORIGINS:
     raise UserError(
-      "must be 'public', or 'released' by a mechanism that is charged; scores "
+      "must be 'public', or 'released' by a mechanism that is accounted; scores "
       "computed from the private data are themselves a release",
       field="scores_are",
       value=scores_are,

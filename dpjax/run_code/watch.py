@@ -71,7 +71,7 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
       raise UserError(
         f"{os.path.basename(file)} {what} this file after the noise of the run "
         "was chosen, which must follow it; load it while modules are imported, at "
-        "their top, and begin anew in another directory",
+        "their top, and start again in another directory",
         field=name,
       )
   now = again().modules

@@ -83,7 +83,7 @@ def check_start(params: Any) -> None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax" and "update" in frame.f_code.co_name:
       raise UserError(
-        "Optax makes it anew within an update, so the noise of the first steps "
+        "Optax makes it again within an update, so the noise of the first steps "
         "would be drawn again and not be counted; give reset_state=False, or put "
         "plan.transform outside",
         field="state",

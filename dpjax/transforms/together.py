@@ -10,7 +10,7 @@ from dpjax.sampling import Sampler, assumption
 from dpjax.validate import UserError
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
-_EPOCHS = "epochs that are paid at the noise of their first step"
+_EPOCHS = "epochs that are accounted at the noise of their first step"
 _BANDS = (
   "noise of several bands, which needs a sampler that bounds how often an example takes "
   "part, such as CyclicSampler or CyclicPoissonSampler"

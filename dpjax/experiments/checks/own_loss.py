@@ -157,7 +157,7 @@ def check(
     and (clip.schedule or clip.rule.adapts)
   ):
     raise UserError(
-      "cannot be compared with clipped_grad=, which is not told how the clip "
+      "cannot be compared with clipped_grad=, which does not know how the clip "
       f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
       field="algorithm",
     )

@@ -297,7 +297,7 @@ def _check_selection(config: SweepConfig) -> None:
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
-      "not charged here",
+      "not accounted here",
       field="selection.enabled",
       value=True,
     )

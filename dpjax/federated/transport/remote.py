@@ -40,7 +40,7 @@ def _spend(folder: pathlib.Path, round: int) -> None:
     note = os.open(folder / f"round_{round}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
   except FileExistsError as error:
     raise UserError(
-      "was answered before; a second answer would tell more than was charged",
+      "was answered before; a second answer would reveal more than was accounted",
       field="round",
       value=round,
     ) from error

@@ -307,7 +307,7 @@ class TrainConfig(WithChoices):
   trainable: Annotated[
     AllWeights | Head | HeadFirst | LowRank,
     Choice(TRAINABLE),
-    "what is trained, released and paid for; the rest is public and stays",
+    "what is trained, released and accounted; all else is public and stays",
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
