@@ -217,8 +217,8 @@ def _costs(
 
 
 def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
-  """The result of the faster and looser RDP, where a search begins; None if RDP does not
-  know the event."""
+  """Returns the start of a search: the result of the faster and looser RDP, or `otherwise` if
+  RDP does not know the event."""
   if target.get("accountant") == "rdp":
     return otherwise
   try:

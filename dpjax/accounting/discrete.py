@@ -50,7 +50,7 @@ def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
 
 
 def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarray:
-  """[len(ORDERS)] of discrete Gaussian noise N_Z(0, variance) on each coordinate.
+  """Renyi divergences [len(ORDERS)] of noise N_Z(0, variance) on each coordinate.
 
   >>> float(discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)[0])  # at order 2
   1.0
@@ -62,7 +62,7 @@ def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarr
 def summed_discrete_gaussian_rdp(
   share_variance: float, num_shares: int, *, l2_sensitivity: float, dim: int
 ) -> np.ndarray:
-  """[len(ORDERS)] of the sum of `num_shares` discrete Gaussians, which is not one.
+  """Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
   UserError: share_variance < 1/4, where the proposition says nothing.
 
@@ -99,7 +99,7 @@ def skellam_rdp(
   l1_sensitivity: float,
   orders: Sequence[float] = ORDERS,
 ) -> np.ndarray:
-  """[len(orders)] of Skellam noise of this variance on each coordinate.
+  """Renyi divergences [len(orders)] of Skellam noise of this variance on each coordinate.
 
   Args:
     l1_sensitivity: see the function `l1_sensitivity`.
@@ -189,7 +189,7 @@ class DistributedNoise:
   def rdp(
     self, *, l2_sensitivity: float, dim: int, survivors: int | None = None
   ) -> np.ndarray:
-    """[len(ORDERS)] of one sum.
+    """Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
       survivors: None for the promise; a number for what a sum with so many shares costs,

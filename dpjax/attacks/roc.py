@@ -8,8 +8,8 @@ is Hoeffding's for a two-sample U-statistic (1963, section 5), that of the best 
 Massart's (1990), which covers every threshold at once: both hold for any scores, ties and
 perfect separation included, without a large sample.
 
-All intervals take the scores as independent of each other. Records of ONE trained model are
-not quite; what refutes an epsilon from one run is `dpjax.auditing.one_run`.
+All intervals assume independent scores. Those of records of ONE trained model are not quite
+independent. To refute an epsilon from one run use `dpjax.auditing.one_run`.
 """
 
 from __future__ import annotations

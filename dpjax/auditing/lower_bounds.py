@@ -286,7 +286,7 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
-  """Number of canaries that are guessed at one end of the scores, for each test of a bound."""
+  """Returns the numbers of canaries to guess at one end of the scores, one for each test."""
   # More guesses of "in" than records that are in cannot help.
   half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
@@ -295,7 +295,7 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 
 
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
-  """Returns (guesses, correct) when the k largest scores are guessed to be in, for fixed
+  """Yields (guesses, correct) when the k largest scores are guessed to be in, for fixed
   values of k. Two-sided tests also guess the k smallest to be out. Equal scores whose
   canaries are unknown count as wrong as possible, so any true order has at least as many
   right."""

@@ -240,7 +240,7 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """Yields all places, in groups that fit in memory."""
+    """Returns all places, in groups that fit in memory."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:

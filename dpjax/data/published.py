@@ -43,7 +43,7 @@ PUBLISHED: dict[str, Published] = {
   "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
   "wine": Published(146, loader=f"{_SMALL}.load_wine"),
   "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
-  # Of `pip install --no-deps islp==0.6.0`.
+  # Data of `pip install --no-deps islp==0.6.0`.
   "credit_default": Published(
     7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
   ),

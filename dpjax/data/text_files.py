@@ -44,7 +44,7 @@ class Texts(NamedTuple):
 
 
 def parse(source: Any) -> Texts:
-  """The declaration in a dict; UserError that names the key.
+  """Parses a declaration from a dict. Raises UserError that names the key.
 
   >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length
   64

@@ -200,8 +200,8 @@ def _is_batch_norm(module: Any) -> bool:
 
 @contextlib.contextmanager
 def _no_batch_norm() -> Iterator[None]:
-  """Raises UserError where a linen BatchNorm computes statistics. Those of one example are
-  no statistics; those of a batch mix examples."""
+  """Context that raises UserError where a linen BatchNorm computes statistics. Those of one
+  example are no statistics; those of a batch mix examples."""
   linen = sys.modules.get("flax.linen")
   # If Flax was never imported, the loss has no layer of it.
   if linen is None:
@@ -279,7 +279,7 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
-  """Yields equations through which a gradient flows from the results to `sources`."""
+  """Returns equations through which a gradient flows from the results to `sources`."""
   reached = set(sources)
   between = []
   for eqn in jaxpr.eqns:

@@ -155,9 +155,10 @@ class Whitening(NoisyMeans):
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
     """Returns the upper end of a bin that privately contains the ninth decile.
 
-    Many examples may have one norm, as standardised ones have: between them there is nothing that
-    `Quantile` could choose. The utility of a bin is how many records too many lie below it (above
-    nine tenths of them) or above it (above one tenth), times -10, so that it is an integer.
+    Many examples may have one norm, as standardised ones do. Between equal norms `Quantile` has
+    nothing to choose. The utility of a bin is -10 times an excess, so that it is an integer. The
+    excess is the number of records below the bin beyond nine tenths of all, or above it beyond
+    one tenth.
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
@@ -169,7 +170,7 @@ class Whitening(NoisyMeans):
 
   @property
   def _among(self) -> PermuteAndFlip:
-    """Sensitivity of the rank. A replaced record changes sides; an added or removed one
+    """Selection among the bins. A replaced record changes sides; an added or removed one
     also moves nine tenths of the total."""
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)

@@ -74,7 +74,7 @@ def keeps_freed_memory() -> bool:
 
 
 def give_back() -> None:
-  """Returns freed memory to the system now, between two tasks that need not share it.
+  """Gives freed memory back to the system now, between two tasks that need not share it.
   Settings of `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()

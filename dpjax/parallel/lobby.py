@@ -205,7 +205,7 @@ class _Lobby:
     return next((wrong for wrong in wrongs if wrong), None)
 
   def _let_go(self) -> None:
-    """Returns guests whose time is over; of a crowd, the oldest from the address with the
+    """Disconnects guests whose time is over; of a crowd, the oldest from the address with the
     most."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:

@@ -165,7 +165,7 @@ class _Reader(ast.NodeVisitor):
     self.generic_visit(node)
 
   def _importing_call(self, node: ast.Call) -> None:
-    """Returns the possible imports of a call such as
+    """Records the possible imports of a call such as
     `importlib.import_module(f"helpers.{name}")`."""
     arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
     texts = [text for argument in arguments for text in _strings(argument)]

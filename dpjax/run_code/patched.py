@@ -52,7 +52,7 @@ def replaced() -> Iterator[Any]:
 
 
 def _checkouts() -> Iterator[str]:
-  """Returns library folders among the user's files; a digest of all sources is their
+  """Yields library folders among the user's files; a digest of all sources is their
   version."""
   for name in DISTRIBUTIONS:
     file = getattr(sys.modules.get(name), "__file__", None)
@@ -61,7 +61,7 @@ def _checkouts() -> Iterator[str]:
 
 
 def _files_of(value: Any) -> Iterator[str]:
-  """Returns the files of a function and of what it wraps; nothing for other objects."""
+  """Yields the files of a function and of what it wraps; nothing for other objects."""
   for _ in range(_MOST_WRAPPED):
     if isinstance(value, functools.partial):
       value = value.func

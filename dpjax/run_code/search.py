@@ -470,7 +470,7 @@ def _held_by(function: types.FunctionType) -> list[Any]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-  """Returns the parts of a value that is no function, class or module."""
+  """Yields the parts of a value that is no function, class or module."""
   if isinstance(value, types.MethodType):
     yield from (value.__func__, value.__self__)
   elif isinstance(value, functools.partial):

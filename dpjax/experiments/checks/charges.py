@@ -187,7 +187,7 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
 
 
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
-  """Yields (a random sum within the clip bound, mask). Its length, number of examples,
+  """Returns (a random sum within the clip bound, mask). Its length, number of examples,
   norms and losses differ between the two runs."""
   plan = subject.plan
   leaves = jax.tree.leaves(subject.params)
@@ -295,7 +295,7 @@ def own_sum(subject: Subject) -> Row:
 
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
-  """Returns (epsilon, its place) for every epsilon that a run prints or writes at its end."""
+  """Yields (epsilon, its place) for every epsilon that a run prints or writes at its end."""
   promise = subject.promise
   config = subject.config
   assert promise is not None and config is not None

@@ -35,8 +35,8 @@ class _Rows:
 
 
 def _checked_rows(data: Any) -> _Rows:
-  """Raises UserError unless rows of the data are trees of arrays, with one entry for each
-  row."""
+  """Returns the data as rows. Raises UserError unless rows are trees of arrays, with one entry
+  for each row."""
   needs = "data: must have len() and data[indices], a tree of stacked arrays"
   kind = type(data).__name__
   try:

@@ -73,7 +73,7 @@ def settled(
 
 
 def set_paths(config: Any) -> Iterator[str]:
-  """Returns dotted names of the set fields; a model's options one by one.
+  """Yields dotted names of the set fields; a model's options one by one.
 
   >>> from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
   >>> list(set_paths(TrainConfig(model=ModelConfig("mlp", {"features": (8,)}), seed=3)))

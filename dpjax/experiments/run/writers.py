@@ -388,7 +388,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """Yields (text, data) of each whole line."""
+  """Returns (text, data) of each whole line."""
   path = workdir / METRICS
   if not path.exists():
     return []

@@ -76,7 +76,7 @@ def points(
 
 
 def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
-  """Yields (label, run) of every row, before its fields are checked.
+  """Returns (label, run) of every row, before its fields are checked.
 
   Raises:
     UserError: an unknown field or value, or a field of the whole table.

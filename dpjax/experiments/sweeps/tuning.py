@@ -200,7 +200,7 @@ def _told(
   kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
-    "-private. The choice of the best of a random number of runs is accounted: what is in "
+    "-private. The choice of the best of a random number of runs is charged: what is in "
     f"{BEST}/ is (epsilon = {upper(epsilon)}, delta = {upper(delta)})-private "
     f"({kind}, {plan.neighboring_relation}), if the test data that it was chosen on are "
     "public, and nothing of the other runs is released, not even how many there were."

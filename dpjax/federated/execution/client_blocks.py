@@ -51,11 +51,12 @@ class ByteBudget(NamedTuple):
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
     """Yields (places, padded number of clients), together all these places of the cohort.
 
-    One piece where they fit. Else pieces of a power of two clients for each device, so that
-    there are few shapes, the largest clients first; one of them at least, whatever it takes.
+    One piece if they fit. Otherwise each piece has a power of two clients for each device, so
+    that there are few shapes. The largest clients come first. A piece has at least one client,
+    even if it exceeds the limit.
 
     Args:
-      size: clients that the whole would be padded to.
+      size: number of clients to which one whole piece would be padded.
       sent: whether the rows that clients hold are sent with the block.
     """
     shapes = np.array([_shape(cohort, place, sent) for place in places], np.int64)

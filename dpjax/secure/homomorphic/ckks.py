@@ -146,7 +146,7 @@ def _context(chain: Chain) -> Any:
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
-  """Raises SEAL's refusals as one line: a level, a key or a size that does not fit."""
+  """Context that turns SEAL's refusals into one line: a level, key or size that does not fit."""
   try:
     yield
   except UserError:

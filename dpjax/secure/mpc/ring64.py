@@ -105,8 +105,8 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _digits(x: jax.Array) -> list[jax.Array]:
-  """Splits into three float64 digits in [-2^21, 2^21), lowest first; their sum is modulo
-  2^64."""
+  """Splits into three float64 digits in [-2^21, 2^21), lowest first. They represent
+  the number modulo 2^64."""
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):

@@ -96,11 +96,11 @@ def receive(state: Collected, data: bytes, sender: int | None = None) -> Collect
   """Returns the state with one more message.
 
   Args:
-    sender: who the transport says it is from; None: believe the message.
+    sender: sender by the transport; None: trust the message.
 
   Raises:
-    UserError: no message of this phase and session, a second one, of somebody who is no
-      client or was silent before, or of the wrong content. The state stays as it was.
+    UserError: not a message of this phase and session; a second message; a sender who is no
+      client, or dropped out before; wrong content. The state stays as it was.
   """
   terms = state.terms
   kind = state.phase

@@ -214,7 +214,7 @@ class _Phase:
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
-    """Yields (client, possible actions on its line) for all at once, within the phase's
+    """Returns (client, possible actions on its line) for all at once, within the phase's
     time."""
     with selectors.DefaultSelector() as ready:
       for who in self.waiting:

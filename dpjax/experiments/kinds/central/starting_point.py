@@ -127,7 +127,8 @@ def trained(
   """Selects the trained weights: all, the last layer, or adapters of some matrices.
 
   Args:
-    params: the whole model's. key: of the initial parameters: of the seed alone, so public.
+    params: parameters of the whole model.
+    key: key of the initial parameters. It depends on the seed alone, so it is public.
   """
   own = config.trainable
   if not isinstance(own, LowRank):

@@ -40,8 +40,8 @@ TASKS: dict[type | None, Task] = {
   data.Labels: Task(
     "multi_label", losses.sigmoid_cross_entropy, metrics.evaluate_labels, _num_outputs
   ),
-  # Of numbers scaled to [-1, 1] by public bounds: an error is at most 2 where the model is
-  # right about the range, so one example's gradient is of the size of a class's.
+  # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
+  # error is at most 2, so gradients are about as long as those of classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, metrics.evaluate_regression, _num_outputs
   ),

@@ -132,7 +132,7 @@ def timed(
 ) -> Callable[[relevance.Steps], Any]:
   """Returns a trainer that adds the time of each training to `seconds`, by name.
 
-  A training that goes on from a checkpoint, or that another run has done, counts what is left.
+  A training that resumes, or that another run has done, counts only the remaining time.
   """
 
   def carry_out(steps: relevance.Steps) -> Any:
