@@ -211,8 +211,8 @@ def _is_memory(error: BaseException | None) -> bool:
 
 
 def _without_late_words(told: Any) -> None:
-  """Installs Python's own hook, except for a checkpoint that could not be written or read.
-  Orbax's other tasks, and native threads, report through it when nobody listens any more."""
+  """Passes an error to Python's own hook, except the late ones of a checkpoint that failed.
+  Orbax's other tasks, and native threads, raise those when nobody listens any more."""
   late = isinstance(told.exc_value, RuntimeError)
   files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(told.exc_traceback)]
   of_orbax = any("orbax" in file for file in files)

@@ -122,7 +122,7 @@ class Dlg:
     """Accepts any examples."""
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns if the view's program contains rectifiers, which have no second derivatives."""
+    """Warns if the view's program contains rectifiers, whose second derivatives are 0."""
     if "relu" in str(jax.make_jaxpr(view)(guessed)):
       warnings.warn(
         "Dlg on a network with ReLU: the second derivatives that it moves on vanish where "

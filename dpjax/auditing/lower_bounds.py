@@ -272,7 +272,7 @@ def _too_many(
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      # The sums have converged.
+      # From here on nothing changes.
       break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher

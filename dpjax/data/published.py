@@ -67,7 +67,7 @@ PUBLISHED: dict[str, Published] = {
 
 
 def is_embedded(name: str) -> bool:
-  """Returns whether a data set is part of the package.
+  """Returns whether a data set needs no folder.
 
   >>> is_embedded("digits"), is_embedded("shakespeare"), is_embedded("mine.npz")
   (True, False, False)

@@ -381,7 +381,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
   if type(value) in _members(hint) and dataclasses.is_dataclass(value):
-    # Its error names the wrong field. The error of a union would not.
+    # Its error names the field at fault. The error of a union would not.
     return _check_dataclass(value, type(value), name)
   for option in _members(hint):
     try:
