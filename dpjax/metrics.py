@@ -138,20 +138,20 @@ def accuracy(
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
 
 
-# Bounded, so that the models of a long session are let go.
+# Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _jitted(apply: Apply) -> Callable[..., Array]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
 
 
 def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.ndarray:
-  """Outputs [n, K] of all examples, in float64."""
+  """Returns outputs [n, K] of all examples, in float64."""
   validate.integer_at_least(1, batch_size=size)
   y = np.asarray(dataset.y)
   if not len(y):
     raise UserError("must hold at least one example", field="dataset.y")
   outputs = []
-  # The last batch is padded, so that there is one compilation whatever n is.
+  # The last batch is padded: one compilation serves all.
   for x, _, mask in _batches(dataset.x, y, size):
     outputs.append(np.asarray(_jitted(apply)(params, x), np.float64)[mask])
   stacked = np.concatenate(outputs)
@@ -213,7 +213,7 @@ def evaluate_labels(
   """
   logits = _all_outputs(apply, params, dataset, batch_size)
   labels = np.asarray(dataset.y)
-  # NaN is a failure of the model: it is above nothing and below nothing, so it is wrong.
+  # NaN is a failure of the model. It is neither above nor below 0, so it counts as wrong.
   right = np.where(labels == 1, logits > 0, logits <= 0)
   # log(1 + exp(-z)) of the logit towards the right answer, without overflow.
   with np.errstate(invalid="ignore"):

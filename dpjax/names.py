@@ -191,14 +191,14 @@ def reason(error: BaseException, file: str | None) -> str:
 def blame(error: BaseException) -> str | None:
   """Calls `reason` with the config's field, if an error passed through a user's file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  # A config may name a part of dpjax by its import path, too: not a user's file.
+  # A config may also name a part of dpjax by its import path, which is no user's file.
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
   own = next((file for file in theirs if file in files), None)
   return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
 
 
-# --- what a run is made of
+# --- code of a run
 
 # Fields of a config that take a path, and fields of files that count as part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")

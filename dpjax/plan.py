@@ -195,7 +195,7 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """The plan with the least noise that keeps `num_steps` within a guarantee.
+    """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
 
     Args:
       epsilon: of the guarantee (epsilon, delta); or
@@ -244,7 +244,7 @@ class Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # Another accountant gives the search its start, or says that it knows no such sampler.
+      # Another accountant gives the search its start, or does not know such a sampler.
       changed = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()

@@ -27,7 +27,7 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """A question; exactly one of the first four fields is None, the one to solve for.
+  """A question. Exactly one of the first four fields is None: the one to solve for.
 
   With an `attack` both epsilon and the noise are None: the noise is solved for, and epsilon
   follows.
@@ -44,7 +44,7 @@ class Question(NamedTuple):
   accountants: tuple[str, ...]  # the first one solves
   num_examples: int | None = None  # where the sampler needs it
   capacity: int | None = None  # of truncated_poisson
-  # In place of epsilon, for the noise alone: what an attacker may do at most.
+  # In place of epsilon, for the noise only: a bound on attackers.
   attack: accounting.AttackBound | None = None
 
   @property
@@ -109,7 +109,7 @@ def solve(question: Question) -> Question:
       accountant=question.accountants[0],
     )
     answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
-    # More noise may meet a coarser grid of losses, whose bound is a little looser.
+    # More noise may get a coarser grid of losses, whose bound is slightly looser.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
       answer = question._replace(noise_multiplier=_rounded(more, math.ceil))

@@ -222,7 +222,7 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 
 
 def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
-  """Returns the guarantee in an attacker's terms that the noise is solved for, if any.
+  """Returns the guarantee in an attacker's terms for which the noise is solved, if any.
 
   With the noise given, --fpr and --prior only say where the attacker's terms are printed.
   """
@@ -432,7 +432,8 @@ def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | N
 def attackers(
   answer: Question, fpr: float | None = None, prior: float | None = None
 ) -> str:
-  """Describes in one line what the first accountant's proof leaves to any attack.
+  """Describes in one line the most that any attack can achieve, by the first accountant's
+  proof.
 
   Args:
     fpr: one more false positive rate.
@@ -460,7 +461,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Line above the table: what was solved for, and under which assumptions."""
+  """Returns the line above the table: the solved number, and the assumptions."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -525,8 +526,8 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes trade-off curve and privacy loss of each answer; of several with the noise in the
-  name."""
+  """Writes trade-off curve and privacy loss of each answer. With several answers, names
+  contain the noise."""
   paths = []
   for answer in answers:
     level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
@@ -563,7 +564,7 @@ def main() -> None:
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  # An attacker's numbers are asked for, or are what the noise was solved for.
+  # An attacker's numbers were requested, or are the ones that the noise was solved for.
   asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))

@@ -451,7 +451,7 @@ def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   for name in names:
     entries += correlated_cost.measure(name, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each model, so that a stopped run keeps what it has.
+    # After each model, so that an interrupted run keeps its results.
     if out is not None:
       correlated_cost.write(entries, out)
   print(correlated_cost.table(entries))

@@ -57,8 +57,8 @@ def define(
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
   if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
-    # absl prints for --help the docstring of the program that runs, with the program's
-    # name where it has %s.
+    # absl prints the docstring of the program for --help, with the program's name in place
+    # of %s.
     main = sys.modules["__main__"]
     text = _fields_in_words(kind.config(), name).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
@@ -108,7 +108,7 @@ def _command_line(config: Any, name: str) -> list[str]:
     text = _as_text(leaf.value)
     line = f"--{name}.{leaf.path}={shlex.quote(text)}"
     try:
-      # Entries of a list or a dict may be anything, so that not all of them can be written.
+      # Entries of a list or a dict may be anything, so not all of them can be written.
       is_open = isinstance(leaf.value, (dict, list, tuple))
       read = fields.parse(text, leaf.hint, leaf.path) if is_open else leaf.value
     except UserError:

@@ -129,12 +129,13 @@ def noise_of_profile(
     # The search asks for the ends of its bracket again and again.
     return functools.cache(lambda z: attack.cost(make_profile(z, name), delta))
 
-  # Costs are differences of rates: an ulp less, so that the rates themselves keep the bound.
+  # Costs are differences of rates. One ulp less, so that the rates themselves keep the
+  # bound.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
   search = functools.partial(_least, low=low, high=high, target=limit)
-  # `_from_rdp` reads of the target only which accountant decides.
+  # Of the target, `_from_rdp` reads only the accountant.
   by: Any = {"accountant": accountant}
   start = _from_rdp(lambda: search(cost_by("rdp"), start=1.0, tol=0.01), 1.0, by)
   answer = search(cost_by(""), start=start, tol=tol)

@@ -164,8 +164,8 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 def loss_distribution(
   event: DpEvent, **counting: Unpack[Counting]
 ) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
-  """Returns the privacy loss distribution of an event, and what the rounding of its convolutions
-  can take from delta; None where its accounting has none.
+  """Returns the privacy loss distribution of an event, and the delta that rounding of its
+  convolutions can take away; None where its accounting has none.
 
   UserError: as `epsilon`.
 
@@ -216,7 +216,8 @@ def _rdp_profile(steps: Parts) -> Profile:
   arXiv:2004.00010, proposition 12)."""
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
-  # By the Kullback-Leibler divergence, at any order and epsilon: delta <= sqrt(1 - e^-KL).
+  # The Kullback-Leibler divergence bounds delta at every order and epsilon: delta <= sqrt(1
+  # - e^-KL).
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
   # Below it the formula of an order is not stable.
   usable = orders > 1.01
@@ -234,12 +235,13 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns the profile of the steps, and of the plain ones where these may be tighter."""
+  """Returns the profile of the steps, or of the unamplified ones where these may be
+  tighter."""
   plain = merged_parts(unamplified(steps))
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # Of each way of accounting the directions: the worse direction of the better way.
+  # For each way of accounting, the worse direction. Of both ways, the better.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways

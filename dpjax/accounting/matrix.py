@@ -95,7 +95,8 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them.
+    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them is
+    # worst.
     worst = 0.0
     for start in range(len(gram)):
       steps = np.arange(start, len(gram), min_sep)[:times]

@@ -88,7 +88,7 @@ def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
   """
   if not aside:
     return profile
-  # Where no epsilon is finite, B was chosen as if it were 0; see `log_allowed`.
+  # Where no epsilon is finite, B was chosen as if epsilon were 0; see `log_allowed`.
   abort_prob = aside / (1 + math.exp(min(epsilon, 700.0) if epsilon < math.inf else 0.0))
 
   def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:

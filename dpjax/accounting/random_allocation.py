@@ -99,12 +99,12 @@ def allocation_pld(
     return pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
-  # The loss of a removed record is log L under P.
+  # Loss of a removed record: log L under P.
   law = _law(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
   lost = min(1.0, law.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
-  # That of an added one is -log L under Q: the same grid backwards.
+  # Loss of an added record: -log L under Q, on the same grid backwards.
   law = _law(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
@@ -188,7 +188,7 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
   else:
     cap = min(2.0 * num_steps, 1 + 8 * deviation)
     low = num_steps - 20 * deviation
-    # The window is as wide as the sum of terms cut at `cap` asks: at least its deviation.
+    # The window is at least as wide as the deviation of a sum of terms cut at `cap`.
     place = math.log(cap) / shift + shift / 2
     second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
     second += cap**2 * special.ndtr(-place)
@@ -260,8 +260,8 @@ def _sum(
   image = long(one)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
-  # One tilted term under P, so all others are T - 1.
-  # By squaring, with the rounding of n - 1 products.
+  # One tilted term under P, so T - 1 others remain. Powers by squaring, with the rounding
+  # of n - 1 products.
   power = image
   for bit in bin(num_steps - (having is not None))[3:]:
     power = power * power

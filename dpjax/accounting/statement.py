@@ -149,7 +149,7 @@ def _attackers(
   relation: str,
   accountants: Sequence[str],
 ) -> str:
-  """Says what the proof leaves to any test of membership; "" where it has no finite epsilon."""
+  """States what the proof leaves to any membership test; "" without a finite epsilon."""
   for accountant in accountants:
     counting = {"neighboring_relation": relation, "accountant": accountant}
     try:

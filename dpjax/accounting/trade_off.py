@@ -119,8 +119,8 @@ class TradeOff(NamedTuple):
     """
     corners = [0.0, 1.0]
     odds, deltas = self._hull()
-    # Lines 1 - delta - e^epsilon x of two neighbours meet here; those of the other direction at
-    # the mirrored point, and both directions where x = y.
+    # Lines 1 - delta - e^epsilon x of two neighbours meet here. Those of the other
+    # direction meet at the mirrored point, and both directions where x = y.
     meet = -np.diff(deltas) / np.diff(odds)
     corners += meet.tolist()
     corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
@@ -137,7 +137,7 @@ class TradeOff(NamedTuple):
     nothing to the curve.
     """
     kept: list[tuple[float, float]] = []
-    # Lines of a smaller delta, or steeper ones, say nothing about rates in float64.
+    # Lines with a smaller delta, or steeper ones, do not matter for rates in float64.
     last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
     useful = self.epsilons[:last] <= 40
     for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
@@ -194,7 +194,8 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
 
 def pairs_of(profile: Profile, slack: float) -> TradeOff:
-  """Returns many pairs of a privacy profile: closest up to where delta is `slack`, then to 200.
+  """Returns many pairs of a privacy profile: dense up to where delta is `slack`, then up to
+  200.
 
   Args:
     profile: epsilons -> deltas, such as that of `privacy_profile`.

@@ -46,7 +46,7 @@ def select_rdp(
     )
   check_law(mean_trials, shape)
   if shape == math.inf:
-    # The limit: a Poisson number of trials.
+    # The limit distribution: a Poisson number of trials.
     of_one = np.asarray(rdp, float)
     failure = [
       rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (own - 1)))[0]

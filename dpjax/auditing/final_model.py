@@ -122,7 +122,7 @@ def final_model_scores(
     # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
     losses: list[float] = []
-    # Groups of one size, of which the last trains more models than are asked for: one
+    # Groups have one size, and the last trains more models than needed, so that one
     # compiled program serves all.
     root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
     width = min(_SIDE_BY_SIDE, num_models)

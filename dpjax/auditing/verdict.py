@@ -50,7 +50,7 @@ def check_event(method: str, event: Any) -> None:
     return
   other = set()
   for part in accounting.merged_parts(event):
-    # What is drawn with probability 1 is not sampled: its noise alone counts.
+    # Sampling with probability 1 counts as no sampling: only the noise matters.
     everybody = getattr(part, "sampling_probability", None) == 1.0
     noise: Any = part.event if everybody else part
     if type(noise).__name__ != "GaussianDpEvent":

@@ -41,7 +41,7 @@ def digest(data: Labelled | Federation) -> bytes:
   (True, False, 32)
   """
   if hasattr(data, "indices"):
-    # Who holds which rows belongs to the identity: names and rows in the clients' order.
+    # The owners of rows belong to the identity: names and rows in the clients' order.
     hashed = hashlib.sha256(b"dpjax federation " + digest(data.dataset))
     for name, rows in zip(data.client_ids, data.indices, strict=True):
       hashed.update(f"{name!r} ".encode())
@@ -52,7 +52,7 @@ def digest(data: Labelled | Federation) -> bytes:
     return origin
   kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
   target = getattr(data, "target", None)
-  # Data of classes keep the digest that they had before there were other targets.
+  # Data of classes keep the digest from before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
   for array in (data.x, data.y):

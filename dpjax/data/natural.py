@@ -71,7 +71,7 @@ def by_client(
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
     by_owner, first = _sorted(owners, 0)
-    # How many of the same owner come before each row.
+    # Number of earlier rows of the same owner.
     before = np.arange(len(by_owner)) - first[owners[by_owner]]
     kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)

@@ -39,7 +39,7 @@ _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
 
 def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
-  """Folder of the data: `data_dir`, else $TFDS_DATA_DIR, else  /tensorflow_datasets."""
+  """Folder of the data: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
   chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   return pathlib.Path(os.path.expanduser(chosen))
 
@@ -286,7 +286,7 @@ def _read_all(
       hint = validate.did_you_mean(name_of_field, info.features)
       has = ", ".join(sorted(info.features))
       raise UserError(f"has no field {name_of_field!r}{hint}; must be one of {has}")
-  # What dataset_info.json declares is public.
+  # dataset_info.json is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
     raise UserError(f"{UNDECLARED}", field="num_classes")

@@ -148,7 +148,7 @@ def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path
 
 
 def takes_declaration(name: str) -> bool:
-  """Returns whether a name is that of data whose holder declares what is public about them.
+  """Returns whether data of this name need a declaration of their public facts.
 
   A folder may hold the arrays of an .npz, which need none.
 
@@ -159,7 +159,7 @@ def takes_declaration(name: str) -> bool:
 
 
 def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
-  """A declaration, or the path of one's own file of it."""
+  """Returns a declaration, or reads the user's file of one."""
   if isinstance(declaration, str | os.PathLike):
     return own_path(declaration, data_dir)
   return declaration

@@ -73,7 +73,7 @@ def parse_play(text: str) -> Speeches:
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
   """
   paragraphs = _paragraphs(text)
-  # An edition writes its speakers in capitals throughout, or nowhere: the text decides.
+  # An edition writes speakers in capitals everywhere, or nowhere: the text decides.
   upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
   mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
   capitals = sum(upper(lines) for lines in paragraphs)

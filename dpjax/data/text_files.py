@@ -1,4 +1,4 @@
-"""Files of text: an example is a line, or a window of as many tokens as are declared.
+"""Text files: an example is a line, or a window of a declared number of tokens.
 
 A declaration (a dict, or a TOML or JSON file of one) has the keys `example` ("line" or "window"),
 `length` (tokens of an example: longer lines are cut, shorter ones padded), `tokenizer` (none: the
@@ -27,7 +27,7 @@ from dpjax.validate import UserError, Verbatim
 SUFFIX = ".txt"
 _KEYS = ("example", "length", "tokenizer", "split", "num_examples")
 _MOST_TOKENS = 2**20
-# Text -> ids from 1 on, and how many ids there are, with that of the padding.
+# (text -> ids from 1 on, number of ids including the padding)
 Tokens = tuple[Callable[[str], list[int]], int]
 
 
@@ -150,7 +150,7 @@ def _tokens(folder: pathlib.Path, declared: Texts) -> Tokens:
 def _examples(
   path: pathlib.Path, declared: Texts, ids: Callable[[str], list[int]]
 ) -> np.ndarray:
-  """int32 [n, length] of one file."""
+  """Returns int32 [n, length] of one file."""
   at = Verbatim(f"'{path}'")
   validate.no_pipe(path, f"name={at}")
   try:

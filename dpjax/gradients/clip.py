@@ -56,7 +56,7 @@ class ClipRule:
     return bound
 
   def visible(self, bound: float) -> float:
-    """Returns a length of which a share of 1e-7, added to a gradient's, changes no factor.
+    """Returns a length L. An error of 1e-7 L in a gradient's length changes no factor.
 
     The fast route computes the lengths again whose error may be larger.
     """
@@ -166,8 +166,8 @@ class Clip:
     return given if isinstance(given, Clip) else cls(given)
 
   def _check_norms(self, check: Any) -> None:
-    # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
-    # False equals 0, and is no number: the check below names it.
+    # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
+    # refused. False equals 0 but is no number: the check below names it.
     is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
     leaves = jax.tree.leaves(self.norms)
     active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]

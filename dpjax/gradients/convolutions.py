@@ -76,7 +76,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     due = rewriting.is_due(closed.jaxpr)
     evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
     values = zip(closed.out_avals, evaluate(*arrays))
-    # A jaxpr may hand back a constant as it is, which is no array.
+    # A jaxpr may return a constant unchanged, which is no array.
     is_array = lambda value: isinstance(value, jax.Array)
     results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
     outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]

@@ -92,7 +92,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   computes in the types that it was traced with.
   """
   params = eqn.params
-  # Functions and jaxprs may also lie in a list: the branches of a cond do.
+  # Functions and jaxprs may also be in a list, as the branches of a cond are.
   listed = [
     value if isinstance(value, (tuple, list)) else (value,) for value in params.values()
   ]

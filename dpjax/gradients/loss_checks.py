@@ -100,7 +100,7 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
 def check_client(one: Callable[..., Any], *many: ArrayTree) -> None:
   """Raises UserError where `one` client could see others under `vmap`; leaves [K, ...]."""
   jaxpr = jax.make_jaxpr(one)(*_example(many)).jaxpr
-  # The rule of dpjax's own noise compares keys, and changes nothing where they are apart.
+  # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
   others = (eqn for eqn in _equations(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
   _refuse_own_batching(others, "client", "clients")

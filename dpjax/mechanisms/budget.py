@@ -249,7 +249,7 @@ def _check_amounts(epsilon: float, delta: float) -> None:
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
-  # Plain ranges are compared by their ends: a shard of any size needs no set of records.
+  # Plain ranges are compared by their ends, so large shards need no set of records.
   if all(
     isinstance(shard, range) and shard.step == 1 and shard.start >= 0 for shard in shards
   ):
@@ -263,7 +263,7 @@ def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
     records: set[int] = set()
     for record in shard:
       whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
-      # -1 would be a second name of the last record.
+      # -1 would be a second name for the last record.
       if not whole or record < 0:
         raise UserError(f"must be integers >= 0, not {record!r}", field="records")
       records.add(int(record))

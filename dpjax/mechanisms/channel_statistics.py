@@ -104,7 +104,7 @@ class ChannelStatistics(NoisyMeans):
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
-    """Statement of what is released, in words.
+    """States the release in words.
 
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...

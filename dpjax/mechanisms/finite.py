@@ -124,9 +124,9 @@ def _to_float32(value: np.ndarray) -> jax.Array:
 
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """The low part has as many bits as leave room for multiples of `step` below it, and the high one
-  no more than its float holds."""
-  # bool and integers of 8 or 16 bits have no room for the bits that are split off.
+  """Splits integers into high and low parts. The low part leaves bits for multiples of
+  `step` below it; the high part fits its float exactly."""
+  # bool and integers of 8 or 16 bits are too small for the bits that are split off.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
@@ -152,7 +152,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   value = array(name, value)
   finite(name, value)
   if _too_wide(value):
-    # int64 is the default of NumPy: most of it holds what int32 does.
+    # int64 is NumPy's default, but most such arrays hold int32 values.
     whole = value.dtype.kind in "iu"
     if not (whole and bool(np.all((value >= -(2**31)) & (value < 2**31)))):
       return _wide_pair(name, value, scale)
@@ -335,7 +335,7 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
   """Returns differences of integers as unsigned ones, which do not overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
-  # uint32 keeps its type: its upper half is no int32.
+  # uint32 keeps its type, since its upper half exceeds int32.
   word = np.uint32 if scores.dtype == np.uint32 else np.int32
   signed = scores if wide else scores.astype(word)
   top = high if wide else high.astype(signed.dtype)

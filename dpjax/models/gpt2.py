@@ -185,7 +185,7 @@ def _held(
   if len(held) < len(found):
     raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
   held = {name: array for name, array in held.items() if not _BUFFERS.fullmatch(name)}
-  # A tied head is only the embedding once more.
+  # A tied head only repeats the embedding.
   if _HEAD in held and _HEAD not in names:
     head = held.pop(_HEAD)
     if not np.array_equal(head, held.get(_TIED, ())):

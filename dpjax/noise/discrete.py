@@ -70,7 +70,7 @@ def discrete_gaussian(
   size = int(np.prod(shape))
   found = np.zeros(0, np.int64)
   while found.size < size:
-    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, kept with probability
+    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, each kept with probability
     # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
     scale = math.isqrt(variance) + 1
     y = _discrete_laplace(rng, 2 * (size - found.size), scale)
@@ -85,7 +85,7 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
   """Draws fewer than `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
   low = rng.integers(0, scale, size)
   low = low[_bernoulli_exp(rng, low, scale)]
-  # How many Bernoulli(1 / e) succeed in a row: a geometric draw.
+  # Successes in a row of Bernoulli(1 / e): a geometric draw.
   high = np.zeros(low.size, np.int64)
   alive = np.arange(low.size)
   while alive.size:

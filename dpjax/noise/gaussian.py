@@ -68,7 +68,7 @@ def _several_models(
       field="key",
     )
   whole = zip(stream, of_stream)
-  # What all models share is repeated, so that rows can be compared.
+  # Values shared by all models are repeated, so that rows can be compared.
   repeated = lambda part: jnp.broadcast_to(part, (size, *jnp.shape(part)))
   rows = [part if is_mapped else repeated(part) for part, is_mapped in whole]
   distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)

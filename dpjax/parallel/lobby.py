@@ -238,14 +238,14 @@ class _Lobby:
     if not theirs:
       self._dismiss(guest)
       return None
-    # A peer that does not know what is to be run learns no more about this run.
+    # A peer that does not know the run gets no further information about it.
     if "config" in self._mine and theirs.get("config") != self._mine["config"]:
       who = theirs["process_id"]
-      # Of a stranger's number, which may have any length, no more than a line can show.
+      # An unknown peer's number may have any length, so it is cut to fit a line.
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # Without waiting: it need not listen.
+      # Without waiting, since it need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)

@@ -112,7 +112,8 @@ class Journal:
       # Rows are as secret as the data: only the owner may read the file.
       file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
-        # The system may write a part of it: a full disk or a signal ends a write early.
+        # The system may write only a part of it: a full disk or a signal ends a write
+        # early.
         done = 0
         while done < len(record):
           done += os.pwrite(file, record[done:], slot * self.row_bytes + done)

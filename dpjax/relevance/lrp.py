@@ -124,7 +124,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     raise UserError(f"must return logits [B, K], got {jnp.shape(logits)}", field="apply")
   start = logits
   if how.target != "all_logits":
-    # One class speaks: relevance starts from its logit alone.
+    # Relevance starts from the logit of one class.
     chosen = jnp.asarray(y) if how.target == "true_class" else jnp.argmax(logits, axis=1)
     start = logits * jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
   scores = _propagate(recorded, start, how)

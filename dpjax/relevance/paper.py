@@ -98,8 +98,8 @@ def features(
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
   bits = float(feature_budget.entropy_bits(relevance).sum())
   if how.mechanism != "laplace":
-    # The paper's Gaussian has the same "sensitivity" L and the classic formula, also where
-    # epsilon >= 1 and it is not proved (eq. 21, test 4).
+    # The paper's Gaussian uses the same "sensitivity" L and the classic formula, also for
+    # epsilon >= 1, where that is not proved (eq. 21, test 4).
     scales = scales * math.sqrt(2 * math.log(1.25 / how.delta))
   return Features(relevance, beta, scales, bits)
 

@@ -258,7 +258,8 @@ def feature_noise(
     scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
     return FeatureNoise("gaussian", scales, epsilon, how.delta)
   if how.features == "laplace_pld":
-    # Scales proportional to 1 / beta (rounded to a few levels), the factor by PLD.
+    # Scales proportional to 1 / beta (rounded to a few levels); the PLD accountant gives
+    # the factor.
     shape = 2 ** (np.round(_LEVELS * np.log2(1 / (beta * len(beta)))) / _LEVELS)
     levels, counts = np.unique(shape, return_counts=True)
     factor = _pld_factor(

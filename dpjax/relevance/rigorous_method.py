@@ -61,8 +61,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    # Noise is bound to what decides stages A and B alone: settings of the later stages
-    # leave their release as it is.
+    # Noise is bound only to what determines stages A and B, so settings of later stages do
+    # not change their release.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
@@ -75,7 +75,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   public = job.rigorous.labels == "public"
   rests_on = ()
   if job.rigorous.model1 == "public":
-    # It cannot be checked: copies differ in a bit, and a name is a name.
+    # This cannot be checked: copies may differ in a bit, or in their name.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
   found = privacy.proved(
     epsilon,

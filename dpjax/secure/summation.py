@@ -199,7 +199,7 @@ def through_way(
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
-      # The inner run counted places in the part that it was given.
+      # The inner run numbered places within its part.
       back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
       return mapped._replace(
         memories=tuple(part._replace(places=back(part)) for part in mapped.memories)
@@ -333,7 +333,7 @@ def forgiving(
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
       # The refused round has used its number, which determines noise and rotations.
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
-      # A round that nobody took part in.
+      # A round without participants.
       zero = np.float32(0)
       empty = jnp.zeros(0)
       clients = ClientInfo(empty, empty, empty, empty, empty)

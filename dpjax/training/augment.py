@@ -51,7 +51,7 @@ def crop_color(
   key_crop, key_flip, key_color = jax.random.split(key, 3)
   x = _cropped(key_crop, x, least_area)
   x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
-  # Contrast and brightness of each channel; clipped to the range that the image had.
+  # Contrast and brightness of each channel, clipped to the range of the image.
   drawn = jax.random.uniform(key_color, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
   factor, offset = strength * drawn
   mean = jnp.mean(x, axis=(0, 1), keepdims=True)

@@ -143,7 +143,7 @@ def dp_sgd(
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
-    # To clip the gradient of this loss to C is to clip that of `loss_fn` to C * scale.
+    # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
     scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)
     return scaled_fn(state.params, examples, mask), scale
 
@@ -154,17 +154,17 @@ def dp_sgd(
     return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    # Where a step is one batch, nothing counts slices.
+    # If a step is one batch, slices are not counted.
     chained: Any = state.opt_state
     slice_index = chained.slices if isinstance(chained, transforms.AccumulateState) else 0
-    # Each slice of a step has keys of its own.
+    # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
     # Made on every device, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       own = slots if size == rows else size
-      # A mesh added the rows beyond `own`; they must not change the keys of others.
+      # A mesh added the rows beyond `own`, which must not change the keys of others.
       keys = jax.random.split(jax.random.fold_in(example_key, call), own)
       examples = examples._replace(key=placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)

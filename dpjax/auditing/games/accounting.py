@@ -79,7 +79,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       rng = np.random.default_rng(2 * seed + world)
       draw = functools.partial(accounting.tuning.draw_trials, rng, mean_trials=_TRIALS)
       trials = np.array([draw(shape=shape) for _ in range(n)])
-      # As many keys as one of few shapes has, so that little is compiled.
+      # Key counts come in few shapes, so that few programs are compiled.
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]

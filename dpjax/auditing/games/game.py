@@ -139,7 +139,7 @@ def play(
   started = time.perf_counter()
   n = max(30, round(num_draws * game.draws))
   drawn = [_drawn(game, world, seed, n) for world in range(2)]
-  # A refusal is an output too: it shows where only one of two neighbours is refused.
+  # A refusal is an output, too: it is visible if only one of two neighbours is refused.
   width = max(1 if each is None else each.shape[1] for each in drawn)
   outputs = [np.full((n, width), np.nan) if each is None else each for each in drawn]
   cut = n // _FIT

@@ -307,8 +307,8 @@ def _seldom_in_a_pass(
   """Checks that no example comes twice in a pass, nor in more passes than its event says."""
   found = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # Each place by itself: where blocks are fixed, an example comes at one place alone, and
-  # counts over several places would be far below the bound.
+  # Each place of a pass by itself. With fixed blocks an example occurs at one place only,
+  # and counts over several places would be far below the bound.
   for place in {0, length // 2, length - 1}:
     draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
     counts = np.bincount(np.concatenate(draws), minlength=n)

@@ -446,7 +446,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         yield name, dataclasses.replace(config, **{name: other})
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
-        # Where the data lie is no part of the run.
+        # The location of the data does not affect the run.
         if inner not in ("data_dir", "declaration"):
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
@@ -454,7 +454,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 
 def _told(config: TrainConfig) -> str:
-  """All that decides a run, as text: 1 and 1.0 are one number."""
+  """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
   return repr(config_names.canonical(to_dict(config)))
 
 

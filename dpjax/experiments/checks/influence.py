@@ -612,10 +612,10 @@ def cross_example_leakage(
       moved = jax.tree.leaves(_numpy(fn(params, changed)))
       for before, after in zip(clean, moved):
         others = np.arange(len(before)) != j
-        # The floor keeps 0 / 0 apart from a leak.
+        # The floor separates 0 / 0 from a leak.
         largest = max(float(np.abs(before[others]).max(initial=0.0)), 1e-30)
         change = float(np.abs(after[others] - before[others]).max(initial=0.0))
-        # A difference of infinities is a leak, and NaN, which `max` would pass over.
+        # A difference of infinities is a leak, and gives NaN, which `max` would ignore.
         leak = change / largest
         worst = max(worst, leak if np.isfinite(leak) else math.inf)
   return worst

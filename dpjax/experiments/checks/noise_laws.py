@@ -88,7 +88,7 @@ def _law_deviations(
   for leaf in leaves:
     for part in np.array_split(leaf, min(4, len(leaf))):
       yield _variance_z(part), "a leaf in a quarter of the run"
-  # Stretches of steps with some two thousand values each.
+  # Stretches of steps with about two thousand values each.
   length = max(1, _WINDOW // max(1, together.shape[1]))
   for start in range(0, len(together), length):
     yield _variance_z(together[start : start + length]), "a stretch of steps"

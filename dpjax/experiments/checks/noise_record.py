@@ -163,7 +163,7 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   together = int(np.clip(_AT_ONCE // size, 1, 64))
   calls = max(1, -(-_TAIL // (size * steps * together)))
   length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
-  # Leaves that get noise, and what makes one of their values a standard deviation.
+  # Leaves that get noise, and the factor that makes their values standard normal.
   stds = _relative_stds(plan, subject.params)
   live = [i for i, std in enumerate(stds) if std]
   scales = [plan.normalize_by / _std(plan) / stds[i] for i in live]

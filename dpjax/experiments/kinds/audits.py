@@ -107,7 +107,7 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
-  # Canaries are told by a label of their own, or have a wrong one.
+  # Canaries are recognised by their own label, or have a wrong one.
   needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)

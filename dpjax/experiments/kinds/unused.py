@@ -28,9 +28,9 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 
-# What reads a declaration.
+# Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
-# what a loss of a whole batch does not read
+# fields that a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 
@@ -48,7 +48,7 @@ def of_training(config: TrainConfig) -> Unused:
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
-  # Private statistics normalise the inputs in place of the model's own groups.
+  # Private statistics normalise the inputs instead of the model's own groups.
   grouped = normalization.per_example(config)
   return (
     of_data(config.data)

@@ -269,7 +269,7 @@ class Checkpoints:
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
       raise self._unreadable(reason) from error
     found = restored.state if _tree(like) is like else restored.state[_ALONE]
-    # `_filled` put a value into each empty array, which the library cannot store.
+    # `_filled` put a value into each empty array, since the library cannot store those.
     arrays = jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, found, like)
     meta = self._believed(restored.meta)
     into.append(arrays)

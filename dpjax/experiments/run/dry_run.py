@@ -107,8 +107,9 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
   work = found.work
   if work.promise is not None:
     work.promise.warn()
-  # Without a declared number of examples theirs is public: a promise under
-  # add_or_remove_one is refused without. Users' promise hides how many examples they have.
+  # Without a declared number of examples, theirs is public: a guarantee under
+  # add_or_remove_one would be refused. A guarantee for users hides their numbers of
+  # examples.
   data = loaded[0]
   held = data.dataset if isinstance(data, Federation) else data
   count = f"{held.nominal_size or len(held)} x "

@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# In result.json, the most that any attack on membership can do, by the proof of the epsilon.
+# Key of result.json: the most that any membership attack can do, by the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
@@ -64,7 +64,7 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
-  # Of a simulation, whose steps are not those of the deployment that it stands for.
+  # For a simulation, whose steps differ from those of the larger deployment.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
@@ -101,7 +101,8 @@ class Promise:
     )
 
   def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
-    """Returns every pair (epsilon, delta) that holds at once; None where no accountant has them.
+    """Returns every pair (epsilon, delta) that holds at once; None where no accountant
+    gives them.
 
     Args:
       ledger: of what ran; an empty one stands for all steps.
@@ -122,7 +123,7 @@ class Promise:
     return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
-    """Returns what any attack on membership can do at most, by its keys in result.json."""
+    """Returns the most that any membership attack can do, by keys of result.json."""
     profile = self.profile(ledger, epsilon)
     if profile is None or not self.delta:
       return {}
@@ -234,7 +235,7 @@ def of_event(
   budget: float | None = None,
   assumed: str = "",
 ) -> Promise:
-  """Returns the promise of a run without a `Plan`, each of whose steps is one event.
+  """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
 
   Whether the steps do what the event says cannot be checked here.
 
@@ -273,7 +274,7 @@ def of_event(
       **rules,
     )
 
-  # No noise: nothing is promised, and nothing may be asked for.
+  # No noise: there is no guarantee, and none may be requested.
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
     check_nothing_asked(budget=budget, release=False)
@@ -331,7 +332,8 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:
-  """Returns the guarantee that a run's noise was calibrated to, in words; "" for an epsilon.
+  """Returns in words the guarantee to which a run's noise was calibrated; "" for an
+  epsilon.
 
   >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'
@@ -392,7 +394,8 @@ def told(result: Mapping[str, Any]) -> str:
 
 
 def attackers_told(result: Mapping[str, Any]) -> str:
-  """Says what an attacker can do at most, after an epsilon; "" where the result does not say.
+  """States the most that an attacker can do, after an epsilon; "" where the result has
+  none.
 
   >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
   ', mu=0.5, TPR at most 0.034 at FPR 0.01'

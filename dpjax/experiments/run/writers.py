@@ -460,7 +460,7 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-  """The score of a run, for a line: its accuracy, or what stands in place of one.
+  """Returns the score of a run, for a line: its accuracy, or a replacement.
 
   >>> headline({"test_accuracy": 0.93891, "test_loss": 0.2})
   'test_accuracy=0.9389'

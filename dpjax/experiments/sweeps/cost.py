@@ -73,7 +73,7 @@ def population(config: Any) -> str:
   part = getattr(config, "partition", None)
   if part is not None:
     partition = fields.to_dict(config)["partition"]
-    # Clients that the data decide are the same users, however much of them is left out.
+    # Clients that the data determine are the same users, even if some data are left out.
     users = (partition["name"], partition.get("client_id"))
     natural = partition["name"] in NATURAL
     held["partition"] = ":".join(filter(None, users)) if natural else partition

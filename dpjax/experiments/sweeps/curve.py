@@ -75,7 +75,8 @@ def sweep_report(
     )
   else:
     _scale(axes, x, [group[x] for group in groups], [at for _, at, _ in references])
-  # Beside the axes, which lines may fill; the user's lines before published references.
+  # Beside the axes, which lines may fill; the user's lines come before published
+  # references.
   handles, labels = axes.get_legend_handles_labels()
   pairs = sorted(zip(handles, labels), key=lambda pair: isinstance(pair[0], Line2D))
   if labels not in ([], [_OURS]):

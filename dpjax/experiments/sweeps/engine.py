@@ -157,7 +157,7 @@ def expand(
   found = []
   for run, (config, dropped) in zip(runs, configs):
     made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
-    # An error names its run: a grid has many.
+    # An error names its run, since a grid has many.
     try:
       check(made.config)
     except UserError as error:
@@ -250,7 +250,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
-      # Finished runs are passed over without drawing the same picture for each of them.
+      # For finished runs the same picture is not drawn again.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)

@@ -110,7 +110,7 @@ def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
     axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
   axis.xaxis.set_major_locator(MaxNLocator(integer=True))
   if metric == "test_loss":
-    # A loss that runs away must not hide the others.
+    # One diverging loss must not hide the others.
     losses = [row[metric] for row in rows]
     finite = [loss for loss in losses if math.isfinite(loss) and loss > 0]
     if finite and max(finite) > 20 * statistics.median(finite):

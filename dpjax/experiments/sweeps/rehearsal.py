@@ -111,8 +111,8 @@ def _of_points(
   for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
-      # Runs that differ in their seed alone take as long, and promise the same: a
-      # calibration takes seconds, and no seed enters it.
+      # Runs that differ only in their seed take equally long, and have the same guarantee.
+      # A calibration takes seconds, and does not depend on the seed.
       alike = repr(fields.replace(point.config, "seed", 0))
       if alike not in seen:
         seen[alike] = rehearse(point)
@@ -177,7 +177,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   zeros = {
     key: tuple(map(_blank, held))
     for key, held in shared.items()
-    # What runs share holds more than data sets: compiled steps among them.
+    # Runs share more than data sets, compiled steps among them.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
   random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))

@@ -91,7 +91,7 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
     mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
     line = [each]
     for target in targets:
-      # The slowest seed; a dash where one of them never got there.
+      # The slowest seed; a dash where one of them never reached the target.
       rounds = [own.get(target) for own in mine]
       line.append("-" if None in rounds else str(max(rounds)))
     lines.append(line)

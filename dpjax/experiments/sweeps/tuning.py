@@ -92,7 +92,7 @@ def run_selection(
       curve.numeric(results[-1], config.y)
     sign = 1.0 if config.selection.better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
-    # A run that diverged never wins, and ends no selection.
+    # A diverged run never wins, and does not end a selection.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
     overrides = settings[drawn[winner][0]].overrides
     found = {

@@ -57,13 +57,13 @@ class _Loop:
     self.client = client
     self.partial = partial
     self._jit = jit
-    # The cores of this process, which may have fewer than the machine; not told on macOS.
+    # The cores of this process, possibly fewer than the machine's; unknown on macOS.
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
       cores = len(os.sched_getaffinity(0))
     self._num_threads = cores if num_threads is None else num_threads
-    # One program is a few percent faster but rounds differently from its parts: for those who
-    # ask for one thread, not for those who happen to have one core.
+    # One program is a few percent faster, but rounds differently from its parts. So it is
+    # used only if one thread was requested, not if the machine happens to have one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody = shared.nobody(client, partial)
@@ -162,7 +162,7 @@ class _Loop:
       sums = sums if self.partial is None else collected
       rows.append((collected if self.partial is None else None, memory, info))
       if len(rows) == _FLUSH or place + 1 == cohort.size:
-        # Stacking on the device would be one dispatch per client and leaf.
+        # On the host: stacking on the device would be one dispatch per client and leaf.
         fetched = jax.device_get(rows)
         done = [*done, jax.tree.map(lambda *parts: np.stack(parts), *fetched)]
         rows = []

@@ -149,7 +149,7 @@ def client_app(
       sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
     # Flower would send the error's text, which may contain data.
     except Exception as error:
-      # The client reads it here: one line for a mistake, else the traceback.
+      # The client reads it here: one line for a user's error, otherwise the traceback.
       if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr, flush=True)
       else:
@@ -166,7 +166,7 @@ def client_app(
   return app
 
 
-# --- the server's program
+# --- server program
 
 
 class _Answers:
@@ -200,7 +200,7 @@ class _Answers:
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
-    # By their messages alone, the server knows no loss and no number of examples.
+    # The messages alone show the server neither losses nor numbers of examples.
     message = jax.tree.map(jnp.asarray, sent.message)
     norms: Any = np.asarray(trees.per_example_norms(message))
     unknown: Any = np.zeros(len(norms), np.int32)

@@ -441,8 +441,8 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   own = [
     (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
   ]
-  # Lengths of the rows of either side: [N, T].
-  # The diagonal by a masked sum, which XLA merges with those over all pairs.
+  # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
+  # merges with those over all pairs.
   eye = lambda gram: jnp.eye(gram.shape[-1], dtype=bool)[None]
   diagonal = lambda gram: jnp.sum(jnp.where(eye(gram), gram, 0), axis=2)
   sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in own]

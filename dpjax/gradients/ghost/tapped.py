@@ -220,7 +220,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
   if step.inner is not None:
     entering = list(values)
     if step.action is Action.SCAN:
-      # A carry changes from turn to turn; what the scan walks over gets one more loop.
+      # A carry changes between turns; arrays that the scan steps through get one more loop.
       first_carry, first_xs = equations.ScanParts.of(step.eqn)
       unknown = [None] * (first_xs - first_carry)
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]

@@ -273,7 +273,8 @@ def totals(
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
     return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
-    # All sites of the leaf share this one matrix, so that it goes back through the first.
+    # All sites of the leaf share this one matrix, so it is converted back through the
+    # first.
     product = _weighted(first.held, factors[0])
     site = unit.sites[0]
     form = unit.forms[0]
@@ -283,8 +284,8 @@ def totals(
     return back({site.index: (form.unflatten(product),)})
   if how is Sum.AGAIN:
     return _one_by_one(unit, flow, recorded, first, factors)
-  # An operand that is not finite makes the norm of its example infinite or NaN, or is where
-  # no parameter is reached: finite norms show finite operands.
+  # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
+  # is reached. So finite norms imply finite operands.
   longest = [length.longest for length in first.lengths]  # of each leaf: [B]
   finite = jnp.all(jnp.isfinite(jnp.stack(longest)))
   return _transposed(unit, flow, recorded, factors, finite=finite)
@@ -348,7 +349,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  # Chunks of one size: the largest divisor of the batch that memory allows, and 1 at least.
+  # Chunks of one size: the largest divisor of the batch that memory allows, and at least 1.
   in_flight = cost_model.in_flight(unit.cost, jax.default_backend())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)

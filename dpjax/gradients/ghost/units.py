@@ -121,8 +121,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # the general rule forms large intermediates instead, a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
     cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
-    # Held, a gradient that was recorded anyway costs nothing, and one that is rounded to
-    # half precision stays the one that its norm was taken of.
+    # Holding a gradient that was recorded anyway costs nothing. One rounded to half
+    # precision must stay the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)

@@ -88,7 +88,7 @@ def add_correlated(
     memory = state.memory
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
-  # One sum of data and noise: the noise is complete before it meets the data.
+  # One sum of data and noise: the noise is complete before it is added to data.
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     # One public grid serves all steps: that of the least noise.

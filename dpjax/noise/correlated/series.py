@@ -43,7 +43,7 @@ def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
 
 
 def objective_weights(num_steps: int, objective: str) -> np.ndarray:
-  """How often b_s^2 counts: mean over the prefixes, or the last (largest) one."""
+  """Weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
   validate.one_of(OBJECTIVES, objective=objective)
   if objective == "max":
     return np.ones(num_steps)

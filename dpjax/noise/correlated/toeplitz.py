@@ -49,11 +49,12 @@ class BandState(NamedTuple):
 def filtered(
   taps: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
-  """y_t = z_t + sum_j taps[j - 1] x_{t-j}, x what is kept: "row" (y itself) or "white" (z)."""
+  """Computes y_t = z_t + sum_j taps[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
+  "white" (z)."""
   buffers = len(taps)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
-  # Age of the entry in each slot, from 0.
+  # Age of the entry at each place of the ring, from 0.
   age = (state.draws - 1 - jnp.arange(buffers)) % buffers
   row = trees.add(white, weighted(jnp.asarray(taps)[age], state.rows))
   slot = state.draws % buffers
@@ -133,7 +134,7 @@ class BandedToeplitz:
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
-    """y_t = z_t - sum_j c_j y_{t-j}."""
+    """Computes y_t = z_t - sum_j c_j y_{t-j}."""
     minus = tuple(-value for value in self.coefficients[1:])
     return filtered(minus, white, state, keep="row")
 

@@ -49,7 +49,7 @@ def shuffled(words: np.ndarray) -> np.ndarray:
   >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
   """
-  # The place of a bit is read backwards by three exchanges of its digits.
+  # Three exchanges of digits reverse the place of a bit.
   for low, high in ((0, 5), (1, 4), (2, 3)):
     shift = np.uint64((1 << high) - (1 << low))
     places = [place for place in range(64) if place >> low & 1 and not place >> high & 1]

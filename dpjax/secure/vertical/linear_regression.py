@@ -254,7 +254,7 @@ class PrivateStatistics:
     vector = np.asarray(vector, np.float64)
     # d (d + 1) / 2 + d = (d^2 + 3 d) / 2
     size = (math.isqrt(9 + 8 * len(vector)) - 3) // 2
-    # `_to_vector` scaled entries off the diagonal, which stand for two, by sqrt(2).
+    # `_to_vector` multiplied off-diagonal entries, which occur twice, by sqrt(2).
     rows, columns = np.triu_indices(size)
     upper = np.zeros((size, size))
     upper[rows, columns] = vector[:-size] / np.where(rows == columns, 1.0, np.sqrt(2))

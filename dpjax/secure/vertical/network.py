@@ -269,7 +269,7 @@ def two_party_logistic(
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     scores_a = np.tile(x_a @ state.weights_a, copies)
-    # What a sends: its share of the linear term, or the powers that b needs.
+    # The message of a: its share of the linear term, or the powers that b needs.
     linear = [POLYNOMIALS[1][0] * scores_a]
     sent = linear if degree == 1 else [scores_a**power for power in (1, 2, 3)]
     powers = [keys.public.encrypt(scores) for scores in sent]
@@ -339,8 +339,8 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
-    # Fresh masks for each ciphertext: two uses of one would tell a difference.
-    # Uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
+    # Fresh masks for each ciphertext: two uses of one would reveal a difference. Uniform in
+    # +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
     bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
     masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())

@@ -35,7 +35,7 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
-  """(what is trained on, test data) of the attacked run."""
+  """Loads (training data, test data) of the attacked run."""
   loaded = named(config, LOADERS[config.attack.room], room(config))
   data_lib.needs_classes(loaded[0], "launch.attack")
   return loaded

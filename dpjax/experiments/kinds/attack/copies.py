@@ -77,7 +77,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       num_queries=own.num_queries,
       seed=run.random.order,
     )
-  # The baseline: agreement of a copy that always says what most queries were answered.
+  # The baseline: agreement of a copy that always gives the commonest answer to the queries.
   truth = door(attacked.held_out)
   label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
   guess = attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))

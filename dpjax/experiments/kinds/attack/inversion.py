@@ -56,7 +56,7 @@ class Victims(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
-  """Builds the clients of the federation as a run has them."""
+  """Builds the clients of the federation as a run does."""
   federate = config.federate
   federation, test = loaded
   count = _size(federation)
@@ -215,7 +215,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
   def labels(message: Any, truth: Example) -> np.ndarray:
     if own.labels == "known":
       return np.asarray(truth.y)
-    # Labels are read from a gradient. The message is one exactly for one step of SGD.
+    # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
@@ -245,7 +245,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what a dense first layer shows of the client's examples, and their labels."""
+  """Returns the client's examples as a dense first layer shows them, and their labels."""
   del place
   size = truth.x[0].size
   try:

@@ -150,7 +150,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
   # location of the data and declared number of records: the data stay the same
   apart = ("data_dir", "num_examples", "num_users")
-  # A file of another program, or of no object, says nothing of its data.
+  # A file of another program, or without an object, tells nothing about its data.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}
   wanted, known = (
@@ -412,7 +412,7 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """Judges a defence by the attack. Members that are distinguished are leakage, which a
+  """Judges a defence by the attack. Members that are recognised are leakage, which a
   guarantee bounds but does not forbid. Without a guarantee the defence fails. No attack
   shows that a defence holds.
 

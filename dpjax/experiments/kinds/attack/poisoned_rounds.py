@@ -71,8 +71,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   except UserError as error:
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
-  # What an epsilon of this run is worth against its own clients; a method without a note
-  # of its own has one where its noise is simulated.
+  # States how far an epsilon of this run holds against its own clients. A method without
+  # its own note gets one if its noise is simulated.
   usual_note = _SIMULATED if run.promise.kind == "simulated" else ""
   return Poisoned(
     run=run,

@@ -171,7 +171,7 @@ class _Inversion(AttackSettings):
     validate.one_of(("infer", "known"), labels=self.labels)
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends: the parameters of an honest one.
+    """Returns what the server sends: an honest server's parameters.
 
     Args:
       model: whose parameters they are.
@@ -230,7 +230,7 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns what stands in the fullest bins: [B, d]."""
+    """Returns the contents of the fullest bins: [B, d]."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 

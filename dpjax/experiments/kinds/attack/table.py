@@ -28,8 +28,8 @@ _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", 
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """One row for every method under every defence; of results of `AttackConfig` runs that know
-  their attack and defence."""
+  """Returns one row for every method under every defence, from results of `AttackConfig`
+  runs that have both."""
   of_all = []
   for result in results:
     # A task that dpjax does not know brings its own rows.

@@ -87,7 +87,7 @@ def digest(config: TrainConfig) -> bytes:
     fields.pop(name)
   # The same data may have another location on another machine.
   fields["data"].pop("data_dir")
-  # So may their declaration; what it says is in the digest of the data.
+  # The same holds for their declaration, whose content is in the digest of the data.
   fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")

@@ -73,7 +73,7 @@ def evaluate(
   """Computes {"accuracy", "loss"}: the class of the nearest other image, and the loss of
   two views of each. The views are the same every time, in batches."""
   scored = _compiled(apply, augment_fn)
-  # The same views in every evaluation, so that rows of one run can be compared.
+  # Every evaluation uses the same views, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
   found = []
   for start in range(0, len(dataset.y), batch_size):

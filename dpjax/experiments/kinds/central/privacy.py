@@ -225,8 +225,8 @@ def maker(
   noise_multiplier: float | None,
   attack: accounting.AttackBound | None = None,
 ) -> Callable[..., Plan]:
-  """Returns what makes a plan of its other numbers: with this noise, or calibrated to epsilon, or
-  to what an attacker may do."""
+  """Returns a function that makes a plan from its other numbers: with this noise, or
+  calibrated to epsilon, or to an attacker's bound."""
   if attack is not None and noise_multiplier is None:
     return functools.partial(Plan.calibrated, attack=attack)
   if noise_multiplier is None:

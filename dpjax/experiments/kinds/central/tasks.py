@@ -31,7 +31,7 @@ def _num_outputs(dataset: data.Dataset) -> int:
   return dataset.num_classes
 
 
-# By the target of the data (None: classes): its loss of ONE example, and its scores. A new kind
+# Target of the data (None: classes) -> its loss of ONE example, and its scores. A new kind
 # of target is one row here.
 TASKS: dict[type | None, Task] = {
   None: Task(
@@ -57,9 +57,9 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """The task of the data's target (`TASKS`), or the next token where the model is one of
-  language; with a user's own loss where the config names one. The scores stay those of the
-  task. Embeddings of two views where it is named."""
+  """Makes the task of the data's target (`TASKS`), or the next token for a language model,
+  or embeddings of two views if named. A user's loss may replace the loss. The scores stay
+  those of the task."""
   if config.loss == embeddings.NAME:
     data.needs_classes(dataset, f"loss={config.loss!r}")
     augment = training.AUGMENTATIONS[config.augmentation]

@@ -331,7 +331,7 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # Of what ran: of both noises, the result states the epsilon of their sum.
+  # With both noises, the result states the epsilon of the sum of what ran.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   found = audits.facts(

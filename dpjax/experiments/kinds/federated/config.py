@@ -72,9 +72,9 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
-# Those that deal classes, and so need data that have them.
+# Partitions by class, which need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
-# Clients that the data decide: called with the `DataConfig`, they return (train, test).
+# Clients that the data determine: called with the `DataConfig`, they return (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
   # max_examples: number of examples kept of each client, the first ones; None: all

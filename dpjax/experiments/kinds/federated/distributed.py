@@ -128,7 +128,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
   }
 
   def run_event(noise_multiplier: float) -> accounting.DpEvent:
-    # Rounding makes the sensitivity larger, by a part that depends on the grid, and so on the
+    # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
     # noise.
     return accounting.composed(of(noise_multiplier).event, config.num_rounds)
 

@@ -38,15 +38,15 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  # Numbers that are predicted have no accuracy.
+  # Predicted numbers have no accuracy.
   scored = [row for row in rows if "test_accuracy" in row]
   first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
 def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """An exact function of the users' labels: named as such where users are promised privacy,
-  and left out with the other diagnostics."""
+  """Returns an exact function of the users' labels. Its name says so where users have a
+  guarantee, and it is left out with the other diagnostics."""
   if fed.federation.dataset.target is not None:
     # It compares clients by their shares of classes.
     return {}

@@ -77,6 +77,6 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
     law = name_of(config, "partition")
     if law in BY_CLASS:
       needs_classes(train, f"partition={law!r}")
-    # The other laws look at the number of rows alone.
+    # The other partitions read only the number of rows.
     labels = np.zeros(len(train), np.int32)
   return Federation(train, config.partition.make(labels), nominal_users=users), test

@@ -341,7 +341,7 @@ def local_noise(config: FedConfig) -> float | None:
   }
 
   def run_event(noise_multiplier: float) -> accounting.DpEvent:
-    # Every round is counted: who sends is seen, so sampling amplifies nothing.
+    # Every round is counted: the server sees who sends, so sampling amplifies nothing.
     return placement.local_event(noise_multiplier, config.num_rounds)
 
   attack = attack_of(privacy)

@@ -108,7 +108,7 @@ def _play(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     pictures.pictures(folder, outcome, config.lrp)
-    # Table 1 of the paper, for each class against the rest.
+    # Table 1 of the paper: each class against all others.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [
       {"class": label} | dict(zip(names, map(int, counts)))

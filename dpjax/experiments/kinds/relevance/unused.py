@@ -44,7 +44,7 @@ def of(config: RelevanceConfig) -> Unused:
     (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
     (config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
   )
-  # Every method reads lrp: by its relevance, or by the heat maps of its result.
+  # Every method reads lrp: for its relevance, or for the heat maps of its result.
   lrp = _table(
     (config.lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
     (config.lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),

@@ -49,7 +49,7 @@ class _Ready(NamedTuple):
 def load_data(config: SecureConfig) -> _Rows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
-    # Standardised by all rows, of which the last fifth is predicted.
+    # Standardised by all rows. The last fifth is predicted.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
