@@ -222,7 +222,7 @@ class PerExampleGrads(metaclass=Sealed):
 
   leaves: Any  # tree of sealed [B, *param]
   mask: Any  # [B] bool, False for padding; None where it comes beside the gradients
-  # of the arrays, in the order of the leaves
+  # Dtypes of the arrays, in the order of the leaves.
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
   rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
 

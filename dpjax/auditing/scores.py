@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """Scores: values of an attack. Larger means more likely to have been in."""
+  """Values of an attack. Larger means more likely to have been in."""
 
   inside: np.ndarray  # [n] scores where the record was in
   outside: np.ndarray  # [m] scores where it was not

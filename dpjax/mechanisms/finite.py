@@ -141,9 +141,9 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   """Splits `value` into floats (high, low) whose sum is exact; low has the size of the
   noise.
 
-  A float that is JAX's own is its own low part. UserError: NaN or infinity; 64-bit numbers
-  so large beside the noise that float32 could not even show it, an error that itself tells of
-  the value: keep them within public bounds, or enable x64.
+  A JAX float is its own low part. Raises UserError for NaN or infinity, and for 64-bit numbers
+  so large beside the noise that float32 could not show it. That error itself reveals
+  something of the value: keep values within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
   >>> int(high[0]) + int(low[0]) == 2**24 + 1

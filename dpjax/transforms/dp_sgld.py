@@ -95,7 +95,7 @@ def dp_sgld(
     step_size: h, of the energy SUMMED over the examples: an SGD learning rate of r on the
       mean loss is h = r / n. A schedule changes the temperature from step to step.
     noise_std: noise of the private mean gradient, `plan.noise_std`; it must be > 0, because this
-      transform adds no noise of its own. See `sgld_temperature` for what it amounts to.
+      transform adds no noise of its own. `sgld_temperature` gives its temperature.
     num_examples: n; public, as in the plan's guarantee.
     prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 

@@ -143,7 +143,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     held: dict of its fields; those that are left out are at their defaults.
 
   Raises:
-    UserError: a field that there is not, or a value of another type.
+    UserError: `kind` has no such field, or a value has another type.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])

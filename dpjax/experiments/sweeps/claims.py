@@ -75,7 +75,7 @@ def verdict(group: Sequence[Row]) -> str:
     return "no epsilon is stated"
   number = writers.number
   over = any(number(r["epsilon_audited_lower"]) > number(r["epsilon"]) for r in audited)
-  # before a shuffler
+  # The local epsilon of features, before the shuffler, may be refuted as well.
   over |= any(r.get("audit", {}).get("refuted", False) for r in audited)
   if not over:
     return "not refuted"

@@ -48,7 +48,7 @@ def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
   """Returns an exact function of the users' labels. Its name says so where users have a
   guarantee, and it is left out with the other diagnostics."""
   if fed.federation.dataset.target is not None:
-    # It compares clients by their shares of classes.
+    # Heterogeneity compares the class shares of clients, so it needs classes.
     return {}
   public = config.privacy.method == "none"
   if not public and (config.release or not config.diagnostics):
