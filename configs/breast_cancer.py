@@ -2,7 +2,7 @@
 
   python -m launch.train --config=configs/breast_cancer.py --workdir=runs/breast_cancer
 
-NUMBERS
+DOC
 """
 
 from dpjax.experiments.kinds.central.config import (
@@ -21,7 +21,7 @@ def get_config() -> TrainConfig:
     privacy=PrivacyConfig(epsilon=3.0, delta=1e-5, sampling_prob=0.5, l2_clip_norm=0.5),
     optimizer=OptimizerConfig(learning_rate=4.0),
     num_steps=60,
-    eval_every=20,
+    eval_every=60,
     checkpoint_every=60,
     ema_decay=0.9,
   )

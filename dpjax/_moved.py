@@ -16,6 +16,8 @@ from collections.abc import Sequence
 # Modules that moved in version 0.2.
 MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
+  "dpjax.accounting.documents": "dpjax.experiments.checks.documents",
+  "dpjax.price": "dpjax.solve",
   "dpjax.noise.correlated.by_name": "dpjax.noise.correlated",
   "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
   "dpjax.sampling.participation": "dpjax.sampling",

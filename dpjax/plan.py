@@ -244,8 +244,8 @@ class Plan:
     """Returns this plan with the least noise that keeps an attack within its bound."""
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
-      # Another accountant gives the search its start, or does not know such a sampler.
-      changed = {"accountant": accountant} if accountant else {}
+      # Another accountant gives the search its start, or says that it knows no such sampler.
+      changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
 

@@ -69,9 +69,10 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import accounting, price, sampling, validate
-from dpjax.accounting import documents, overflow, trade_off_files
-from dpjax.price import UNKNOWNS, Question
+from dpjax import accounting, sampling, solve, validate
+from dpjax.accounting import overflow, trade_off_files
+from dpjax.experiments.checks import documents
+from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
@@ -123,7 +124,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "enum",
     "sampler",
     "poisson",
-    (*price.SAMPLERS, *price.BOUNDED),
+    (*solve.SAMPLERS, *solve.BOUNDED),
     "who is in a batch; none: all data",
   )
   apart = "least steps between two of one example, for min_sep; bins of balls_in_bins"
@@ -369,16 +370,16 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     accounting.upper(answer.sampling_prob or 0.0, digits=6),
     f"{answer.num_steps}",
   )
-  rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
+  rows = [(by, *known, _up(solve.epsilon_of(answer, by))) for by in answer.accountants]
   by = answer.accountants[0]
   if answer.can_overflow:
-    found = price.epsilon_in_training(answer, by)
+    found = solve.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
   # Shows Poisson sampling with the same expected batches beside a sampler in passes.
   if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
-    rows.append((f"poisson ({by})", *known, _up(price.epsilon_of(poisson, by))))
+    rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 
@@ -389,7 +390,7 @@ def _up(epsilon: float) -> str:
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the row of --gdp, labelled as an approximation."""
   found = accounting.gdp.approximate(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
   )
@@ -407,7 +408,7 @@ def note_on_training(answer: Question) -> str | None:
     return _note_on_attack(answer, answer.attack)
   if answer.epsilon is None or not answer.can_overflow:
     return None
-  cost = price.epsilon_in_training(answer, answer.accountants[0])
+  cost = solve.epsilon_in_training(answer, answer.accountants[0])
   if cost <= answer.epsilon:
     return None
   return (
@@ -418,9 +419,9 @@ def note_on_training(answer: Question) -> str | None:
 
 
 def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | None:
-  epsilon = price.epsilon_in_training(answer, answer.accountants[0])
+  epsilon = solve.epsilon_in_training(answer, answer.accountants[0])
   aside = overflow.OVERFLOW_SHARE * answer.delta
-  profile = overflow.with_aborts(price.profile_of(answer), aside=aside, epsilon=epsilon)
+  profile = overflow.with_aborts(solve.profile_of(answer), aside=aside, epsilon=epsilon)
   if attack.cost(profile, answer.delta) <= attack.limit:
     return None
   return (
@@ -440,11 +441,12 @@ def attackers(
     prior: chance of membership that an attacker knows; None says nothing of such a one.
   """
   by = answer.accountants[0]
-  profile = price.profile_of(answer)
+  profile = solve.profile_of(answer)
+  asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
     f"{accounting.by_name('rate', rate)}"
-    for rate in sorted({*_RATES, *([] if fpr is None else [fpr])})
+    for rate in asked
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
@@ -480,7 +482,7 @@ def headline(asked: Question) -> str:
 def statement(answer: Question) -> str:
   """Returns the guarantee in words."""
   return accounting.privacy_statement(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
     num_examples=answer.num_examples,
@@ -517,8 +519,8 @@ def _check_companions(values: Any) -> None:
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   given = [name for name in bounded.FLAGS if values[name].present]
-  if given and values.sampler not in price.BOUNDED:
-    samplers = " or ".join(price.BOUNDED)
+  if given and values.sampler not in solve.BOUNDED:
+    samplers = " or ".join(solve.BOUNDED)
     raise UserError(f"{given[0]}: goes with sampler={samplers} only")
   _check_out("curve", values)
 
@@ -535,11 +537,11 @@ def _write_trade_offs(
       name: folder / (f"{level}_{name}" if len(answers) > 1 else name)
       for name in (trade_off_files.CURVE, trade_off_files.LOSSES)
     }
-    pairs = accounting.pairs_of(price.profile_of(answer), answer.delta)
+    pairs = accounting.pairs_of(solve.profile_of(answer), answer.delta)
     trade_off_files.write_curve(pairs, names[trade_off_files.CURVE])
     paths.append(names[trade_off_files.CURVE])
     has_losses = trade_off_files.write_losses(
-      price.run_event(answer),
+      solve.run_event(answer),
       names[trade_off_files.LOSSES],
       neighboring_relation=answer.neighboring_relation,
       accountant=answer.accountants[0],
@@ -555,12 +557,12 @@ def main() -> None:
   if values.compare_documents:
     return compare_documents(values)
   _check_companions(values)
-  if values.sampler in price.BOUNDED:
+  if values.sampler in solve.BOUNDED:
     _check_counts(values)
     levels = _noise_multipliers(values.noise_multiplier)
     return bounded.show(bounded.runs(values, levels))
   asked = questions(values)
-  answers = [price.solve(question) for question in asked]
+  answers = [solve.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
@@ -576,7 +578,7 @@ def main() -> None:
   for answer in answers if values.statement else ():
     print(f"\n{statement(answer)}")
   if values.curve is not None:
-    paths = price.write_curve(price.curve(answers), values.curve)
+    paths = solve.write_curve(solve.curve(answers), values.curve)
     for path in [*paths, *_write_trade_offs(answers, pathlib.Path(values.curve))]:
       print(f"wrote {path}")
 

@@ -21,7 +21,7 @@ from absl import flags
 
 from dpjax import names, run_code, validate
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
@@ -68,7 +68,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """Returns the config of the parsed flags: the file's, checked, with the overrides.
 
   What an override leaves without a reader goes back to its default, and a line on stderr says
-  so; see `dpjax.experiments.run.switched`.
+  so; see `dpjax.experiments.run.switches`.
 
   Args:
     more: fields that flags of their own set, as "audit.enabled".
@@ -90,7 +90,7 @@ def get(name: str = "config", **more: Any) -> Any:
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))
-  config, line = switched.settled(file, steps, _KINDS[name])
+  config, line = switches.of_command_line(file, steps, _KINDS[name])
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:

@@ -24,7 +24,7 @@ _LAYERS = (
     "metrics",
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
-  {"plan", "price"},
+  {"plan", "solve"},
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},

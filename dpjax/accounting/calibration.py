@@ -90,7 +90,9 @@ def calibrate_noise_to_attack(
   """
 
   def make_profile(noise_multiplier: float, accountant: str) -> Profile:
-    options = {**counting, "accountant": accountant} if accountant else counting
+    options: Counting = {**counting}
+    if accountant:
+      options["accountant"] = accountant
     return privacy_profile(make_event(noise_multiplier), **options)
 
   return noise_of_profile(

@@ -79,7 +79,7 @@ def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
 
   >>> from dp_accounting.pld import privacy_loss_distribution as pld_lib
   >>> whole = pld_lib.from_laplace_mechanism(1.0, value_discretization_interval=0.1)
-  >>> round(pld_of(masses_of(whole)).get_delta_for_epsilon(0.0), 6)
+  >>> round(float(pld_of(masses_of(whole)).get_delta_for_epsilon(0.0)), 6)
   0.393469
   """
   pmfs = [

@@ -50,7 +50,7 @@ def epsilon_of_both(
 
 
 def delta_of_both(
-  deltas_of: Callable[[list[float]], Sequence[float]], epsilon: float
+  deltas_of: Callable[[list[float]], Sequence[float] | np.ndarray], epsilon: float
 ) -> float:
   """Delta of replacing a record at one epsilon, from the curve for removing or adding.
 

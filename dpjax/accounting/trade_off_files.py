@@ -157,7 +157,7 @@ def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
   ...   _ = write_losses(gaussian_event(2.0), path)
   ...   twice = read_losses(path).self_compose(2)
   >>> round(twice.get_epsilon_for_delta(1e-5), 2)  # as one Gaussian of 2 / sqrt(2)
-  2.92
+  2.94
   """
   place = f"losses={str(path)[-120:]!r}"
   arrays = _arrays(path, place)

@@ -16,7 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.experiments.config.choices import annotation_of, choice_of, leaves
+from dpjax.experiments.config.choices import (
+  annotation_of,
+  annotations_of,
+  choice_of,
+  leaves,
+)
 from dpjax.validate import UserError
 
 # Limits on numbers that size a loop or an array: a typing error must not start an endless
@@ -203,6 +208,26 @@ def check(config: Any, *, prefix: str = "") -> None:
       continue
     for rule in rules_of(annotation_of(config, leaf.path)):
       rule.check(**{f"{prefix}{leaf.path}": leaf.value})
+
+
+def check_settings(settings: Any) -> None:
+  """Raises UserError for the first field of one dataclass that breaks a rule beside it.
+
+  For the `__post_init__` of settings, which refuses a wrong value where it is made. Fields of
+  sections are not looked at.
+
+  >>> from dpjax.experiments.kinds.secure.config import InferTask
+  >>> InferTask(num_images=0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_images=0: must be an integer in [1, 100000000]
+  """
+  hints = annotations_of(type(settings))
+  for field in dataclasses.fields(settings):
+    value = getattr(settings, field.name)
+    if value is not None:
+      for rule in rules_of(hints[field.name]):
+        rule.check(**{field.name: value})
 
 
 class Described(NamedTuple):

@@ -9,15 +9,23 @@ the changed config does not read it, and they must still say so after the reset.
 that of the fields that stand in config.json, and no default comes into force by itself.
 Three things are still refused: a field that was asked for beside the switch, a config that
 contradicts itself without a switch, and a combination that nobody has proved.
+
+Of a config of several runs, a field is dropped where none of its runs reads it any more. Fields
+that its rows, variants or curves set are never dropped: they say what is compared. Where a switch
+leaves one of them without a reader, one line says which of the file's columns must be given, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.config.unread import Unused, reason
+from dpjax.experiments.run.kind import Kind
+from dpjax.validate import UserError
 
 # A dict whose keys count as fields.
 _OPTIONS = "model.options"
@@ -173,3 +181,87 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
     for path in fields.set_fields(before)
     if path not in there and path.rpartition(".")[0] in switches
   ]
+
+
+# --- a command line over a config of whichever kind
+
+
+def of_command_line(
+  before: Any, steps: Sequence[tuple[str, Any]], kind: Kind
+) -> tuple[Any, str]:
+  """(the config of a command line without what its switches leave unread, a line that says so).
+
+  Args:
+    before: the config of the file.
+    steps: (field, config from this field on), in the order in which they were set.
+    kind: of the config.
+
+  Raises:
+    UserError: one line: a switch makes a field of the file's rows, variants or curves meaningless.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+  >>> from dpjax.experiments.kinds.central.kind import CENTRAL
+  >>> file = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0))
+  >>> plain = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0, method="sgd"))
+  >>> config, line = of_command_line(file, [("privacy.method", plain)], CENTRAL)
+  >>> config == TrainConfig(privacy=PrivacyConfig(method="sgd"))
+  True
+  >>> print(line)
+  privacy.method='sgd': takes no epsilon, l2_clip_norm; the file's values are dropped
+  """
+  if not steps:
+    return before, ""
+  config = steps[-1][1]
+  line = ""
+  # What is wrong with a value is told where the run checks it.
+  with contextlib.suppress(UserError):
+    unread = kind.unread
+    table = unread(before)
+    given = {*set_paths(before)}
+    was_read = lambda path: path in given and reason(path, table) is None
+    config, dropped = settled(config, [path for path, _ in steps], unread, was_read)
+    line = told(before, steps, dropped, unread)
+  _check(before, config, [path for path, _ in steps], kind, dropped=bool(line))
+  return config, line
+
+
+def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
+  """Returns the fields of a config that every one of its runs' tables holds."""
+  found = {path: [reason(path, dict(table)) for table in tables] for path in
+           all_paths(config)}  # fmt: skip
+  return {
+    path: str(reasons[0]) for path, reasons in found.items() if reasons and all(reasons)
+  }
+
+
+def _check(
+  before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
+) -> None:
+  """Raises UserError where the run would, so that an error stands alone, without the line; and
+  where a switch makes a field of the file's own columns meaningless."""
+  columns = [name for name in kind.columns if getattr(config, name)]
+  columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
+  if not (dropped or columns):
+    return
+  try:
+    kind.check(config)
+  except WouldBeIgnored as error:
+    faults = error.fields()
+    asked = any(path.removeprefix("base.") in faults for path in explicit)
+    if not columns or asked or not _is_whole(before, kind):
+      raise
+    raise UserError(
+      f"leaves without a reader what the file's {' and '.join(columns)} set "
+      f"({faults[0]:.80}); give "
+      f"{' and '.join(f'--config.{name}' for name in columns)}, too",
+      field=f"{', '.join(explicit):.80}",
+    ) from error
+
+
+def _is_whole(config: Any, kind: Kind) -> bool:
+  """Whether the runs of the file itself are accepted."""
+  try:
+    kind.check(config)
+  except UserError:
+    return False
+  return True

@@ -19,7 +19,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from dpjax import validate
 from dpjax.experiments.config import fields, rules
@@ -29,7 +29,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
 from dpjax.experiments.sweeps import curve, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
@@ -53,10 +53,19 @@ _MORE_KEYS = (
 class SelectionConfig:
   """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
 
-  enabled: bool = False
-  mean_trials: float = 10.0  # mean of the random number of runs
-  shape: float = 1.0  # of its law: 1 geometric, 0 logarithmic, else neg. binomial
-  better: str = "max"  # of `y`: max | min
+  enabled: Annotated[bool, "release the best run alone, at a cost of its own"] = False
+  mean_trials: Annotated[
+    float,
+    rules.POSITIVE,
+    rules.within_range(1, rules.MOST_RUNS),
+    "mean of the random number of runs",
+  ] = 10.0
+  shape: Annotated[
+    float,
+    rules.NON_NEGATIVE,
+    "of that number: 1 geometric, 0 logarithmic, else negative binomial",
+  ] = 1.0
+  better: Annotated[str, rules.among(("max", "min")), "of `y`"] = "max"
 
 
 @dataclasses.dataclass
@@ -284,16 +293,7 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
-  law = config.selection
-  validate.positive(**{"selection.mean_trials": law.mean_trials})
-  if not 1 <= law.mean_trials <= rules.MOST_RUNS:
-    raise UserError(
-      f"must be in [1, {rules.MOST_RUNS}]",
-      field="selection.mean_trials",
-      value=law.mean_trials,
-    )
-  validate.non_negative(**{"selection.shape": law.shape})
-  validate.one_of(("max", "min"), **{"selection.better": law.better})
+  rules.check(config.selection, prefix="selection.")
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
@@ -381,7 +381,9 @@ def _unread_of_sweep(config: SweepConfig) -> Unused:
   )
   unread = kind_of(config.base).unread
   tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
-  return unused.of_sweep(config) | within("base", switched.of_all(config.base, tables))
+  return unused.of_sweep(config) | within(
+    "base", switches.unread_by_all(config.base, tables)
+  )
 
 
 SWEEP = Kind(

@@ -14,7 +14,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.run import loop, switched
+from dpjax.experiments.run import loop, switches
 from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
@@ -95,8 +95,8 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
 
 
 def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
-  """Returns the fields that no row reads, each with the condition that it needs."""
-  return switched.of_all(config, [unread(run) for _, run in runs_of(config, alone)])
+  """Returns the fields that none of the rows reads, and what each would need."""
+  return switches.unread_by_all(config, [unread(run) for _, run in runs_of(config, alone)])
 
 
 def _folder(label: str) -> str:

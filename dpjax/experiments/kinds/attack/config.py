@@ -14,10 +14,10 @@ import importlib
 import types
 from typing import Annotated, Any, ClassVar
 
-from dpjax import models, validate
+from dpjax import models
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import common, fields
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -53,12 +53,19 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  # launch.list attacks, or package.module:Class of an `AttackSettings` of your own
-  attack: Annotated[Any, Choice(ATTACKS, base=AttackSettings)] = "membership"
-  rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  beside: dict[str, str] = dataclasses.field(default_factory=dict)
-  seed: int = 0
-  title: str = ""
+  attack: Annotated[
+    Any,
+    Choice(ATTACKS, base=AttackSettings),
+    "or package.module:Class of an AttackSettings of your own",
+  ] = "membership"
+  rows: Annotated[
+    dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
+  ] = dataclasses.field(default_factory=dict)
+  beside: Annotated[dict[str, str], "label to what others published"] = dataclasses.field(
+    default_factory=dict
+  )
+  seed: common.Seed = 0
+  title: Annotated[str, "of the table"] = ""
   of_table: ClassVar[tuple[str, ...]] = ("rows", "beside", "title")  # not of a run
 
   @property
@@ -86,7 +93,6 @@ def other(config: AttackConfig) -> str:
 def check(config: AttackConfig) -> None:
   """Raises UserError for errors of one run that can be found without data."""
   bounds.typed(config)
-  validate.integer_at_least(0, seed=config.seed)
   _check_attack(config)
   checks = {"train": central.check, "federate": federated.check}
   with bounds.within(config.attack.room):

@@ -1,0 +1,29 @@
+"""Five hospitals that train one model of breast tumours, private for each HOSPITAL.
+
+  python -m launch.federate --config=configs/fed/hospitals.py --workdir=runs/hospitals
+
+DOC
+"""
+
+from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
+from dpjax.experiments.kinds.federated.config import (
+  FedConfig,
+  FedOptimizerConfig,
+  FedPrivacyConfig,
+  LocalConfig,
+)
+
+
+def get_config() -> FedConfig:
+  return FedConfig(
+    data=DataConfig(name="breast_cancer", center=True),
+    partition={"name": "iid", "num_clients": 5},
+    model=ModelConfig(name="linear"),
+    local=LocalConfig(batch_size=None, epochs=20),
+    client_optimizer=FedOptimizerConfig(learning_rate=0.1),
+    privacy=FedPrivacyConfig(epsilon=8.0, delta=1e-2, l2_clip_norm=1.0),
+    num_rounds=10,
+    clients_per_round=5,
+    eval_every=10,
+    checkpoint_every=10,
+  )
