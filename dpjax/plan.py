@@ -198,7 +198,7 @@ class Plan:
     """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
 
     Args:
-      epsilon: of the guarantee (epsilon, delta); or
+      epsilon: epsilon of the guarantee (epsilon, delta); or
       attack: in its place what an attacker may do at most, such as
         `accounting.TruePositiveRate(tpr=0.1, fpr=0.01)`. Delta is then the slack of
         `GaussianDp`, and what the plan's epsilon is stated at.
@@ -282,7 +282,7 @@ class Plan:
       data: what `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps of each example.
-      epsilon, delta: of the guarantee; the noise is the least that keeps it.
+      epsilon, delta: the guarantee; the noise is the least that keeps it.
       attack: in place of epsilon what an attacker may do at most, as for `calibrated`.
       l2_clip_norm: bound on one example's gradient, as for the plan.
       num_examples: n, declared. None: as above.

@@ -119,7 +119,7 @@ class AttackBound(abc.ABC):
     """Returns an upper bound on what an attacker gains, as `limit` measures it.
 
     Args:
-      profile: of the whole run.
+      profile: the profile of the whole run.
       delta: slack of `GaussianDp`; the others hold without any.
     """
 

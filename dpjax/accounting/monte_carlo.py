@@ -131,10 +131,10 @@ def min_sep_epsilon(
   Args:
     strategy: C, with no negative entry and at most `min_sep` bands.
     sampling_prob: probability of an example that is free to take part.
-    num_samples, confidence: as of `balls_in_bins_epsilon`. Time is as num_samples times
+    num_samples, confidence: as in `balls_in_bins_epsilon`. Time grows as num_samples times
       num_steps.
 
-  Guarantee: of the simulation only, as of `balls_in_bins_epsilon`.
+  Guarantee: of the simulation only, as in `balls_in_bins_epsilon`.
 
   Raises:
     UserError: too few samples, or more bands than min_sep: then steps of one example share

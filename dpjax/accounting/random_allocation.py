@@ -82,7 +82,7 @@ def allocation_pld(
     num_steps: T of the pass.
     noise_multiplier: z, std / l2_clip_norm.
     interval: interval of the grid of losses.
-    cells: of the grid of likelihood ratios, a power of two; 0: as many as are of use.
+    cells: number of cells of the grid of likelihood ratios, a power of two; 0: as many as help.
 
   Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and
   replace_special; see the proof above. Where 1 / z is outside [.001, 4] no amplification

@@ -31,7 +31,7 @@ def select_rdp(
   Args:
     orders: Renyi orders, all > 1.
     rdp: [len(orders)] an upper bound on one run's divergence at each order.
-    mean_trials, shape: of the law of K; see `draw_trials`.
+    mean_trials, shape: parameters of the law of K; see `draw_trials`.
 
   Theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
 
@@ -103,7 +103,7 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   """Draws how many runs to make; keep the number secret.
 
   Args:
-    rng: in a release seeded by the operating system, for the number must be unknown.
+    rng: in a release, seeded by the operating system, as the number must be unknown.
     mean_trials: E[K] >= 1.
     shape: 1: geometric; 0: logarithmic; inf: Poisson (which may say 0: then nothing is
       released); any other: truncated negative binomial, P(K=k) prop. to

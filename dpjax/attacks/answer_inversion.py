@@ -134,8 +134,8 @@ def judge_decoder(
   records, x [n, *shape].
 
   Args:
-    class_means: [K, *shape], of the attacker's own data: the guess of somebody who is told
-      the label alone.
+    class_means: [K, *shape], class means of the attacker's own data: the best guess from the
+      label alone.
 
   UserError: records or means of another shape.
   """

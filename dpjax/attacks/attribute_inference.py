@@ -37,7 +37,7 @@ def guessed_attribute(
   finds likeliest.
 
   Args:
-    columns: which of a record's numbers, flattened, are the attribute: one, or several for
+    columns: places of the attribute among a record's flattened numbers: one, or several for
       one that is written as several. What they hold is never read.
     values: [V, len(columns)], what the attribute can be (or [V] for one column).
     prior: [V] how frequent each is; None: all alike.

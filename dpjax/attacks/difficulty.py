@@ -32,10 +32,10 @@ def quantile_regression(
   ones has a score above 0 with a probability of at most `fpr`, whatever the trees have learned.
 
   Args:
-    log_odds: [n], of the target (`signals`).
+    log_odds: [n], log odds of the target (`signals`).
     features: [n, d] numbers that the attacker knows of the records, such as pixels, a label, or the
       answers of another model.
-    known_log_odds: [m], of records that are no members.
+    known_log_odds: [m], those of records that are no members.
     known_features: [m, d].
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
     seed: seed of the halves and the trees.

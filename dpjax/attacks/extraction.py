@@ -209,7 +209,7 @@ def extraction_curve(
   """Fidelity by number of queries: the first rows of `queries` [n, ...] are asked.
 
   Args:
-    target: what the attacker may ask, `ask(...)`.
+    target: the access that the attacker has, `ask(...)`.
     held_out: inputs [m, ...] on which copy and target are compared; none is asked.
 
   UserError: more queries than there are, or held-out inputs among them.

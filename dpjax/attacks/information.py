@@ -30,7 +30,7 @@ def informia(
     population: bool [n], which records serve as z; None for all. A record is never compared to
       itself.
     temperature: temperature of the confidences; above 1 for models that are sure of most records.
-    offline, offline_a: of `relative_confidence`.
+    offline, offline_a: as in `relative_confidence`.
 
   UserError: as `rmia`.
 

@@ -44,7 +44,9 @@ class LeakageScore(NamedTuple):
   score: float
   null: np.ndarray  # [num_null] scores of shuffled pairs
   p_value: float  # (1 + random pairings that score as much) / (1 + num_null)
-  interval: tuple[float, float] | None  # bootstrap over records, 95 %; None: of one number
+  interval: (
+    tuple[float, float] | None
+  )  # bootstrap over records, 95 %; None for a single number
 
 
 def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:

@@ -257,7 +257,7 @@ def rmia(
     population: bool [n], which records serve as z; None for all. Whether they are members
       of the target need not be known, and a record is never compared to itself (gamma >= 1).
     gamma: at least 1.
-    temperature, offline, offline_a: of `relative_confidence`.
+    temperature, offline, offline_a: as in `relative_confidence`.
 
   UserError: as `lira`, and an empty population.
 

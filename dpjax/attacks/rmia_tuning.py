@@ -47,9 +47,9 @@ def tune_rmia(
   that holds 1 gives 1.
 
   Args:
-    gammas, temperatures: what is tried, all pairs.
+    gammas, temperatures: values to try, in all pairs.
     fpr: false positive rate in (0, 1).
-    offline, offline_a: of `rmia`.
+    offline, offline_a: as in `rmia`.
 
   UserError: no pair to try, a value out of its range, no shadow that can play the target: two
   others must be left, and each record be held by one of them and not by another.

@@ -62,7 +62,8 @@ def defences(
   Args:
     plan: one that guarantees no epsilon (noise_multiplier=0).
     num_byzantine: f of Krum. trim: share cut off at either end.
-    num_selected: of multi-Krum; None: n - f is not known beforehand, so it is left out.
+    num_selected: selected messages of multi-Krum; None leaves it out, as n - f is not known
+      beforehand.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,

@@ -41,12 +41,13 @@ def imprint(
   """Returns parameters whose gradient shows the inputs of a batch; see the module.
 
   Args:
-    params: of a model that begins with a dense layer of k units, a bias and a ReLU.
+    params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
     public: [N, ...], inputs like those that are sought: the thresholds are quantiles of what
       is measured of them, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the kernel after it, by which a bin's gradient grows.
-    seed: of the direction. A mean of pixels would tie inputs that a random direction tells apart.
+    seed: seed of the direction. A mean of pixels would tie inputs that a random direction
+      separates.
 
   Raises:
     UserError: no such layer, one without a bias, inputs of another size, no finite ones, or no

@@ -137,7 +137,7 @@ def train_shadows(
     directory: keeps the scores of each finished shadow, in a file named by a digest of
       records, row, seed and `name`: what is called again with the same goes on there. As
       secret as the records.
-    name: with a directory, of the pipeline, for functions have no digest: change it with
+    name: with a directory, name of the pipeline, as functions have no digest: change it with
       whatever changes them.
     progress: (done, total), after each group.
 

@@ -42,7 +42,7 @@ def fitted_params(
 
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
-    records: of the auditor's own, or public: they are not protected.
+    records: the auditor's own, or public ones: they are not protected.
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(learning_rate=learning_rate)
@@ -91,7 +91,7 @@ def final_model_scores(
       so that all models share their batch and the plan is Gaussian-DP.
     params: initial ones, of every model.
     target: one example, x [1, ...] and y [1]; `blank_target`.
-    num_models: with the target, and again as many without it.
+    num_models: number of models with the target, and again as many without it.
     seed: seed of the noise of all models.
 
   Raises:

@@ -96,7 +96,7 @@ def image_folder(
   """(train, test) of a folder of class folders: x float32 [n, height, width, channels] in [0, 1].
 
   Args:
-    path: of the folder. Its files are taken in the order of their names; hidden ones are left
+    path: path of the folder. Its files are taken in the order of their names; hidden ones are left
       out.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       declaration.toml in the folder.

@@ -62,7 +62,7 @@ def leaf_federation(
     num_classes: public, never counted; 62 of FEMNIST, 2 of Sent140.
     max_length: largest length of text, the number of bytes kept.
     shape: shape of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
-    max_examples: as of `data.by_client`.
+    max_examples: as in `data.by_client`.
 
   Raises:
     UserError: one line that names the file: no such folder (with the command that makes it),

@@ -158,14 +158,14 @@ def natural_federation(
   Clients of the test need not be among those of the training.
 
   Args:
-    name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
+    name, data_dir, max_length, num_classes: as in `data.load`. `name` is that of data that
       tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
       whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
       table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
       function of no arguments that returns two `Federation`.
     client_id: the field; of a function of one's own "".
-    declaration: of a table, as of `data.load`.
-    max_examples: as of `by_client`, of each client in train and in test.
+    declaration: declaration of a table, as in `data.load`.
+    max_examples: as in `by_client`, for each client in train and in test.
 
   Raises:
     UserError: one line: as `data.load` and `by_client`, or there is no such field.

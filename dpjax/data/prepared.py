@@ -338,7 +338,7 @@ def load_prepared(
   """(train, test) of a prepared data set; the caller has checked `is_prepared`.
 
   Args:
-    resident: as of `data.load`.
+    resident: as in `data.load`.
 
   Raises:
     UserError: one line, where the files are damaged or of another format, or the features

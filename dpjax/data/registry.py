@@ -50,8 +50,8 @@ def load(
     num_examples: how many training examples there are said to be (`nominal_size`), for data
       that do not declare it; published data do, and must be given the same. Public: it is
       never counted from the rows.
-    declaration: of a table, a text or a folder of images: what is public about it, as a dict or
-      the path of a file; None: the file beside it.
+    declaration: what is public about a table, a text or a folder of images, as a dict or the
+      path of a file; None: the file beside it.
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 

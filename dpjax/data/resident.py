@@ -30,8 +30,8 @@ class Resident:
   Same values as indexing the data set itself; only where the gather happens differs.
 
   Args:
-    everywhere: of several devices, which all get the data set, once.
-    split: of rows that are being gathered, over those devices: each gathers its own.
+    everywhere: sharding over several devices, each of which gets the whole data set.
+    split: shards gathered rows over those devices, each of which gathers its own.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))

@@ -43,8 +43,8 @@ def blocks(
 
   Args:
     wanted: (names of all columns) -> names of those to read; it may raise UserError.
-    delimiter: of a CSV file; None: a comma, and in .tsv a tab.
-    encoding: of a CSV file.
+    delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
+    encoding: encoding of a CSV file.
 
   Raises:
     UserError: a file that cannot be read to its end as what it says it is.

@@ -59,7 +59,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
     declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
       or JSON file of one. None: the file beside it of the same name, people.toml or
       people.json for people.csv.
-    name: of the data set; None: that of the file.
+    name: name of the data set; None: that of the file.
 
   Numbers beyond their bounds are clipped. How many were is private, and nobody is told:
   `clipped_cells` counts them for a release under noise.
@@ -123,7 +123,7 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
   `dpjax.mechanisms` with sensitivity 1 for each column, or look at it and tell nobody.
 
   Args:
-    source, declaration: as of `table`.
+    source, declaration: as in `table`.
 
   >>> clipped_cells({"age": [30, 130], "fold": ["a", "b"], "ill": ["no", "yes"]}, {
   ...   "columns": {"age": {"lower": 0, "upper": 120}},

@@ -77,7 +77,7 @@ class Labels:
   """Several labels of each example, each of which holds (1) or does not (0).
 
   Args:
-    names: of the labels, in the order of the columns of `y`; distinct.
+    names: names of the labels, in the order of the columns of `y`; distinct.
 
   >>> Labels(("asthma", "diabetes")).names
   ('asthma', 'diabetes')

@@ -77,7 +77,7 @@ def text_file(
   """(train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
 
   Args:
-    path: of a .txt file.
+    path: path of a .txt file.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       the file beside it of the same name, posts.toml for posts.txt.
 

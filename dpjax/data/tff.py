@@ -87,7 +87,7 @@ def tff_federation(
       beside it; needs the `h5` extra).
     data_dir: where a relative `name` begins; else the current folder.
     num_classes: public, never counted; 62 of FEMNIST.
-    max_examples: as of `data.by_client`, of each client in train and in test.
+    max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
     UserError: one line: no such file (with the command that gets it), a damaged one, one

@@ -92,7 +92,7 @@ class LocalWork:
   Args:
     batch_size: examples of a local batch; None for all of the client's at once.
     epochs: passes over the client's data.
-    max_examples: of a client in one round, a fresh random choice of its own; None for all.
+    max_examples: most examples of a client in one round, chosen afresh at random; None for all.
 
   >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
   300

@@ -78,7 +78,7 @@ def compare_placements(
   Args:
     num_clients: n, public here.
     min_survivors: m, clients that stay in a distributed sum; None for all.
-    dimension: of the vectors; only `rmse` depends on it.
+    dimension: dimension of the vectors; only `rmse` depends on it.
 
   >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
   >>> round(client.mean_std / server.mean_std, 9), distributed.mean_std == server.mean_std

@@ -66,7 +66,7 @@ class ClipRule:
     """Returns the factor of each gradient, times `most`, [B].
 
     Args:
-      lengths: of the gradients, [B]; 0 and infinity occur.
+      lengths: [B], those of the gradients; 0 and infinity occur.
       top: `self.top(C)` times `most`.
       most: a power of two, by which factors of tiny gradients keep their digits.
 

@@ -299,7 +299,7 @@ def clipped_grad(
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
-    memory_budget: in bytes, in place of `microbatch_size`: the largest microbatch is taken
+    memory_budget: bytes, in place of `microbatch_size`: the largest microbatch is taken
       whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
       result come on top). UserError where by that estimate one example does not fit.
     mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit;

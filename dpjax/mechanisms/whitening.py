@@ -87,7 +87,7 @@ class Whitening(NoisyMeans):
     median_epsilon: spent on each of the five clip norms, where they are private: here not the
       medians but the ninth deciles, for what is cut off of the longest vectors is missing.
     clip_norms: public norms (of the fields of `Spread`, in their order), or () for private ones.
-    num_directions: of how many coordinates the covariance is released; at most P * C.
+    num_directions: number of coordinates whose covariance is released; at most P * C.
     floor_rank: the variances that are larger than the one of this rank (the smallest of all, where
       an example has fewer features) are brought down to it.
 

@@ -160,8 +160,9 @@ class EquivariantCnn(nn.Module):
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
     first_kernel: size of the lifting kernel, even where its stride is 2; the others are
       3x3, and 4x4 with stride 2.
-    num_groups: of channels, each standardised over positions and the whole group, in each
-      example alone, before each activation; None: no normalisation.
+    num_groups: number of groups of channels. Before each activation, each group is standardised
+      over positions and the whole symmetry group, in each example alone; None: no
+      normalisation.
 
   Raises:
     UserError: a side that is odd where it is halved, a kernel that does not lie centred, groups

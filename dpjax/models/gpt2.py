@@ -47,7 +47,7 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
 
   Args:
     path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
-    model: with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
+    model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of

@@ -161,7 +161,7 @@ def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float
   sensitivity that noise must be accounted with, not `l2_norm`.
 
   Args:
-    beta: in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
+    beta: number in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
       0 for the worst case, which never draws again.
 
   >>> rounded_norm_bound(3.0, dim=4, beta=0.0), round(rounded_norm_bound(100.0, dim=4), 3)

@@ -203,7 +203,7 @@ class Keeper:
     folder: folder of the rows.
     states: those that a run begins with.
     on_disk: whether they lie there also between checkpoints, and not in memory.
-    segment_bytes: as of `Journal`.
+    segment_bytes: as in `Journal`.
   """
 
   def __init__(

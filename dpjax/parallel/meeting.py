@@ -50,7 +50,7 @@ class Meeting:
   process 0.
 
   Args:
-    connections: by process id.
+    connections: connections by process id.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging.
   """
 

@@ -78,7 +78,7 @@ def proved(
   """A proved epsilon; the claim coincides with it.
 
   Args:
-    rests_on: what nobody can check; then it is a claim.
+    rests_on: assumption that nobody can check; with one, the epsilon is a claim.
 
   >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0

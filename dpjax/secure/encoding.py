@@ -107,7 +107,7 @@ class Encoding:
     |v_i - mean| <= 2 m. Floats add 2^-21 m.
 
     Args:
-      weights: [C] of the clients that count, in (0, 1]; those above 1 count 1.
+      weights: [C], in (0, 1], for the clients that count; those above 1 count 1.
 
     >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
     >>> round(encoding.error_bound(np.ones(100)) / encoding.resolution, 3)

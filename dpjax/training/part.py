@@ -23,7 +23,8 @@ def of_part(
   alone, and noise on the others is drawn as usual and thrown away, which costs nothing.
 
   Args:
-    trained: of a parameter's name, such as params/head/kernel (`trees.named_leaves`).
+    trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
+      are those of `trees.named_leaves`.
 
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}

@@ -214,7 +214,7 @@ def clipped_sum(
 
   Args:
     updates: sealed leaves [B, *param], or a ClippedSum (its mask is then already applied).
-    params: to check shapes with, or None.
+    params: parameters to check shapes against, or None.
     mask: [B] bool, or True; needed for stacked gradients that do not know theirs.
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
 

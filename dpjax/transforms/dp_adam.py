@@ -43,7 +43,7 @@ def scale_by_dp_adam(
   Args:
     noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
       `plan.noise_std`. A number, or a prefix tree of numbers where it differs by group.
-    b1, b2, eps: of Adam.
+    b1, b2, eps: constants of Adam.
     noise_floor: least denominator, in units of noise_std. v_hat - s^2 is an estimate and
       may be negative; the smaller the floor, the longer the steps where the signal is weak.
 

@@ -110,7 +110,7 @@ def of_plan(
   """Returns the same private transform, for states and batches of one plan only.
 
   Args:
-    tx: of the plan's numbers.
+    tx: the transform, with the plan's numbers.
     mark: the plan's, by `mark_of`.
     slots: rows that a draw of the plan has at most.
   """

@@ -47,7 +47,7 @@ class EventKind:
   composition, says so in `elements` and needs nothing of what follows it.
 
   Attributes:
-    name: in JSON.
+    name: name in JSON.
     event: class of the events.
     fields: fields of the event that JSON holds, in the order of its constructor.
     scheme: names the row of `dpjax.accounting.PROVED` that holds `proof`.

@@ -209,7 +209,7 @@ def draws_to_refute(
   `most`.
 
   Args:
-    claim: whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores need not be perfect.
+    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
     most: on each of the two inputs.
     confidence: confidence of this one claim.
 

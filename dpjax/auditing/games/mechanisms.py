@@ -267,8 +267,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
   add nothing to them.
 
   Args:
-    mechanism: with public clip norms.
-    keys: [n], of the draws.
+    mechanism: mechanism with public clip norms.
+    keys: [n], keys of the draws.
     x: [examples, ..., channels].
 
   Returns:

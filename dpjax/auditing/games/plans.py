@@ -78,7 +78,7 @@ def game(
   """The game of a plan on two data sets of gradients, in clip norms.
 
   Args:
-    plan: with ONE clip norm.
+    plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.

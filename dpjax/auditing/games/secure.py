@@ -58,7 +58,7 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
   """Games where one client's message changes; the strongest first.
 
   Args:
-    mechanism: whose event accounts for `kind`; None: a fine grid of two numbers.
+    mechanism: mechanism whose event accounts for `kind`; None: a fine grid of two numbers.
   """
   charged = the_mechanism() if mechanism is None else mechanism
 

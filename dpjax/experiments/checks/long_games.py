@@ -53,7 +53,7 @@ class Settings:
   """Settings of an audit.
 
   Args:
-    minutes: for all games together, about; more where games need it for `LEAST` draws.
+    minutes: rough time for all games together; more where games need it for `LEAST` draws.
     only: a room, a subject or room.subject; "" for all.
     seed: seed of all draws.
   """

@@ -48,7 +48,7 @@ class FinalModels:
     data: a data set of images with classes. epsilon, delta: that are claimed.
     num_models: trainings with the target, and as many without it.
     initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
-    num_records: with the target. num_steps: of full-batch gradient descent.
+    num_records: number of records, with the target. num_steps: steps of full-batch descent.
     seed: seed of initial parameters and of the noise.
   """
 

@@ -85,7 +85,7 @@ def played(
   """Plays the games that are missing, and returns all rows.
 
   Args:
-    todo: what gives the row of each name.
+    todo: name -> function that computes its row.
     done: rows by name.
     write: is given all rows after each one, and at the end.
     label: label of the progress bar.

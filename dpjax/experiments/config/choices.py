@@ -146,7 +146,7 @@ def settings(
   """Returns a frozen dataclass of a function's configurable arguments, for a `Choice`.
 
   Args:
-    documented: whose docstring says what it is, where it is not the function's own.
+    documented: object whose docstring describes the choice, unless the function's own does.
 
   >>> made = settings(round, ndigits=2)
   >>> made(), made(ndigits=1).make(3.14159)

@@ -194,7 +194,7 @@ def check(config: Any, *, prefix: str = "") -> None:
   """Raises UserError for the first field whose value breaks a rule.
 
   Args:
-    config: whose fields have the types of their annotations.
+    config: config whose fields have the types of their annotations.
     prefix: dotted, of the fields' names, where the config is a section of another.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig

@@ -178,10 +178,10 @@ def facts(
   """Returns the audit's part of result.json.
 
   Args:
-    score: what told them.
+    score: the score by which they were guessed.
     claim: as it was planned.
     included: [m] bool, the coins; seed: theirs.
-    delta, epsilon: of what ran; epsilon None: nothing is claimed.
+    delta, epsilon: those of the steps that ran; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
   """
   found = auditing.audit(

@@ -58,7 +58,7 @@ def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
   """Returns the digest of a config by the present version.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: everything that determines its result, the seed included.
 
   >>> of_config("central", {"a": 1, "b": 2}) == of_config("central", {"b": 2.0, "a": 1})
   True
@@ -73,7 +73,7 @@ def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
   The order of dicts is no matter (`canonical`), nor is the code that carries it out.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: everything that determines its result, the seed included.
   """
   # The version is part of the name, so no config has one name in both versions.
   text = json.dumps([2, kind, canonical(fields), canonical(names.sources(fields))])

@@ -105,8 +105,8 @@ class Promise:
     gives them.
 
     Args:
-      ledger: of what ran; an empty one stands for all steps.
-      epsilon: of the curve, after all steps.
+      ledger: ledger of the steps that ran; an empty one stands for all steps.
+      epsilon: epsilon on the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return None
@@ -186,7 +186,7 @@ def of_plan(
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
       records: then the promise is simulated.
     unit: whose data are one record; "" for the plan's own word.
-    note: what stands before the plan's statement.
+    note: text before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
 
   Raises:
@@ -240,7 +240,7 @@ def of_event(
   Whether the steps do what the event says cannot be checked here.
 
   Args:
-    event: of one step, such as `mechanism.event(relation)`.
+    event: event of one step, such as `mechanism.event(relation)`.
     l2_bound: largest norm of one record's part, to which the event's noise is relative.
     num_records: public; see `num_examples` of `accounting.privacy_statement`.
     assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is

@@ -37,7 +37,7 @@ def public(
   """Returns the number of records from which plan, guarantee and results are computed.
 
   Args:
-    real: of the data: a secret under add_or_remove_one, public under the others.
+    real: true number of records: secret under add_or_remove_one, public under the others.
     declared: a constant that somebody declared; None: none was declared.
     relation: neighboring relation of the promise.
     promised: whether anything is promised at all. If not, the true number serves as well.

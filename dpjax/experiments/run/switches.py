@@ -143,7 +143,7 @@ def told(
   Args:
     before: the config of the file.
     steps: (field, config from this field on), in the order in which they were set.
-    dropped: of `settled`.
+    dropped: the dropped fields, as `settled` returns them.
   """
   tables = [unread(before), *(unread(config) for _, config in steps)]
   causes: dict[str, list[str]] = {}
@@ -194,7 +194,7 @@ def of_command_line(
   Args:
     before: the config of the file.
     steps: (field, config from this field on), in the order in which they were set.
-    kind: of the config.
+    kind: kind of the config.
 
   Raises:
     UserError: one line: a switch makes a field of the file's rows, variants or curves meaningless.

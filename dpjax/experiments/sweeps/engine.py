@@ -140,8 +140,8 @@ def expand(
     variants: name -> the fields that it sets together.
     axes_of: (variant's config) -> its axes, whose values are written over its own.
     point: (variant's name, config of the run, the axes' values) -> the run.
-    check: of the config of a run, for what can be told without data.
-    name, where: of the whole and of the variants, for errors.
+    check: (config of a run) -> None; refuses whatever can be judged without data.
+    name, where: names of the whole and of the variants, for errors.
     unread: (config) -> the fields that its run does not read. What only other runs read of the
       base is then dropped (`resettled`). None: all of the base stays.
 

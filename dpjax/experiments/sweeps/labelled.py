@@ -47,7 +47,7 @@ def points(
 
   Args:
     alone: the label where the config is one run.
-    check: of a run.
+    check: (run) -> None; raises UserError if the run is refused.
     told: (label, run) -> what tells it from the other runs.
     unread: (run) -> the fields that it does not read (`engine.resettled`).
     settle: (run, its changes, their place), before it is checked.

@@ -46,7 +46,7 @@ def draw(
   Each curve is one line, the mean over seeds, with a band that spans them.
 
   Args:
-    results: of the runs. metrics: their rows of metrics.jsonl.
+    results: results of the runs. metrics: their rows of metrics.jsonl.
   """
   rows = [row for own in map(_by_epoch, results, metrics) for row in own]
   report.write_csv(workdir / "report.csv", rows)

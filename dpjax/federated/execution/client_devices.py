@@ -109,9 +109,9 @@ def pmap_clients(
   noise above all, is added once.
 
   Args:
-    num_devices: of this process; None for all.
-    clients_per_device: in a block; None for an equal share of the cohort, up to 32.
-    memory_budget: as of `vmap_clients`, over all devices. A block has a place for one client
+    num_devices: devices of this process to use; None for all.
+    clients_per_device: clients of a block; None for an equal share of the cohort, up to 32.
+    memory_budget: as in `vmap_clients`, over all devices. A block has a place for one client
       on each, so one that needs more by itself is padded to by as many as there are devices.
 
   Raises:
@@ -146,7 +146,7 @@ def shard_map_clients(
   Blocks and numbers are the same, in arrays [K, ...] that are sharded over clients.
 
   Args:
-    num_devices, clients_per_device, memory_budget: as of `pmap_clients`.
+    num_devices, clients_per_device, memory_budget: as in `pmap_clients`.
 
   Raises:
     UserError: more devices than there are.

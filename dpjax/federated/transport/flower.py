@@ -381,9 +381,10 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
       clients get the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
     params: the initial parameters.
     plan: draws the cohorts over clients and adds the noise; its unit is one client.
-    num_clients: with `partition-id` 0 to num_clients - 1; they need not all be connected.
+    num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need
+      not all be connected.
     rng: integer seed of the sampler; 128 bits or more for a release.
-    noise_key: for a private plan, and only for one.
+    noise_key: key of the noise, for a private plan only.
 
   Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
   anyone who sees the parameters; the server itself sees every message. `.server` holds

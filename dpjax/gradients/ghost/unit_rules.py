@@ -406,10 +406,10 @@ def waiting(
   for each column of g_t: the whole term where the operand is large.
 
   Args:
-    unit: whose sum may be a transpose.
-    first: what its norms have left.
-    factor: [B], of its leaves.
-    longest: [B], of the gradients of their clip group.
+    unit: unit whose sum may be a transpose.
+    first: result of the first pass over the unit.
+    factor: [B], clip factors of its leaves.
+    longest: [B], longest that the gradients of their clip group can be.
   """
   if first.extent is None:
     return None

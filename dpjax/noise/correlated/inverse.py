@@ -125,7 +125,7 @@ class InverseBanded:
     BandInvMF.
 
     Args:
-      num_steps: of the run.
+      num_steps: number of steps of the run.
       bands: coefficients, hence white draws in a step.
       min_sep, max_participations: examples take part at most so often (None: as often as they
         can), at least `min_sep` steps apart.

@@ -22,7 +22,7 @@ class RegressionPlan:
   """Public terms that are agreed before anything is encrypted.
 
   Args:
-    num_rows, num_features: of X.
+    num_rows, num_features: shape of X.
     ridge: penalty on standardised weights; with the number of columns it bounds the
       condition number, which nobody can look up in a ciphertext.
     tolerance: distance to the closed form after the last step, at most.

@@ -69,7 +69,7 @@ class Supply(Unique):
 
   Args:
     key: shared with the dealer.
-    ask: of party 1, how it gets its bound parts; None in party 0, who expands all of its parts.
+    ask: how party 1 gets its bound parts; None in party 0, which expands all of its parts.
   """
 
   def __init__(self, key: bytes, ask: Ask | None):

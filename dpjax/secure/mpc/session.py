@@ -47,7 +47,7 @@ def run(
 
   Args:
     program: see `party`.
-    inputs0, inputs1: what each party gives it; nothing of it reaches the other party but by
+    inputs0, inputs1: what each party gives it; nothing of it reaches the other party except by
       the program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
       repeats bit for bit, and hides nothing from who knows the number.

@@ -66,7 +66,7 @@ class SpuParty(NamedTuple):
       fn: as for `spu_jit.secure_jit`; the same at all parties, which is compared.
       *args: trees; of an argument of its own a party gives arrays, of another's anything
         with shapes and types, such as `jax.ShapeDtypeStruct`.
-      owners: for each argument the party that has it.
+      owners: for each argument, the party that has it.
       reveal_to: the parties that learn the outputs.
 
     Returns:

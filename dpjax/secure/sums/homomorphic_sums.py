@@ -110,7 +110,7 @@ class KeyHolder:
   """A client that encrypts, and decrypts sums.
 
   Args:
-    scheme: with the secret key that all clients share.
+    scheme: scheme with the secret key that all clients share.
   """
 
   def __init__(self, scheme: _Scheme):
@@ -136,7 +136,7 @@ class AddingServer:
   """The server: it adds ciphertexts as they arrive, and cannot read them.
 
   Args:
-    scheme: of which only the public part is looked at.
+    scheme: scheme; only its public part is used.
   """
 
   def __init__(self, scheme: _Scheme):

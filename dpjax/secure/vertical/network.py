@@ -234,7 +234,7 @@ def two_party_logistic(
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
-    keys: of `encrypted_vectors`; `ckks(depth=2)` for degree 3.
+    keys: keys for `encrypted_vectors`; `ckks(depth=2)` for degree 3.
     degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
       the features (clip them, or tanh), for beyond that it diverges.
     disclosure: what the parties remember of earlier runs over the same entities; None for a

@@ -28,8 +28,8 @@ def roc_report(
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
 
   Args:
-    found: by attack, `attacks.measure`.
-    line: what the promise of the target allows, drawn beside them.
+    found: results of `attacks.measure`, by attack.
+    line: curve that the target's guarantee allows, drawn beside them.
 
   UserError: no attacks.
   """

@@ -167,9 +167,9 @@ class _Inversion(AttackSettings):
     """Returns what the server sends: an honest server's parameters.
 
     Args:
-      model: whose parameters they are.
+      model: model that has these parameters.
       public: [N, ...], inputs that the server has.
-      seed: of the run.
+      seed: seed of the run.
     """
     del model, public, seed
     return params

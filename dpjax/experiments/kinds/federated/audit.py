@@ -98,7 +98,7 @@ def check(config: FedConfig) -> None:
   """Raises UserError for a run that cannot be audited, as far as data are not needed.
 
   Args:
-    config: with the audit's settings `resolved`.
+    config: config with the audit's settings `resolved`.
   """
   audits.check(config.audit, auditing.CLIENT_KINDS, auditing.CLIENT_SCORES)
   if config.audit.enabled:

@@ -361,8 +361,8 @@ def _algorithm(
 
   Args:
     num_clients: before canaries: no divisor may tell how many of them are in.
-    around: of what is done to a client, and what it keeps.
-    before: of the aggregator: what changes messages before it.
+    around: wraps the work of a client and the state it keeps.
+    before: wraps the aggregator, to change messages before it.
   """
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)

@@ -23,7 +23,7 @@ def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, 
   """Loads (the federation, the test set) of a config; `build` takes them as `data`.
 
   Args:
-    features: as of `central.build.load_data`.
+    features: as in `central.build.load_data`.
 
   Raises:
     UserError: data that are not there; the line says how to get them.
