@@ -171,8 +171,8 @@ def evaluate_regression(
     dataset: a `dpjax.data.Dataset` whose target is an `Interval`.
 
   Returns:
-    "rmse": root of the mean squared error, in the units of the data. "r2": 1 less the share
-    of the variance of the test targets that is left; NaN where they are all equal.
+    "rmse": root of the mean squared error, in the units of the data. "r2": 1 minus the
+    unexplained share of the variance of the test targets; NaN where they are all equal.
     "loss": the mean squared error of scaled numbers, which training lowers.
 
   >>> from dpjax import data

@@ -44,12 +44,12 @@ class _Honest(NamedTuple):
 
   @property
   def mean(self) -> Array:
-    """[d], 0 without honest clients."""
+    """Mean message [d] of the honest clients; 0 without any."""
     return jnp.sum(self.messages, axis=0) / jnp.maximum(jnp.sum(self.there), 1)
 
   @property
   def std(self) -> Array:
-    """[d], of the honest clients as a population."""
+    """Standard deviation [d] of the messages of all honest clients."""
     off = jnp.where(self.there[:, None], self.messages - self.mean[None], 0.0)
     return jnp.sqrt(jnp.sum(off**2, axis=0) / jnp.maximum(jnp.sum(self.there), 1))
 
@@ -130,7 +130,7 @@ def min_sum(direction: str = "std") -> Poisoning:
   lies furthest from all others.
 
   Args:
-    direction: p, as of `min_max`.
+    direction: p, as in `min_max`.
 
   UserError: another direction.
 

@@ -291,7 +291,7 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
 def compared_records(population: HostArray | None, n: int) -> np.ndarray:
   """Returns bool [n]: the records that others are compared to; all of them for None.
 
-  UserError: another shape, or none of them.
+  Raises UserError for another shape, or if no record is selected.
 
   >>> compared_records(None, 2)
   array([ True,  True])

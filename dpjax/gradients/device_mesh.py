@@ -92,9 +92,8 @@ def checked_mesh(mesh: Mesh) -> Mesh:
   """Returns the mesh, with axes whose shardings the compiler may choose.
 
   Raises:
-    UserError: it has no axis `data`, or another one than `data` and `model`; or, where there
-      are several processes, its devices are not as many of each, or an axis `model` crosses
-      from one to another.
+    UserError: it has no axis `data`, or an axis that is neither `data` nor `model`. With several
+      processes: they have different numbers of devices, or an axis `model` spans two of them.
 
   >>> checked_mesh(jax.make_mesh((1,), ("rows",)))
   Traceback (most recent call last):

@@ -287,9 +287,9 @@ def check_code(
 
   Args:
     meta: what a run remembers, or its result. own: `names.sources`. code: `names.code`.
-    done: it has ended, so nothing is drawn any more. Then its own versions of dpjax and of
-      packages, which its result names, are no reason to refuse it, nor is a result that is older
-      than this record.
+    done: whether it has ended, so that nothing more is drawn. A finished run is accepted with
+      other versions of dpjax and packages, which its result names, and with a result older than
+      this record.
   """
   if meta is None:
     return

@@ -63,7 +63,7 @@ class Grid(NamedTuple):
   # The reason why the runs are not released, so that their costs do not add up; "" if they
   # are.
   unreleased: str = ""
-  only: str | None = None  # pattern of the points to be run now, as of `part`
+  only: str | None = None  # pattern of the points to be run now, as in `part`
 
 
 class Changed(NamedTuple):

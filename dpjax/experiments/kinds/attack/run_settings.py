@@ -225,7 +225,7 @@ class Imprint(DenseFirst):
 
 @dataclasses.dataclass(frozen=True)
 class _SearchInversion(_Inversion):
-  """Settings of a search for inputs, as of `attacks.Inversion`."""
+  """Settings of a search for inputs, as in `attacks.Inversion`."""
 
   steps: Annotated[int, _STEPS, "of a search that is carried to its end"] = 3000
   restarts: Annotated[int, _STEPS, "random guesses that begin"] = 12

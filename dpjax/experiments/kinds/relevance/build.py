@@ -1,9 +1,9 @@
 """Builds the job of one run of relevance from its config.
 
 A run is several trainings in a row (model 1, model 2), each a work of the loop with
-checkpoints of its own: a run that was cut off goes on inside one. The last checkpoint of a
-training is what it hands to the next; relevance, noise and noisy records are computed again,
-for they are functions of it, of the data and of the streams.
+checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
+last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
+checkpoint, the data and the streams.
 
 In rigorous mode the streams come from the operating system. They are kept, beside the
 checkpoints, until the run is done and then forgotten, with the checkpoints.
