@@ -44,7 +44,7 @@ def calibrate_noise_multiplier(
 
   Guarantee: `epsilon(make_event(answer)) <= epsilon`, and at least `(1 - tol) * epsilon`
   unless epsilon jumps there or the answer is MIN_NOISE_MULTIPLIER.
-  UserError: even MAX_NOISE_MULTIPLIER costs more.
+  Raises UserError if even MAX_NOISE_MULTIPLIER costs more.
 
   >>> import dp_accounting as dpa
   >>> z = calibrate_noise_multiplier(dpa.GaussianDpEvent, epsilon=2.0, delta=1e-5)
@@ -157,7 +157,7 @@ def calibrate_sampling_prob(
   """The largest sampling_prob, at most 1, whose run `make_event(q)` costs <= `epsilon`.
 
   Guarantee: on the private side, as for `calibrate_noise_multiplier`.
-  UserError: even MIN_SAMPLING_PROB costs more.
+  Raises UserError if even MIN_SAMPLING_PROB costs more.
 
   >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
@@ -175,7 +175,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """The largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, one step more costs more.
-  UserError: the first step costs more, or MAX_NUM_STEPS cost no more.
+  Raises UserError if the first step costs more, or MAX_NUM_STEPS cost no more.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)

@@ -64,7 +64,7 @@ def summed_discrete_gaussian_rdp(
 ) -> np.ndarray:
   """Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
-  UserError: share_variance < 1/4, where the proposition says nothing.
+  Raises UserError for share_variance < 1/4, where the proposition says nothing.
 
   >>> one = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
   >>> bool(np.allclose(one, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))

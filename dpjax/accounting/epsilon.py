@@ -73,7 +73,7 @@ def epsilon(
 
   Guarantee: an upper bound. PLD (Koskela et al. 2020; Doroshenko et al. 2022,
   arXiv:2207.04380) is nearly exact; RDP (Mironov et al. 2019, arXiv:1908.10530) is looser.
-  UserError: the accountant has no analysis of this sampler under this relation.
+  Raises UserError if the accountant has no analysis of this sampler under this relation.
 
   >>> run = dpa.GaussianDpEvent(2.0)
   >>> round(epsilon(run, delta=1e-5), 3)
@@ -139,7 +139,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 
   Guarantee: its values are upper bounds that hold at once.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> profile = privacy_profile(dpa.GaussianDpEvent(2.0))
   >>> profile([0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
@@ -167,7 +167,7 @@ def loss_distribution(
   """Returns the privacy loss distribution of an event, and the delta that rounding of its
   convolutions can take away; None where its accounting has none.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
   >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12

@@ -36,8 +36,8 @@ def approximate(
 ) -> Approximation:
   """Epsilon of `event` at `delta` by Gaussian differential privacy.
 
-  UserError: a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a relation
-  under which its sampler has no analysis.
+  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a
+  relation under which its sampler has no analysis.
 
   >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
   'proved'

@@ -123,7 +123,7 @@ class Ledger:
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where another key ended (the same run went on).
     Merged with the key's last charge when both are alike.
-    UserError: a step already charged to this key, or a step left out.
+    Raises UserError for a step already charged to this key, or a step left out.
     """
     relation = str(neighboring_relation)
     return self._add(

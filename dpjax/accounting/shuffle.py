@@ -35,7 +35,7 @@ _TAIL = 1e-14
 def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -> float:
   """Epsilon of `num_reports` shuffled reports, in closed form: an upper bound.
 
-  UserError: local_epsilon > ln(n / (16 ln(2 / delta))), where the theorem says nothing.
+  Raises UserError for local_epsilon > ln(n / (16 ln(2 / delta))), where the theorem says nothing.
 
   >>> round(amplified_epsilon(local_epsilon=1.0, num_reports=100_000, delta=1e-6), 3)
   0.073

@@ -177,7 +177,7 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
     slack: least delta of interest, in (0, 1).
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> curve = trade_off(gaussian_event(2.0), slack=1e-5)  # which is .5-Gaussian DP
@@ -222,7 +222,7 @@ def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
     event: event of the whole run.
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)

@@ -126,7 +126,7 @@ def write_losses(
     False, and writes nothing, where an accountant has none: by Renyi DP, and for replaced
     records that are accounted as one removed and one added.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
   """
   found = loss_distribution(event, **counting)
   if found is None:

@@ -87,7 +87,7 @@ def by_event(
   """The line that the accountant proves for an event from many (epsilon, delta) pairs
   together.
 
-  UserError: no epsilon is proved for it.
+  Raises UserError if no epsilon is proved for it.
 
   >>> line = by_event(accounting.gaussian_event(1.0))  # which is 1-Gaussian DP
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
@@ -104,7 +104,7 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 
   That its run may abort on a batch that is too large is accounted for at every epsilon.
 
-  UserError: a plan that guarantees nothing.
+  Raises UserError for a plan that guarantees nothing.
 
   >>> from dpjax.sampling import FixedSizeSampler
   >>> plan = Plan(sampler=FixedSizeSampler(num_examples=100, batch_size=10),

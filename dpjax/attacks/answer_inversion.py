@@ -75,7 +75,8 @@ class AnswerInversion:
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Trains on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    UserError: no probabilities, no inputs, or another number of them.
+    Raises UserError for answers that are no probabilities, no inputs, or a different number of
+    them.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)
@@ -137,7 +138,7 @@ def judge_decoder(
     class_means: [K, *shape], class means of the attacker's own data: the best guess from the
       label alone.
 
-  UserError: records or means of another shape.
+  Raises UserError for records or means of another shape.
   """
   truth = np.asarray(x, np.float64)
   p = np.asarray(answers)

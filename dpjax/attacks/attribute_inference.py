@@ -42,7 +42,7 @@ def guessed_attribute(
     values: [V, len(columns)], what the attribute can be (or [V] for one column).
     prior: [V] how frequent each is; None: all alike.
 
-  UserError: columns that a record does not have, fewer than two values, no distribution.
+  Raises UserError for columns that a record does not have, fewer than two values, no distribution.
 
   >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
   >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))
@@ -122,7 +122,7 @@ def attribute_advantage(
   Args:
     included: bool [S, n], who was trained on what. truth: integers [n], the true value.
 
-  UserError: shapes that do not match, a record that every model held, or none.
+  Raises UserError for shapes that do not match, a record that every model held, or none.
 
   >>> found = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
   >>> found.with_record, found.without_record, found.advantage

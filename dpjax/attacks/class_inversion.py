@@ -84,8 +84,8 @@ class ClassInversion:
     Args:
       shape: shape of one input. classes: which; in [0, K). count: random starts of each.
 
-    UserError: classes that the model does not have, total variation of no image, a mean of
-    another shape, an input that the model does not take.
+    Raises UserError for classes that the model does not have, total variation of no image, a mean
+    of another shape, an input that the model does not take.
 
     >>> weights = jnp.array([[2.0, -1.0], [0.0, 1.0]])  # x [B, 2] @ weights
     >>> find = ClassInversion(low=-1.0)
@@ -180,7 +180,7 @@ def judge_inversion(
     records: the true ones, from which the mean of each class is taken.
     target: parameters of the attacked model, which is no judge of itself.
 
-  UserError: the target as its own judge, or a judge of fewer classes; a class without a
+  Raises UserError for the target as its own judge, or a judge of fewer classes; a class without a
   record; inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
@@ -208,7 +208,7 @@ def judge_inversion(
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:
   """The mean record of each class: [num_classes, *shape], 0 for classes not asked for.
 
-  UserError: a class without a record.
+  Raises UserError for a class without a record.
   """
   means = np.zeros((records.num_classes, *records.x.shape[1:]))
   for name in np.asarray(classes):

@@ -61,7 +61,7 @@ def alie(z: float | None = None) -> Poisoning:
     z: None for the largest at which, of Gaussian messages, enough honest ones are further off for a
       majority: Phi(z) = (n - m - s) / (n - m), with s = floor(n / 2 + 1) - m for m of n clients.
 
-  UserError: z that is not positive.
+  Raises UserError for z that is not positive.
 
   >>> alie(1.5).victims is None
   True
@@ -92,7 +92,7 @@ def min_max(direction: str = "std") -> Poisoning:
     direction: p: std (less the honest standard deviations), unit (against the honest mean), sign
       (against its signs).
 
-  UserError: another direction.
+  Raises UserError for another direction.
 
   >>> min_max("unit").victims is None
   True
@@ -132,7 +132,7 @@ def min_sum(direction: str = "std") -> Poisoning:
   Args:
     direction: p, as in `min_max`.
 
-  UserError: another direction.
+  Raises UserError for another direction.
 
   >>> min_sum("sign").victims is None
   True
@@ -176,7 +176,7 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
   One whose attackers do not collude is returned as it is. All messages of a round are kept side by
   side, also for an aggregator that adds them up one by one.
 
-  UserError: an aggregator that sees no single message (a secure sum).
+  Raises UserError for an aggregator that sees no single message (a secure sum).
 
   >>> from dpjax.federated import weighted_mean
   >>> mean, nan = weighted_mean(), jnp.nan

@@ -40,7 +40,8 @@ def quantile_regression(
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
     seed: seed of the halves and the trees.
 
-  UserError: shapes that do not match, NaN, infinite numbers, too few known records for `fpr`.
+  Raises UserError for shapes that do not match, NaN, infinite numbers, too few known records for
+  `fpr`.
 
   >>> known = np.linspace(0, 1, 400)
   >>> told = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)

@@ -46,7 +46,7 @@ def ask(
     labels_only: 1 for the most probable label, 0 for all others.
     decimals: probabilities are rounded to so many; None: as they are.
 
-  UserError: both defences at once; inputs that the model does not take.
+  Raises UserError for both defences at once, and for inputs that the model does not take.
 
   >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
   >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
@@ -91,7 +91,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   Args:
     x: queries [n, ...], flattened to [n, d]. answers: probabilities [n, K].
 
-  UserError: fewer than d + 1 queries, or more of them in a subspace; a probability of 0
+  Raises UserError for fewer than d + 1 queries, or more of them in a subspace; a probability of 0
   or 1 (rounded, or a label), which has no logarithm.
 
   >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
@@ -141,7 +141,8 @@ class Extraction:
   def __call__(self, x: HostArray, answers: HostArray, *, seed: int) -> Params:
     """The student's parameters, after training on queries x [n, ...] and answers [n, K].
 
-    UserError: another number of answers, or of classes than the student has.
+    Raises UserError for a number of answers other than that of queries, or of classes other than
+    the student has.
     """
     queries = np.asarray(x)
     p = _probabilities(answers)
@@ -212,7 +213,7 @@ def extraction_curve(
     target: the access that the attacker has, `ask(...)`.
     held_out: inputs [m, ...] on which copy and target are compared; none is asked.
 
-  UserError: more queries than there are, or held-out inputs among them.
+  Raises UserError for more queries than inputs, or held-out inputs among them.
   """
   x = np.asarray(queries)
   others = np.asarray(held_out)

@@ -46,7 +46,7 @@ class Fit:
       loss: `(params, batch) -> scalar`, of leaves [batch_size, ...].
       rows: leaves [n, ...].
 
-    UserError: no rows, a loss that ends NaN.
+    Raises UserError for no rows, or a loss that ends as NaN.
 
     >>> squares = lambda w, x: jnp.mean((w - x) ** 2)
     >>> fit = Fit(steps=300, learning_rate=0.1, batch_size=4)

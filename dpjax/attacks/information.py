@@ -32,7 +32,7 @@ def informia(
     temperature: temperature of the confidences; above 1 for models that are sure of most records.
     offline, offline_a: as in `relative_confidence`.
 
-  UserError: as `rmia`.
+  Raises UserError as `rmia` does.
 
   >>> held = np.array([[True, False, True], [False, True, False]])
   >>> informia(Evidence([4.0, 0.0, -4.0], np.zeros((2, 3)), held)).round(2)

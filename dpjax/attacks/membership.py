@@ -66,7 +66,7 @@ class Evidence:
     shadows: those of S >= 2 shadow models.
     included: which shadow was trained on which record.
 
-  UserError: shapes that do not match (a target that was asked about other records), fewer
+  Raises UserError for shapes that do not match (a target that was asked about other records), fewer
   than two shadows, NaN or infinite scores, a mask that is not bool.
 
   >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
@@ -101,7 +101,7 @@ class Evidence:
   def side(self, inside: bool, least: int, attack: str) -> np.ndarray:
     """Returns [S, n] scores of the shadows that held a record, or did not; the others NaN.
 
-    UserError: a record with fewer than `least` of them, which `attack` needs.
+    Raises UserError for a record with fewer than `least` such shadows, which `attack` needs.
     """
     chosen = self.included if inside else ~self.included  # [S, n]
     counts = chosen.sum(axis=0)
@@ -170,7 +170,7 @@ def lira(
     two_sided: offline, -log N(t; m_out, s_out) instead, as the authors' code has it: then a
       record that is surprisingly hard counts as a member, too.
 
-  UserError: a record that (online) no shadow held, or that every shadow held; only one of
+  Raises UserError for a record that (online) no shadow held, or that every shadow held; only one of
   them without `fixed_variance`; two_sided online.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
@@ -218,7 +218,7 @@ def relative_confidence(
   Args:
     temperature: above 1 it spreads the confidences of a model that is sure of all records.
 
-  UserError: a record that no shadow held (online), or that every shadow held.
+  Raises UserError for a record that no shadow held (online), or that every shadow held.
 
   >>> held = np.array([[True, False], [False, True]])
   >>> relative_confidence(Evidence([0.0, 2.0], np.zeros((2, 2)), held)).round(3)
@@ -259,7 +259,7 @@ def rmia(
     gamma: at least 1.
     temperature, offline, offline_a: as in `relative_confidence`.
 
-  UserError: as `lira`, and an empty population.
+  Raises UserError as `lira` does, and for an empty population.
 
   >>> held = np.array([[True, False, True], [False, True, False]])
   >>> rmia(Evidence([3.0, 0.0, -1.0], np.zeros((2, 3)), held), gamma=1.5)

@@ -232,7 +232,8 @@ def poisoned(
   """Returns the federation with the attackers' rows poisoned. Rows of all other clients
   keep their bits.
 
-  UserError: attackers that are no clients, labels out of range, records that take no trigger.
+  Raises UserError for attackers that are no clients, labels out of range, records that take no
+  trigger.
   """
   places = _checked(attackers, federation.num_clients)
   held = [federation.indices[place] for place in places]
@@ -250,7 +251,7 @@ def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
 
   Whether it is an attacker is what the client remembers: `attacker_memory` and `recruited`.
 
-  UserError: while tracing, another memory than that.
+  Raises UserError, while tracing, if the client remembers anything else.
   """
   _check_factor(factor)
   return _lying(client, lambda leaf: factor * leaf, abs(factor))
@@ -260,7 +261,7 @@ def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
   """Returns the client, which, once recruited, sends NaN alone: the mark that `colluding`
   replaces.
 
-  UserError: as `scaled_messages`.
+  Raises UserError as `scaled_messages` does.
   """
   return _lying(client, lambda leaf: jnp.full_like(leaf, jnp.nan), 1.0)
 
@@ -298,7 +299,8 @@ def recruited(
 ) -> FederatedState:
   """Returns the state in which exactly these clients are attackers.
 
-  UserError: clients that do not remember what they are (`attacker_memory`), or unknown ones.
+  Raises UserError for clients that do not remember what they are (`attacker_memory`), or unknown
+  ones.
   """
   memories = state.memories
   own = getattr(memories, "own", None)

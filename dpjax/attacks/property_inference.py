@@ -55,7 +55,7 @@ def populations(
     among: bool [n], the records to draw from; None: all. Targets and shadows of disjoint
       records are two calls.
 
-  UserError: too few records of either kind, equal shares, none marked.
+  Raises UserError for too few records of either kind, equal shares, none marked.
 
   >>> marked = np.arange(40) < 20
   >>> drawn = populations(marked, num_models=4, size=10, shares=(0.5, 0.8), seed=0)
@@ -120,7 +120,7 @@ def sorted_weights(params: Params) -> np.ndarray:
   al. 2018), else equal networks would have unequal features. As a signal of
   `train_shadows`: `lambda params, records: sorted_weights(params)`.
 
-  UserError: a network of other layers.
+  Raises UserError for a network of other layers.
 
   >>> layer = lambda kernel, bias: {"kernel": np.array(kernel), "bias": np.array(bias)}
   >>> head = layer([[5.0], [6.0]], [0.0])
@@ -159,7 +159,7 @@ def infer_property(
     targets: features [T, d] of the attacked models.
     l2: strength of the penalty on the weights.
 
-  UserError: fewer than two shadows of either kind, features of another length.
+  Raises UserError for fewer than two shadows of either kind, features of another length.
 
   >>> scores = infer_property([[0.0], [0.1], [1.0], [1.1]], [False, False, True, True],
   ...                         [[0.0], [1.0]])

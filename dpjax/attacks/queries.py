@@ -29,7 +29,7 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
   Copies 2 k and 2 k + 1 are each other's mirror image. A shift is by `shift` pixels to one of eight
   sides, and what it uncovers is filled by reflection.
 
-  UserError: no images, more than 18 queries, a shift that is no smaller than an image.
+  Raises UserError for no images, more than 18 queries, a shift that is no smaller than an image.
 
   >>> [copy[0, 0, :, 0].tolist() for copy in augmented(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
   [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]
@@ -103,7 +103,7 @@ def mean_score(
   Args:
     queries: one `Evidence` of the same records for each query.
 
-  UserError: none, or of different records.
+  Raises UserError for no queries, or queries of different records.
 
   >>> held = np.eye(2, dtype=bool)
   >>> queries = [Evidence(odds, np.zeros((2, 2)), held) for odds in ([0.0, 2.0], [4.0, 2.0])]

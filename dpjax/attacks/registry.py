@@ -47,7 +47,8 @@ class Attack:
     word: value of `--config.attack`, if `launch.attack` runs it.
     settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
 
-  UserError: an access that is not known, an empty field, a cell that would break its table.
+  Raises UserError for an access that is not known, an empty field, a cell that would break its
+  table.
 
   >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
   False

@@ -51,8 +51,8 @@ def tune_rmia(
     fpr: false positive rate in (0, 1).
     offline, offline_a: as in `rmia`.
 
-  UserError: no pair to try, a value out of its range, no shadow that can play the target: two
-  others must be left, and each record be held by one of them and not by another.
+  Raises UserError for no pair to try, a value out of its range, no shadow that can play the target:
+  two others must be left, and each record be held by one of them and not by another.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
@@ -107,7 +107,7 @@ def rmia_tuned(
 ) -> np.ndarray:
   """`rmia` with the gamma and the temperature of `tune_rmia`: [n] scores.
 
-  UserError: as these two.
+  Raises UserError as these two do.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held = random_halves(8, 4, seed=0)

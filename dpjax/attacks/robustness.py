@@ -130,7 +130,7 @@ def measure_poisoning(
 ) -> tuple[Counted, Counted | None]:
   """Measures (accuracy on the test records, success on the attack's victims among them).
 
-  UserError: no test record, or none that could be a victim.
+  Raises UserError if there is no test record, or none that could be a victim.
   """
   right = lambda part: counted(
     round(metrics.accuracy(apply, params, part) * len(part)), len(part)
@@ -164,7 +164,7 @@ def poisoning_grid(
     seed: seed of the choice of attackers.
     tell: gets each verdict, as it is known.
 
-  UserError: nothing to run, or a fraction that rounds to no attacker.
+  Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """
   if not attacks or not against or not validate.several(fractions=fractions):
     raise UserError("attacks, against, fractions: must each hold at least one entry")

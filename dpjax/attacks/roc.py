@@ -63,7 +63,7 @@ class Roc(NamedTuple):
 def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   """The ROC of scores [n] against the truth, bool [n].
 
-  UserError: no members or no non-members, NaN, unequal lengths.
+  Raises UserError for no members or no non-members, NaN, unequal lengths.
 
   >>> curve = curve_of([3.0, 2.0, 2.0, 1.0], np.array([True, True, False, False]))
   >>> curve.true_positives.tolist(), curve.false_positives.tolist(), curve.auc
@@ -175,7 +175,7 @@ def loss_tail(
     scores: [n], larger for smaller losses, such as log odds.
     membership: bool [n].
 
-  UserError: as `curve_of`.
+  Raises UserError as `curve_of` does.
 
   >>> odds, truth = np.array([5.0, 6, 7, 8, -3, -2, 6, 7]), np.arange(8) < 4
   >>> loss_tail(odds, truth).tpr  # two of four non-members are harder than any member

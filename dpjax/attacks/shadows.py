@@ -68,7 +68,7 @@ def each_as_target(
   A model whose records are exactly those that the target lacks is left out with it: else
   the NUMBER of shadows that held a record would tell who the members are.
 
-  UserError: masks in which that number tells it nevertheless.
+  Raises UserError for masks in which that number reveals it nevertheless.
 
   >>> halves = random_halves(6, 10, seed=0)
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
@@ -89,7 +89,8 @@ def each_as_target(
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
   """Refuses counts [n] of shadows that held a record if the counts reveal the members.
 
-  UserError: each record out of the target was held by one shadow more than the others.
+  Raises UserError if every record outside the target was held by exactly one shadow more than the
+  others.
   """
   if np.ptp(counts) and not np.ptp(counts + members):
     raise UserError(
@@ -141,7 +142,7 @@ def train_shadows(
       whatever changes them.
     progress: (done, total), after each group.
 
-  UserError: masks that do not fit, an empty row, a signal of another shape or with NaN (a
+  Raises UserError for masks that do not fit, an empty row, a signal of another shape or with NaN (a
   shadow that diverged), a file that cannot be read.
   """
   train = shadow_models(
@@ -198,7 +199,7 @@ def shadow_models(
   """Returns `train(g)`, which trains group g: rows g * side_by_side on of `included`. It
   returns the signal of each model. Arguments and draws are those of `train_shadows`.
 
-  UserError: masks that do not fit, an empty row.
+  Raises UserError for masks that do not fit, an empty row.
   """
   rows = _rows(records, included)
   validate.integer_at_least(0, seed=seed)

@@ -51,7 +51,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
 def log_odds(confidences: HostArray) -> np.ndarray:
   """Log odds of the probabilities [...] that models give a record's own label.
 
-  UserError: a value that is no probability.
+  Raises UserError for a value that is no probability.
 
   >>> log_odds([0.5, 0.75, 1.0]).round(4)  # log 1, log 3, the end
   array([  0.    ,   1.0986, 103.6163])
@@ -154,7 +154,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
   Compiled once for all models of one shape. A label outside [0, K) gets NaN.
 
-  UserError: while it is traced, logits that are not [B, K] with K >= 2.
+  Raises UserError, while tracing, for logits that are not [B, K] with K >= 2.
 
   >>> from dpjax.types import Example
   >>> signal = log_odds_of_model(lambda params, x: x * params)
@@ -202,7 +202,7 @@ def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
   """Number of classes K of a model `apply(params, x [B, *shape]) -> logits [B, K]`, which
   is not run.
 
-  UserError: it takes no such input, or returns something else.
+  Raises UserError if the model takes no such input, or returns something else.
 
   >>> num_classes(lambda params, x: x @ params, np.zeros((4, 3)), (4,))
   3

@@ -32,7 +32,7 @@ def bavaria(
     prior_weight: shadows that the prior counts as. A large one gives one variance for all, 0 to
       each record its own.
 
-  UserError: as `lira` with a fixed variance, or without where prior_weight is 0.
+  Raises UserError as `lira` does with a fixed variance, or without where prior_weight is 0.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)

@@ -230,9 +230,9 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
   """sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
 
-  UserError: epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
-  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24).
-  Source: Dwork and Roth 2014, theorem A.1.
+  Raises UserError for epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
+  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24). Source: Dwork and Roth 2014,
+  theorem A.1.
 
   >>> round(classic_noise_multiplier(0.5, 1e-5), 3)
   9.69

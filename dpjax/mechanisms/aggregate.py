@@ -177,7 +177,7 @@ def _check_few(**named: int) -> None:
 def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   """Disjoint random shards of equal size: leaves [n, ...] -> [num_shards, n // k, ...].
 
-  UserError: fewer records than shards, or leaves that disagree about n.
+  Raises UserError for fewer records than shards, or leaves that disagree about n.
 
   >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
   [0, 1, 2, 3]

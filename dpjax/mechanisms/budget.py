@@ -198,7 +198,7 @@ class BudgetLedger:
     """Returns all charges as one event, for `dpjax.accounting` under the same relation.
 
     A charge without an event of its own counts as any mechanism of its epsilon would.
-    UserError: a charge with delta > 0 and no event.
+    Raises UserError for a charge with delta > 0 and no event.
 
     >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)
     >>> ledger.event().events[0].num_buckets

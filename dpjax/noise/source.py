@@ -273,7 +273,7 @@ def gaussian(
 
   Tails reach 9.49 std in float32 and 16.3 std in float64, or, with `long_tails`, in both.
 
-  UserError: leaves that are not real floats; std so large or small that noise would
+  Raises UserError for leaves that are not real floats; std so large or small that noise would
   overflow or vanish.
 
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape

@@ -88,7 +88,7 @@ def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedR
     x_b: [n, f_b] of party 1, as its labels; party 0 gives shapes.
     y: [n, k] in {0, 1}: k columns for k classes, one column for two.
 
-  UserError: rows that differ in number, arrays of other ranks, labels other than 0 and 1.
+  Raises UserError for rows that differ in number, arrays of other ranks, labels other than 0 and 1.
   """
   shapes = [tuple(part.shape) for part in (x_a, x_b, y)]
   if {len(shape) for shape in shapes} != {2} or len({shape[0] for shape in shapes}) > 1:

@@ -56,7 +56,7 @@ class Dealer(Unique):
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
     """Returns the dependent parts of a correlation, which party 1 cannot expand by itself.
 
-    UserError: a number that was dealt already.
+    Raises UserError for a number that was dealt already.
     """
     if number < self._next:
       raise UserError(f"correlation {number}: was dealt already; each is dealt once")

@@ -143,7 +143,7 @@ def evaluate(
 ) -> tuple[int, ...]:
   """Returns the output bits from one label of each input, the garbler's first.
 
-  UserError: labels or tables that are not those that were garbled.
+  Raises UserError for labels or tables that are not those that were garbled.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
@@ -195,7 +195,7 @@ class Garbler(Unique):
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
     """Returns message 3: the evaluator's labels, for each bit the one that it chose.
 
-    UserError: a second time, for with labels of two inputs a garbled circuit hides nothing.
+    Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
     pairs = [(_bytes(zero), _bytes(one)) for zero, one in self._theirs]
     return self._sender.answer(points, pairs)

@@ -51,8 +51,8 @@ class OtSender(Unique):
     """Returns message 3: each pair of 16-byte texts, under two keys of which the receiver
     knows one.
 
-    UserError: a second answer, which would tell both texts of a pair to a receiver who
-    chooses anew; points that are none; another number of them than of pairs.
+    Raises UserError for a second answer, which would reveal both texts of a pair to a receiver who
+    chooses again; for invalid points; and for a number of points other than that of pairs.
     """
     if self._answered:
       raise UserError(

@@ -93,7 +93,7 @@ class SecureFunction:
     Args:
       *args: trees of arrays (float32, bool, integers up to 32 bits), numbers, `Secret`.
 
-    UserError: a type, a size or an operation that SPU does not take.
+    Raises UserError for a type, a size or an operation that SPU does not take.
     """
     return self._run(args, profile=False)[0]
 
@@ -187,7 +187,7 @@ def secure_jit(
   and division are within 2e-4, its tanh within 5e-3. A training step's is 1e-4. Numbers
   beyond 2^(63 - 36) inside the program wrap around, and SPU does not tell.
 
-  UserError: an unknown protocol, a number of parties that it does not have.
+  Raises UserError for an unknown protocol, a number of parties that it does not have.
 
   >>> secure_jit(lambda x: x + 1, protocol="ABY3", parties=2)
   Traceback (most recent call last):

@@ -72,8 +72,8 @@ class SpuParty(NamedTuple):
     Returns:
       NumPy arrays at a party in `reveal_to`, elsewhere `jax.ShapeDtypeStruct`.
 
-    UserError: arrays of another's, shapes or a program that the parties do not agree on, a
-    peer that is silent for too long.
+    Raises UserError for arrays of another party, shapes or a program that the parties do not agree
+    on, and a peer that is silent for too long.
     """
     self._check(args, owners, reveal_to)
     leaves, in_tree = jax.tree.flatten(args)
@@ -190,7 +190,7 @@ def connect(
       it deals.
     timeout_seconds: that another party may be missing, or silent, computing included.
 
-  UserError: what does not fit, or a party that does not come.
+  Raises UserError for arguments that do not fit, or a party that does not connect.
 
   >>> with connect(["localhost:1", "localhost:2"], 0, protocol="SEMI2K"):
   ...   pass

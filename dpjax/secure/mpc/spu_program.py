@@ -112,7 +112,7 @@ def compiled(
 ) -> SpuProgram:
   """Compiles `fn` for leaves of these shapes; `public[i]`: leaf i is not secret.
 
-  UserError: something in it that SPU cannot do, an array that it closes over.
+  Raises UserError for an operation in it that SPU cannot do, or an array that it closes over.
   """
   args = jax.tree.unflatten(in_tree, structs)
   # Unused arguments stay, so that inputs keep their places.

@@ -26,7 +26,7 @@ _OF_RECORDS = "protects one record, not what the records of a class have in comm
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
   """Builds the run whose model will be inverted.
 
-  UserError: inputs that are no numbers; a class that no test record has for the judge.
+  Raises UserError for inputs that are no numbers; a class that no test record has for the judge.
   """
   train, test = loaded
   if not np.issubdtype(np.asarray(train.x).dtype, np.floating):

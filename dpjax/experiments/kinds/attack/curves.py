@@ -31,7 +31,7 @@ def roc_report(
     found: results of `attacks.measure`, by attack.
     line: curve that the target's guarantee allows, drawn beside them.
 
-  UserError: no attacks.
+  Raises UserError for no attacks.
   """
   if not found:
     raise UserError("must hold at least one attack", field="found")

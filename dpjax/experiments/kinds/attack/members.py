@@ -141,7 +141,7 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   params.npz, if it belongs to these exact parameters. Another config's epsilon does not
   cover them.
 
-  UserError: its run had other data, so that its members are not those of `train`.
+  Raises UserError if its run had other data, so that its members are not those of `train`.
   """
   config = pathlib.Path(path).parent / workdir.CONFIG
   none = dict.fromkeys(_PROMISED)

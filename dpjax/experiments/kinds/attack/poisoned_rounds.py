@@ -49,7 +49,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   """Builds the attacked run, and chooses attackers by the seed alone: all defences face the
   same ones.
 
-  UserError: no attacker, labels that the data do not have, records that take no trigger.
+  Raises UserError for no attacker, labels that the data do not have, records that take no trigger.
   """
   run = federated.assemble(config.federate, loaded, random)
   own = config.attack

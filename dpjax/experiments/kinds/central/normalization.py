@@ -99,7 +99,7 @@ def mechanism(
 def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
   """Returns the statistics of the training data; empty records are left out.
 
-  UserError: tokens, which have no channels.
+  Raises UserError for tokens, which have no channels.
   """
   if plan.statistics is None:
     return None
