@@ -50,7 +50,7 @@ app.define_dry_run()
 
 
 def main() -> None:
-  """Runs what is left of the sweep."""
+  """Runs the remaining points of the sweep."""
   config = config_flag.get()
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))

@@ -230,7 +230,7 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
+  """Compares code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")
@@ -257,7 +257,7 @@ def _subsampling(delta: float) -> list[Comparison]:
 
 
 def _mean_age() -> Comparison:
-  """Pure epsilons: no delta, so that both columns hold the closed form."""
+  """Compares pure epsilons. There is no delta, so both columns hold the closed form."""
   claimed = mean_age_epsilon(laplace_scale=1 / 500, num_records=500)
   truth = float(_AGE_RANGE) * claimed
   setting = f"ages in [0, {_AGE_RANGE}], n=500, Lap(1/n)"

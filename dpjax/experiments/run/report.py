@@ -47,7 +47,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   """
   workdir = pathlib.Path(workdir)
   by_step: dict[int, Row] = {}
-  # Several lines of a step are one row.
+  # Several lines of one step form one row.
   for line in writers.read_metrics(workdir):
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
@@ -108,8 +108,8 @@ def figure(
 
 
 def redraw(workdir: pathlib.Path, steps: str) -> None:
-  """Draws `train_report` again where a part of it is gone or empty: a run may have been killed
-  between its result and its report."""
+  """Draws `train_report` again where a part of it is missing or empty. A run may have been
+  killed between its result and its report."""
   whole = all(
     (workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES
   )

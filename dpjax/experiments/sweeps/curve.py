@@ -83,19 +83,19 @@ def summarize(
     at = place(row, x)
     if at is None or not math.isnan(at):
       groups.setdefault((label, at), []).append(row)
-  # Series stay in the order they came in.
+  # Series keep their order of appearance.
   labels = [label for label, _ in groups]
   order = sorted(groups, key=lambda at: (labels.index(at[0]), at[1] or -math.inf))
   return [_summary(key, groups[key], x, y, series) for key in order]
 
 
 def place(row: Row, x: str) -> float | None:
-  """Where a run stands on the axis; None without an epsilon.
+  """Returns the place of a run on the axis; None without an epsilon.
 
   >>> place({"alpha": "inf"}, "alpha"), place({"epsilon_kind": "none"}, "epsilon")
   (inf, None)
   """
-  # A run without noise has an epsilon in its config all the same, which it does not keep.
+  # The config of a run without noise has an epsilon, too, which does not hold.
   promised = row.get("epsilon_kind") != "none" or not x.endswith("epsilon")
   return numeric(row, x) if promised else None
 
@@ -110,7 +110,7 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
     x: key[1],
     "seeds": len(rows),
     "not_finite": len(rows) - len(values),
-    # exact before it rounds: min <= mean <= max
+    # rounded only once, so that min <= mean <= max
     f"{y}_mean": statistics.mean(values or [math.nan]),
     f"{y}_min": min(values, default=math.nan),
     f"{y}_max": max(values, default=math.nan),
@@ -118,7 +118,8 @@ def _summary(key: tuple, rows: list[Row], x: str, y: str, series: str | None) ->
 
 
 def numeric(row: Row, key: str) -> float:
-  """A number of a result, also one that is not finite, as JSON has it (`writers.number`).
+  """Returns a number of a result, also a non-finite one in its JSON form
+  (`writers.number`).
 
   Raises:
     UserError: there is no such key, or it holds something else.
@@ -126,7 +127,7 @@ def numeric(row: Row, key: str) -> float:
   value = row.get(key)
   if value in ("inf", "-inf") or (value is None and key in row):
     return writers.number(value)
-  # In Python a bool is an int, and no number that could be drawn.
+  # In Python a bool is an int, but not a number to draw.
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     keys = sorted(k for k, v in row.items() if isinstance(v, (int, float)))
     raise UserError(
@@ -136,6 +137,7 @@ def numeric(row: Row, key: str) -> float:
 
 
 def _common(values: Iterable[Any]) -> Any:
-  """The value that all share, or all of them: an epsilon without its report.meaning is none."""
+  """Returns the value that all share, or all values. An epsilon without its report.meaning
+  is left out."""
   different = list(dict.fromkeys(values))
   return different[0] if len(different) == 1 else " / ".join(map(str, different))

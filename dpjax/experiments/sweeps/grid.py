@@ -1,4 +1,4 @@
-"""A sweep: one training run per point of a grid and per seed, a curve, and what it costs.
+"""A sweep: one training run per grid point and seed, a curve, and the total cost.
 
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
@@ -38,7 +38,8 @@ from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-# Kept of a result, beside RESULT_KEYS: what fails of a claim, and of a federated one more.
+# Parts of a result that a row keeps beside RESULT_KEYS: failed assumptions, and one more
+# for federated runs.
 _MORE_KEYS = (
   "failed_assumptions",
   "epsilon_audited_lower",
@@ -100,7 +101,7 @@ class SweepConfig:
 
 
 def points(config: SweepConfig) -> list[Point]:
-  """The runs of a sweep, in grid order, variants outermost and seeds innermost.
+  """Returns the runs of a sweep in grid order, variants outermost and seeds innermost.
 
   Raises:
     UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
@@ -123,7 +124,8 @@ def points(config: SweepConfig) -> list[Point]:
 
 
 def placed(config: SweepConfig) -> list[Point]:
-  """`points` of a sweep that draws a curve: each has its place in it, as far as can be known.
+  """Returns `points` of a sweep that draws a curve. Each has its place on it, as far as it
+  can be known.
 
   Raises:
     UserError: as there; an x that is no number, or none in some run.
@@ -139,20 +141,20 @@ def kind_of(base: TrainConfig | FedConfig) -> RunKind:
 
 
 def _is_private(config: Any) -> bool:
-  """Whether the run promises an epsilon."""
+  """Whether the run has a guarantee with an epsilon."""
   privacy = config.privacy
   return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
 
 
 def _check_alike(found: list[Point]) -> None:
-  """Raises UserError for two runs that are one, or that share their noise and batches: how a
-  federated run is executed rounds its sums differently, and decides no stream."""
+  """Raises UserError for two identical runs, and for runs that share noise and batches. The
+  execution of a federated run changes only the rounding, not the streams."""
   seen: dict[Any, str] = {}
   for point in found:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
-    # Without a promise, or with fresh keys, equal runs share no noise that could be
+    # Without a guarantee, or with fresh keys, equal runs share no noise that could be
     # subtracted.
     where = (config.data.data_dir, config.data.declaration)
     alike = (digest, *where) if private else point.name
@@ -170,13 +172,13 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
-    # The row keeps infinity as its place, the config says what it means: clipping without
+    # The row keeps infinity as its place; the config expresses it as clipping without
     # noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
-  # Words may be cut or alike. The digest keeps two runs out of one folder.
+  # Words may be cut or alike. The digest gives each run its own folder.
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -186,8 +188,8 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
 
 
 def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
-  """(rows, what tells their lines apart): variants of one line have one name; runs that differ in
-  more than the seed are never one point, so where they would be each setting is a line."""
+  """Returns (rows, the key of their line). Variants of one line share a name. Runs that
+  differ in more than the seed are never one point: each setting then gets its own line."""
   varied = [name for name in ("variant", *config.grid) if name != config.x]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
@@ -216,7 +218,7 @@ def run_sweep(
   num_processes: int = 1,
   only: str | None = None,
 ) -> list[Row]:
-  """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
+  """Runs the remaining points of a sweep: sweep.json, curve.csv, curve.png and table.md.
 
   After the last run curve.pdf and curve.svg are written beside them, for a paper.
 
@@ -263,7 +265,7 @@ def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> 
 
 
 def _no_data(config: Any) -> None:
-  """Runs load their own."""
+  """Loads nothing: each run loads its own data."""
 
 
 def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
@@ -313,7 +315,7 @@ def _check_selection(config: SweepConfig) -> None:
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
-      "not charged here",
+      "not accounted here",
       field="selection.enabled",
       value=True,
     )
@@ -327,7 +329,7 @@ def _check_variants(config: SweepConfig) -> None:
       value=Verbatim("inf"),
     )
   for name, fixed in config.variants.items():
-    # A whole value that the grid replaces would lose what a variant set inside it.
+    # If the grid replaced a whole value, fields that a variant set inside it would be lost.
     varied = {"seed", *config.grid}
     twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
     if twice:
@@ -339,7 +341,7 @@ def _check_variants(config: SweepConfig) -> None:
 
 
 def _check_positions(config: SweepConfig, found: list[Point]) -> None:
-  """Raises UserError for an x that is known beforehand to place a run nowhere."""
+  """Raises UserError for an x that is already known to give a run no place."""
   if config.x == "variant":
     raise UserError(
       "must be a number; series='variant' draws one line for each",
@@ -349,7 +351,7 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
-    # Runs without a promise are drawn without a position.
+    # Runs without a guarantee are drawn without a position.
     if placed or not _is_private(point.config):
       continue
     raise UserError(
@@ -366,7 +368,7 @@ def _unique(values: Any, name: str) -> None:
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
-  """Picks what a row holds from a result; raises unless what is to be drawn is there."""
+  """Picks the values of a row from a result; raises if a value to be drawn is missing."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
   given = {*axes, *point.overrides, None}
@@ -381,7 +383,7 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Lists which of x and series name a field of the base config, not a key of the result."""
+  """Returns which of x and series name a field of the base config, not a key of the result."""
   known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)
@@ -389,7 +391,7 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 
 def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that its runs do not read, or set themselves."""
+  """Returns the fields that the sweep's runs do not read, or set themselves."""
   axes = {**config.grid, "seed": config.seeds}
   variants = config.variants or {"": {}}
   runs = engine.spread(

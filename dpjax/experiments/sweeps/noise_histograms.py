@@ -30,7 +30,7 @@ _BINS = 120
 
 
 class Law(NamedTuple):
-  """A noise of the figure."""
+  """Noise distribution of the figure."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
@@ -40,7 +40,7 @@ class Law(NamedTuple):
 
 
 def laws(num_features: int) -> list[Law]:
-  """Returns the noises: the paper's two, and the least Gaussian that is proved.
+  """Returns the noises: the paper's two, and the least Gaussian noise with a proof.
 
   The paper's factor sqrt(2 ln(1.25 / delta)) is proved for epsilon < 1 alone, and the figure
   has epsilon 1.
@@ -72,13 +72,14 @@ def run(
   num_features: int = 784,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """Draws, and writes figure_9.png, figure_9.csv (histograms) and result.json to a folder.
+  """Draws noise, and writes figure_9.png, figure_9.csv (histograms) and result.json to a
+  folder.
 
   Args:
     out: the folder; made where it is missing.
-    num_draws: of each noise, at least 2.
+    num_draws: number of draws of each noise, at least 2.
     num_features: d, of a record in [0, 1]^d.
-    seed: of the draws. They protect nothing.
+    seed: seed of the draws. They protect nothing.
 
   Returns:
     What result.json holds: for each noise its scale, the mean size and standard deviation of

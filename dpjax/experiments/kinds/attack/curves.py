@@ -1,4 +1,4 @@
-"""Pictures and tables of attacks: ROC on logarithmic axes, beside the line of the promise."""
+"""Pictures and tables of attacks: ROC on logarithmic axes, beside the guarantee's line."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def roc_report(
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
 
   Args:
-    found: by attack, `attacks.measure`.
-    line: what the promise of the target allows, drawn beside them.
+    found: results of `attacks.measure`, by attack.
+    line: curve that the target's guarantee allows, drawn beside them.
 
-  UserError: no attacks.
+  Raises UserError for no attacks.
   """
   if not found:
     raise UserError("must hold at least one attack", field="found")
@@ -55,7 +55,7 @@ def roc_report(
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """`draw_curves` of them and of `line`.
+  """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
   The axes begin at what one record is worth: a curve further to the left would show a rate that
   so few records cannot, and seem to cross the line.
@@ -76,8 +76,9 @@ def draw_curves(
   *,
   look: Look = PAGE,
 ) -> None:
-  """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
-  `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
+  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal. A dashed
+  black line, labelled `words`, shows the rates allowed at `rates`. Logarithmic axes begin
+  at rates[0]."""
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
     # Black is left for the line of what is allowed.
@@ -99,6 +100,6 @@ def draw_curves(
 
 
 def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
-  """For each number of false positives the most true ones: (fpr, tpr)."""
+  """Returns the most true positives for each number of false positives: (fpr, tpr)."""
   last = np.append(np.diff(curve.false_positives) > 0, True)
   return curve.fpr[last], curve.tpr[last]

@@ -1,4 +1,4 @@
-"""A table and a picture of many attacks: what each finds under each defence."""
+"""A table and a picture of many attacks: the success of each under each defence."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _common(result: Row) -> Row:
 
 
 def _counted(one: Row, method: str, share: str, finds: str, **more: Any) -> Row:
-  """Success is the rate of what was counted."""
+  """Returns a row whose success is a counted rate."""
   low, high = one["interval"]
   row = {
     "method": method,
@@ -89,7 +89,7 @@ def _inferred(result: Row) -> list[Row]:
       "high": one["tpr_at_fpr"]["0.01"]["interval"][1],
       "tpr_at_0.001_fpr": one["tpr_at_fpr"]["0.001"]["tpr"],
       "auc": one["auc"],
-      # Results of earlier versions have none.
+      # Results of earlier versions have no such entry.
       "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
       "verdict": one["verdict"],
     }
@@ -124,8 +124,8 @@ def _inverted(result: Row) -> list[Row]:
 
 
 def _poisoned(result: Row) -> list[Row]:
-  """Success is the share of the victims that are misled, or, where an attack has no victims,
-  of the test records that are called wrongly."""
+  """Returns a row whose success is the share of misled victims. For an attack without
+  victims it is the share of misclassified test records."""
   right = result["accuracy"]
   misled = result["victims_misled"]
   told = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
@@ -140,7 +140,7 @@ def _poisoned(result: Row) -> list[Row]:
   told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
   row = _counted(misled, result["poisoning"], share, told, verdict=result["verdict"])
   clean = result["clean_accuracy"]["count"]  # of as many test records
-  # of the accuracy that is left
+  # share of accuracy that remains
   ratio = result["accuracy"]["count"] / clean if clean else None
   return [row | {"accuracy_ratio": ratio}]
 
@@ -219,7 +219,7 @@ def _cell(value: Any) -> str:
 
 
 def _epsilon(row: Row) -> str:
-  """With its kind; where it is no promise against this attacker, that is said instead."""
+  """Returns epsilon with its kind, or says that it does not hold against this attacker."""
   if row["note"]:
     return f"none here: {row['note']}"
   if row["epsilon"] is None:
@@ -235,7 +235,7 @@ def told(result: Row) -> str:
 
 
 def told_of_run(result: Row) -> str:
-  """States in one line what an attack on a finished run says of its epsilon."""
+  """Compares an attack on a finished run with the run's epsilon, in one line."""
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(

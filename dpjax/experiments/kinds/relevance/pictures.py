@@ -1,4 +1,4 @@
-"""Pictures of one run: heat maps of the released net, and the maps that its noise followed."""
+"""Pictures of one run: heat maps of the released net, and the maps that shaped its noise."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dpjax.pictures import Look
 from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.validate import UserError
 
-# Test images with their heat maps.
+# Number of test images with heat maps.
 _PICTURES = 8
 
 
 def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
-  """Writes `workdir`/heat_maps.png (test images and what the released net sees in them)
-  and, where there are some, maps.png (relevance and beta). Images only."""
+  """Writes `workdir`/heat_maps.png: test images with the released net's relevance. Where
+  they exist, maps.png shows relevance and beta. Images only."""
   if np.ndim(outcome.test.x) != 4:
     return
   _heat_maps(workdir / "heat_maps.png", outcome, how)
@@ -36,7 +36,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
     inputs = jnp.asarray(x), jnp.asarray(y)
     scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores
   except UserError as error:
-    # A net whose layers have no rule of propagation is still a result.
+    # A net whose layers have no propagation rule is still a result.
     writers.warn(f"no heat maps: {error}")
     return
   look = Look(width=max(1.0, 0.85 * len(y)))
@@ -57,7 +57,7 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
-  # Only maps of square images have a shape that their size tells.
+  # Only for square images does the size determine the shape.
   sides = {name: math.isqrt(values.size) for name, values in maps.items()}
   square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
   if not square:

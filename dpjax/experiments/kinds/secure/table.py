@@ -1,4 +1,4 @@
-"""A table and a picture of many secure computations: what each costs and hides."""
+"""A table and a picture of many secure computations: cost and hidden data of each."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def amount(num_bytes: int) -> str:
-  """Bytes for people.
+  """Returns a number of bytes for readers.
 
   >>> amount(999), amount(12_345_678)
   ('999 B', '12.3 MB')
