@@ -91,12 +91,14 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
 def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
-  """And what only the end, or the data, tells."""
+  """Returns the facts of `planned`, and those known only from the data or at the end."""
   found: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
   # An exact function of the users' labels: named as such where users are promised privacy,
   # and left out with the other diagnostics.
   public = config.privacy.method == "none"
-  if public or (config.diagnostics and not config.release):
+  # It compares the class shares of clients, so it needs classes.
+  of_classes = fed.federation.dataset.target is None
+  if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"
     found[name] = partition.heterogeneity(fed.federation.label_histograms())
   found |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
