@@ -84,7 +84,7 @@ def imprint(
       value = np.asarray(-thresholds, leaf.dtype)
     elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
       num_alike += 1
-      value = _alike(leaf, gain)
+      value = _alike(np.asarray(leaf), gain)
     changed.append(value)
   if not num_alike:
     raise UserError(
@@ -105,7 +105,7 @@ def _inputs(public: HostArray, size: int) -> np.ndarray:
   return inputs
 
 
-def _alike(kernel: HostArray, gain: float) -> np.ndarray:
+def _alike(kernel: np.ndarray, gain: float) -> np.ndarray:
   """Returns a kernel of equal rows, so that all active units have the same gradient."""
   row = np.asarray(kernel, np.float64)[0]
   row = row / max(float(np.max(np.abs(row))), 1e-30)

@@ -49,10 +49,11 @@ def check_event(method: str, event: Any) -> None:
   if not METHODS[method].gaussian_only:
     return
   other = set()
-  for part in accounting.merged_parts(event):
+  parts: list[Any] = list(accounting.merged_parts(event))
+  for part in parts:
     # Sampling with probability 1 counts as no sampling: only the noise matters.
     everybody = getattr(part, "sampling_probability", None) == 1.0
-    noise: Any = part.event if everybody else part
+    noise = part.event if everybody else part
     if type(noise).__name__ != "GaussianDpEvent":
       other.add(type(part).__name__)
   if other:

@@ -40,10 +40,11 @@ def digest(data: Labelled | Federation) -> bytes:
   >>> digest(one) == digest(same), digest(one) == digest(other), len(digest(one))
   (True, False, 32)
   """
-  if hasattr(data, "indices"):
+  held: Any = data
+  if hasattr(held, "indices"):
     # The owners of rows belong to the identity: names and rows in the clients' order.
-    hashed = hashlib.sha256(b"dpjax federation " + digest(data.dataset))
-    for name, rows in zip(data.client_ids, data.indices, strict=True):
+    hashed = hashlib.sha256(b"dpjax federation " + digest(held.dataset))
+    for name, rows in zip(held.client_ids, held.indices, strict=True):
       hashed.update(f"{name!r} ".encode())
       _add(hashed, np.asarray(rows, np.int64))
     return hashed.digest()
@@ -55,7 +56,7 @@ def digest(data: Labelled | Federation) -> bytes:
   # Data of classes keep the digest from before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (data.x, data.y):
+  for array in (held.x, held.y):
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
   return hashed.digest()
 

@@ -250,10 +250,13 @@ def _check_amounts(epsilon: float, delta: float) -> None:
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
   # Plain ranges are compared by their ends, so large shards need no set of records.
-  if all(
-    isinstance(shard, range) and shard.step == 1 and shard.start >= 0 for shard in shards
-  ):
-    order = sorted((s.start, s.stop, index) for index, s in enumerate(shards) if s)
+  ranges = [
+    shard
+    for shard in shards
+    if isinstance(shard, range) and shard.step == 1 and shard.start >= 0
+  ]
+  if len(ranges) == len(shards):
+    order = sorted((s.start, s.stop, index) for index, s in enumerate(ranges) if s)
     for (_, stop, one), (start, _, other) in itertools.pairwise(order):
       if start < stop:
         raise _overlap(max(one, other), start)

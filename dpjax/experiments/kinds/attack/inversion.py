@@ -63,7 +63,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
     # Papers on inversion attack networks with wide uniform weights.
-    bound = config.attack.uniform_init
+    bound: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))
     draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
