@@ -197,5 +197,4 @@ NO_CLAIM = {
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
   "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
   "check_event": "refuses events that nobody can account for",
-  "mean_age_epsilon": "wrong on purpose: a published mistake, as a test of the reader",
 }
