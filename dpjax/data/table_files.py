@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, a few thousand at a time, as they stand there.
+"""Rows of CSV and Parquet files, several thousand at a time, unconverted.
 
 No message shows a cell of a row: it names the line and the column, for whoever may open the file.
 """
@@ -21,7 +21,7 @@ from dpjax.validate import UserError
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
-# Characters of one row. A file without line ends would come whole into memory.
+# Most characters of one row. A file without line ends would be read whole into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
 # Types of cells in memory. Others could run code of their own, or have no text.
@@ -31,14 +31,14 @@ _MOST_BITS = 1024
 
 
 class Block(NamedTuple):
-  """Some rows, by column."""
+  """Several rows, by column."""
 
-  # [k] of each column that was asked for: text, or what Parquet holds; None: null
+  # [k] of each requested column: text, or Parquet's own type; None: null
   cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
 
   def told(self, index: int, word: str) -> str:
-    """Where a row stands, for a message."""
+    """Returns the place of a row, for a message."""
     return f"{word} {self.places[index]}"
 
 
@@ -49,8 +49,8 @@ def blocks(
 
   Args:
     wanted: (names of all columns) -> names of those to read; it may raise UserError.
-    delimiter: of a CSV file; None: a comma, and in .tsv a tab.
-    encoding: of a CSV file.
+    delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
+    encoding: encoding of a CSV file.
 
   Raises:
     UserError: a file that cannot be read to its end as what it says it is.
@@ -76,7 +76,7 @@ def blocks(
 
 
 def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
-  """Yields the rows of columns by name, in one block; `wanted` as of `blocks`.
+  """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
 
   Raises:
     UserError: a column that is no list of plain cells, or columns of several lengths.
@@ -94,7 +94,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
     listed = array.tolist()
     if array.dtype.kind == "O":
       listed = [_plain_cell(cell, name, row) for row, cell in enumerate(listed, start=1)]
-    # NaN is how pandas and NumPy say that there is no value; NaN is not equal to itself.
+    # pandas and NumPy mark a missing value by NaN, which is not equal to itself.
     cells[name] = [None if cell != cell else cell for cell in listed]
   sizes = {len(column) for column in cells.values()}
   if len(sizes) != 1:
@@ -116,7 +116,7 @@ def _plain_cell(cell: Any, name: str, row: int) -> Any:
 
 
 def word(path: pathlib.Path) -> str:
-  """What a row of the file is called: a line of a CSV file, a row of a Parquet file.
+  """Returns the word for a row of the file: a line of a CSV file, a row of a Parquet file.
 
   >>> word(pathlib.Path("a.csv")), word(pathlib.Path("a.parquet"))
   ('line', 'row')
@@ -125,7 +125,7 @@ def word(path: pathlib.Path) -> str:
 
 
 def _check_mark(path: pathlib.Path, encoding: str) -> None:
-  """Raises for UTF-16 that is declared as something else: latin-1 would read it as garbage."""
+  """Raises for UTF-16 declared as another encoding: latin-1 would read it as garbage."""
   with path.open("rb") as stream:
     mark = stream.read(4)
   if (
@@ -142,7 +142,7 @@ class _Lines:
   def __init__(self, stream: TextIO):
     self._stream = stream
     self.number = 0  # of lines that were read
-    # Of the row that is being read; a quoted cell may go on over many lines.
+    # Length of the row that is being read; a quoted cell may span many lines.
     self.taken = 0
 
   def __iter__(self) -> _Lines:
@@ -163,7 +163,7 @@ class _Lines:
 
 
 def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  """Yields (its first line, its cells) of each row, blank lines at the end left out."""
+  """Yields (first line, cells) of each row, without blank lines at the end."""
   lines = _Lines(stream)
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
   blank = 0
@@ -256,7 +256,7 @@ def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[Block]:
 
 
 def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
-  """Cells of a column of text, numbers or booleans, as Python has them."""
+  """Returns a column's text, numbers or booleans as Python objects."""
   kind = column.type
   if arrow.types.is_dictionary(kind):
     column = column.dictionary_decode()
