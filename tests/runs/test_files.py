@@ -107,8 +107,10 @@ def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed)
   event = accounting.gaussian_event(2.0)
   asked = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 100, "assumed": assumed}
   stated = promise.of_event(event, **asked)
-  work = types.SimpleNamespace(promise=stated)
-  fitted = types.SimpleNamespace(ledger=accounting.Ledger(), final_epsilon=stated.curve(1))
+  work: Any = types.SimpleNamespace(promise=stated)
+  fitted: Any = types.SimpleNamespace(
+    ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
+  )
   job._write_curve(work, fitted, tmp_path)
   assert stated.kind == ("claimed" if assumed else "proved")
   assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
