@@ -25,6 +25,7 @@ from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
+  for_target,
   loop,
   promise,
   provenance,
@@ -35,6 +36,7 @@ from dpjax.experiments.run import (
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
+from dpjax.parallel import targets
 from dpjax.validate import UserError
 
 # After the first step, which compiles.
@@ -77,16 +79,29 @@ class Rehearsal(NamedTuple):
 
   def facts(self) -> dict[str, Any]:
     """Returns the privacy part of the result.json that the run will write."""
-    stated = self.work.promise or promise.NONE
-    return stated.facts(Ledger(), stated.curve(self.work.num_steps))
+    return promised(self.work)
+
+
+def promised(work: Work) -> dict[str, Any]:
+  """Returns the privacy part of the result.json that a run of this work will write."""
+  stated = work.promise or promise.NONE
+  return stated.facts(Ledger(), stated.curve(work.num_steps))
 
 
 class _Enough(Exception):
   """A work has been timed: the run ends here."""
 
 
-def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
+def told(
+  kind: RunKind,
+  config: Any,
+  workdir: pathlib.Path | str,
+  target: targets.Target | None = None,
+) -> str:
   """The plan of a run, as lines.
+
+  Args:
+    target: a machine that is not here: the run's step is compiled for it, and not timed.
 
   Raises:
     UserError: whatever the run would be refused for before its first step, in the same line;
@@ -98,23 +113,34 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
       field="dry_run",
     )
   folder = pathlib.Path(workdir)
-  kind.check(config)
+  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+    kind.check(config)
   # Before the data are read, as in a run.
   owner.known(folder, config)
   loaded = kind.load_data(config, features=False)
-  state = state_of(kind.build(config, loaded), folder)
-  found = rehearsed(kind, config, loaded)
-  work = found.work
+  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+    state = state_of(kind.build(config, loaded), folder)
+  lines = {"data": _declared(loaded[0])}
+  if target is not None:
+    plan = for_target.compiled(lambda c: first_work(kind, c, loaded)[0], config, target)
+    work = plan.work
+    size = plan.program.num_parameters
+    ends = for_target.lines(plan)
+    facts = promised(work)
+  else:
+    found = rehearsed(kind, config, loaded)
+    work = found.work
+    size = found.timing.num_parameters
+    ends = {"time": _minutes(found), "memory": memory()}
+    facts = found.facts()
   if work.promise is not None:
     work.promise.warn()
-  lines = {
-    "data": _declared(loaded[0]),
+  lines |= {
     **{name: _shown(name, value) for name, value in work.planned().items()},
-    "num_parameters": f"{found.timing.num_parameters:,}",
-    "privacy": _promised(found),
+    "num_parameters": f"{size:,}",
+    "privacy": _promised(facts),
     work.name: f"{work.num_steps} {work.steps_are}",
-    "time": _minutes(found),
-    "memory": memory(),
+    **ends,
     "workdir": f"{workdir}: {state}",
   }
   return aligned(lines)
@@ -146,6 +172,12 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
+  work, before = first_work(kind, config, loaded)
+  return Rehearsal(work, timed(work)[0], before)
+
+
+def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Work, float]:
+  """(the first work of a run on zeros, the seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   # Zeros would not be recognised as the data that the first parameters know.
@@ -158,7 +190,7 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   found = []
 
   def fit(work: Work) -> NoReturn:
-    found.append(Rehearsal(work, timed(work)[0], before))
+    found.append((work, before))
     raise _Enough
 
   # `fit` ends the run by an exception, as nothing after the first work is wanted.
@@ -265,8 +297,7 @@ def _evaluated(work: Work, state: Any) -> float:
   return seconds
 
 
-def _promised(found: Rehearsal) -> str:
-  facts = found.facts()
+def _promised(facts: dict[str, Any]) -> str:
   by = facts["accountant"]
   return promise.told(facts) + (f", by {by}" if by else "")
 

@@ -21,6 +21,7 @@ from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
+from dpjax.parallel import targets
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -57,6 +58,9 @@ class Work(NamedTuple):
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
+  # () -> the program of a step, for the devices of `parallel.targets.compiling_for`; None: no
+  # machine that is not here can be planned for
+  program: Callable[[], targets.Program] | None = None
   # Of result.json what is known before the first step: of a `single` one its task, dataset
   # and method, too.
   planned: Callable[[], Result] = dict

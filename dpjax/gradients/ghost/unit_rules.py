@@ -27,6 +27,7 @@ from dpjax.gradients.ghost.tapped import Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
+from dpjax.parallel import targets
 
 # Numbers per example from which it pays to skip the pass that drops examples; below, a
 # branch costs more to compile than the pass to run (models have dozens of biases).
@@ -339,7 +340,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  chunk = _divisor(count, cost_model.in_flight(unit.cost, jax.default_backend()))
+  chunk = _divisor(count, cost_model.in_flight(unit.cost, targets.platform()))
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks
 
   def one(data, cotangents, factors, longest):
