@@ -64,7 +64,8 @@ class Counts(NamedTuple):
     )
 
   def plus(self, other: Counts) -> Counts:
-    return Counts(*(a + b for a, b in zip(self, other)))
+    """Returns the work of both."""
+    return Counts._make(a + b for a, b in zip(self, other))
 
 
 class _Array(NamedTuple):
@@ -223,7 +224,8 @@ def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
     places = [*operands[:2], each.arrays[0]]
     order = {"Input": (2, 1, 0), "Filter": (0, 2, 1)}
     chosen = next((order[name] for name in order if called.endswith(name)), (0, 1, 2))
-    return _convolution_flops(each.attributes, *(places[place] for place in chosen))
+    inputs, kernel, outputs = (places[place] for place in chosen)
+    return _convolution_flops(each.attributes, inputs, kernel, outputs)
   else:
     return 0.0
   contracted = math.prod(operands[0].shape[axis] for axis in axes)
