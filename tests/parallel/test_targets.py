@@ -235,7 +235,7 @@ def _made(target, method, batch_size=1024):
     return targets.compiled(jax.jit(fn).lower(*targets.on_device((params, batch))), target)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("text", _BOTH)
 def test_the_fast_route_moves_and_holds_what_it_should(text):
   target = targets.parse(text)
@@ -252,13 +252,14 @@ def test_the_fast_route_moves_and_holds_what_it_should(text):
   assert fast.held < 0.25 * gradients_bytes
   assert stacked.counts.memory_bytes > 2 * gradients_bytes
   assert fast.counts.memory_bytes < 3 * plain.counts.memory_bytes
-  assert plain.counts.flops < fast.counts.flops < 2 * plain.counts.flops
+  # Norms of rank-one gradients need no product beside those of the ordinary gradient.
+  assert plain.counts.flops <= fast.counts.flops < 1.5 * plain.counts.flops
   if fast.compiler_flops is not None:
     # XLA counts elementwise operations too, and this program has no loop that runs.
     assert plain.counts.flops <= plain.compiler_flops < 1.05 * plain.counts.flops
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("text", _BOTH)
 def test_a_mesh_sends_one_sum_of_gradients_a_step(text, tmp_path):
   config = fields.replace_all(TrainConfig(num_steps=3, mesh="data:8"), _NOISE)
