@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from matplotlib.figure import Figure
 
 from benchmarks import gradient_speed, workloads
 from benchmarks.gradient_speed import ORDINARY
 from benchmarks.workloads import Workload
-from dpjax import validate
+from dpjax import pictures, validate
+from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel import targets
@@ -199,7 +199,7 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
     for row, ratio in zip(ordered, ratios(ordered))
   ]
   report.write_csv(out / FILE, rows)
-  report.save_figure(_figure(ordered), out / "compiled.png")
+  pictures.save(measured.compiled(rows), out / "compiled.png")
 
 
 def table(entries: Sequence[Entry]) -> str:
@@ -226,32 +226,3 @@ def table(entries: Sequence[Entry]) -> str:
 
 def _times(value: float | None) -> str:
   return "" if value is None else f"{value:.2f}"
-
-
-def _figure(entries: Sequence[Entry]) -> Figure:
-  machines = list(dict.fromkeys(row.target for row in entries))
-  names = list(dict.fromkeys(row.workload for row in entries))
-  parts = {"roofline_ratio": "roofline", "memory_ratio": "memory held"}
-  figure = Figure(figsize=(3 + 1.1 * len(names), 2.8 * len(machines)), layout="constrained")
-  axes = figure.subplots(len(machines), len(parts), squeeze=False)
-  pairs = list(zip(entries, ratios(entries)))
-  for row, machine in enumerate(machines):
-    for column, (ratio, label) in enumerate(parts.items()):
-      axis = axes[row][column]
-      for place, method in enumerate(METHODS[1:]):
-        known = {
-          names.index(e.workload) + 0.38 * (place - 0.5): values[ratio]
-          for e, values in pairs
-          if (e.target, e.method) == (machine, method) and values[ratio]
-        }
-        bars = axis.bar(
-          list(known), list(known.values()), 0.36, color=report.PALETTE[place], label=method
-        )
-        axis.bar_label(bars, fmt="%.2g", fontsize=6)
-      axis.axhline(1, color="black", linewidth=0.8)
-      axis.set_yscale("log")
-      axis.set_xticks(range(len(names)), names, rotation=35, fontsize=7, ha="right")
-      axis.set_ylabel(f"{label} / ordinary", fontsize=8)
-      axis.set_title(f"{machine} (compiled, not run)", fontsize=9)
-  axes[0][0].legend(fontsize=7)
-  return figure

@@ -19,6 +19,7 @@
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
   python -m launch.benchmark --suite=allocator
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
+  python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
@@ -77,6 +78,10 @@ allocator.csv.
 --targets that are not here (pip install -e '.[targets]') by --methods of ordinary, auto and vmap.
 It runs nothing: flops, bytes, memory, kernels, loops and a roofline. What stands in compiled.csv
 of --out is not compiled again.
+
+--suite=correlated measures a step of DP-SGD under correlated noise, by strategy (--methods),
+against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
+it writes correlated.csv.
 """
 
 from __future__ import annotations
@@ -94,6 +99,7 @@ try:
   from benchmarks import (
     allocator_speed,
     compiled,
+    correlated_cost,
     data_speed,
     device_speed,
     federated_speed,
@@ -109,7 +115,7 @@ try:
 except ModuleNotFoundError as error:
   if error.name != "benchmarks":
     raise
-  # The wheel leaves benchmarks/ out.
+  # The wheel does not contain benchmarks/.
   sys.exit("launch.benchmark: must run in a checkout of dpjax, where benchmarks/ lies")
 
 SUITES = (
@@ -124,10 +130,14 @@ SUITES = (
   "data",
   "allocator",
   "compiled",
+  "correlated",
 )
-# Flags that not every suite reads.
+# Flags that only some suites read.
 _OF_SUITES = {
-  "workloads": ("gradients", "federated", "secure_sums", "data", "allocator", "compiled"),
+  "workloads": (
+    *("gradients", "federated", "secure_sums", "data", "allocator"),
+    *("correlated", "compiled"),
+  ),
   "folder": ("data",),
   "records": ("data",),
   "clients": ("federated", "population"),
@@ -140,12 +150,13 @@ _OF_SUITES = {
   "mesh": ("devices",),
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": (
-    *("gradients", "federated", "training", "population", "secure_sums", "compiled"),
+    *("gradients", "federated", "training", "population", "secure_sums"),
+    *("correlated", "compiled"),
   ),
   "targets": ("compiled",),
   "repeats": (
     *("gradients", "federated", "training", "devices", "sweeps"),
-    *("secure_sums", "data", "allocator"),
+    *("secure_sums", "data", "allocator", "correlated"),
   ),
 }
 
@@ -157,7 +168,8 @@ flags.DEFINE_list(
   f"federated: {', '.join(federated_speed.WORKLOADS)} (default: these) and "
   f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
   f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
-  f"{', '.join(allocator_speed.WORKLOADS)} (default: these).",
+  f"{', '.join(allocator_speed.WORKLOADS)} (default: these); of correlated: "
+  f"{', '.join(correlated_cost.WORKLOADS)} (default: these).",
 )
 flags.DEFINE_list(
   "methods",
@@ -166,7 +178,8 @@ flags.DEFINE_list(
   f"{', '.join(gradient_speed.METHODS)} (default: all); of federated: "
   f"{', '.join(federated_speed.METHODS)} (default: all that are installed); of secure_sums: "
   f"{', '.join(sum_overhead.METHODS)} (default: all); of population: "
-  f"{', '.join(population_cost.METHODS)} (default: both).",
+  f"{', '.join(population_cost.METHODS)} (default: both); of correlated: "
+  f"{', '.join(correlated_cost.METHODS)} (default: all).",
 )
 flags.DEFINE_integer(
   "cpu_devices",
@@ -217,7 +230,7 @@ flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak mem
 
 
 def main() -> None:
-  """Runs the suite, a line on stderr as each workload is done."""
+  """Runs the suite, with a line on stderr after each workload."""
   options = flags.FLAGS
   for name, suites in _OF_SUITES.items():
     if options.suite not in suites:
@@ -235,6 +248,7 @@ def main() -> None:
     "data": _data,
     "allocator": _allocator,
     "compiled": _compiled,
+    "correlated": _correlated,
   }
   run[options.suite](options, out)
 
@@ -249,7 +263,7 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
       name, methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each workload, so that a stopped run keeps what it has.
+    # After each workload, so that an interrupted run keeps its results.
     if out is not None:
       gradient_speed.write(entries, out)
   print(gradient_speed.table(entries))
@@ -306,7 +320,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # Their runs do so too.
+  # Their launchers do so, too.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
@@ -331,7 +345,7 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   meshes = options.mesh or device_speed.default_meshes()
   entries = []
-  # Before anything is timed: a slip in the last mesh would cost the minutes of the others.
+  # Before any timing: an error in the last mesh would cost the minutes of the others.
   for mesh in meshes:
     gradients.mesh_of(mesh)
   for name, config in configs.items():
@@ -446,6 +460,21 @@ def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       allocator_speed.write(entries, out)
   print(allocator_speed.table(entries))
+
+
+def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  names = options.workloads or list(correlated_cost.WORKLOADS)
+  methods = options.methods or list(correlated_cost.METHODS)
+  for name in names:
+    validate.one_of(correlated_cost.WORKLOADS, workloads=name)
+  entries = []
+  for name in names:
+    entries += correlated_cost.measure(name, methods, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    # After each model, so that an interrupted run keeps its results.
+    if out is not None:
+      correlated_cost.write(entries, out)
+  print(correlated_cost.table(entries))
 
 
 def _count(name: str, text: str) -> int:

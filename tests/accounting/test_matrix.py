@@ -24,6 +24,7 @@ _STRATEGIES = {
   "banded": correlated.BandedToeplitz.optimized(num_steps=11, bands=3),
   "wide": correlated.BandedToeplitz.optimized(num_steps=11, bands=8),
   "blt": correlated.BufferedToeplitz.optimized(num_steps=11, buffers=2, min_sep=3),
+  "inverse": correlated.InverseBanded.optimized(num_steps=11, bands=3, min_sep=3),
 }
 _every = pytest.mark.parametrize("strategy", _STRATEGIES.values(), ids=_STRATEGIES)
 _FACTORS = (1.0, 0.5, 2.0, 1.0, 1.0, 3.0, 0.7, 1.0, 1.2, 1.0, 0.9)
@@ -138,7 +139,7 @@ def test_p43_cyclic_costs_are_exact_at_every_prefix(strategy, factors, min_sep):
   assert (np.diff(costs) >= 0).all()
 
 
-@pytest.mark.parametrize("name", ["independent", "banded", "wide", "blt"])
+@pytest.mark.parametrize("name", ["independent", "banded", "wide", "blt", "inverse"])
 def test_separated_costs_of_toeplitz_strategies_are_exact_at_every_prefix(name):
   strategy = _STRATEGIES[name]
   costs = accounting.participation_costs(strategy, num_steps=11, min_sep=3, cyclic=False)
@@ -165,8 +166,9 @@ def test_what_has_no_analysis_is_refused():
     accounting.participation_costs(
       _STRATEGIES["tree"], num_steps=11, min_sep=3, cyclic=False
     )
-  with pytest.raises(UserError, match="BufferedToeplitz: has no bands"):
-    accounting.amplified_costs(_STRATEGIES["blt"], num_steps=11, num_groups=3)
+  for name, kind in (("blt", "BufferedToeplitz"), ("inverse", "InverseBanded")):
+    with pytest.raises(UserError, match=f"{kind}: has no bands"):
+      accounting.amplified_costs(_STRATEGIES[name], num_steps=11, num_groups=3)
   with pytest.raises(UserError, match="has 8 bands; .* at most num_groups=3"):
     accounting.amplified_costs(_STRATEGIES["wide"], num_steps=11, num_groups=3)
 

@@ -62,7 +62,17 @@ def test_the_result_is_what_the_charges_add_up_to(finished):
   assert "strategy BandedToeplitz" in result["privacy_statement"]
 
 
-@pytest.mark.parametrize("extra", [{}, {**_POISSON, "privacy.noise_levels": [1.5, 1.0]}])
+_REDRAWN = {"privacy.ftrl.strategy": "band_inv_mf", "privacy.ftrl.strategy.redraw": True}
+
+
+@pytest.mark.parametrize(
+  "extra",
+  [
+    {},
+    {**_POISSON, "privacy.noise_levels": [1.5, 1.0]},
+    pytest.param(_REDRAWN, marks=pytest.mark.long),
+  ],
+)
 def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
   config = _config(**extra)
   whole = loop.train(config, tmp_path / "whole")
@@ -82,6 +92,7 @@ def test_p16_an_interrupted_run_ends_as_the_uninterrupted_one(tmp_path, extra):
     {"privacy.ftrl.strategy": "blt", "privacy.ftrl.strategy.buffers": 2},
     {"privacy.ftrl.strategy": "tree"},
     {"privacy.ftrl.strategy": "identity"},
+    _REDRAWN,
     {"privacy.ftrl.sampler": "balls_in_bins"},
     {"privacy.ftrl.sampler": "min_sep", "privacy.ftrl.separation": 4},
     {"privacy.neighboring_relation": "replace_one"},

@@ -11,6 +11,7 @@ part in add up (`dpjax.accounting.participation_costs`).
 | Tree             | binary trees, one after the other | log2(steps of a tree) + 1        |
 | BandedToeplitz   | few diagonals, optimised          | bands - 1                        |
 | BufferedToeplitz | sums of decaying exponentials     | buffers                          |
+| InverseBanded    | a full matrix; C^{-1} is banded   | 0: earlier noise is drawn again  |
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
   from dpjax.noise.correlated.draw import CorrelatedNoiseState as CorrelatedNoiseState
   from dpjax.noise.correlated.draw import add_correlated as add_correlated
   from dpjax.noise.correlated.draw import init as init
+  from dpjax.noise.correlated.inverse import BandInvMf as BandInvMf
+  from dpjax.noise.correlated.inverse import Bisr as Bisr
+  from dpjax.noise.correlated.inverse import InverseBanded as InverseBanded
+  from dpjax.noise.correlated.inverse import LambdaCgd as LambdaCgd
+  from dpjax.noise.correlated.inverse import Redrawn as Redrawn
   from dpjax.noise.correlated.registry import STRATEGIES as STRATEGIES
   from dpjax.noise.correlated.registry import Strategy as Strategy
   from dpjax.noise.correlated.strategies import Correlation as Correlation

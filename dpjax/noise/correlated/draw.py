@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.noise import source
+from dpjax.noise.correlated.inverse import Redrawn
 from dpjax.noise.correlated.strategies import Correlation
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
@@ -17,16 +18,17 @@ from dpjax.types import ArrayTree
 
 
 class CorrelatedNoiseState(NamedTuple):
-  """State of correlated noise. Whoever holds it can subtract the noise: keep it secret."""
+  """State of correlated noise. With it one can subtract the noise: keep it secret."""
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
-  memory: Any  # of the strategy: earlier noise
+  memory: Any  # of the strategy: earlier noise, or the mark of what is drawn again
   checksum: Any = None  # uint32, of key and draws; None is refused
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
-  """State before the first draw; `like` has the structure and shapes of the parameters."""
+  """Returns the state before the first draw; `like` has the structure and shapes of the
+  parameters."""
   started = init_white(key, like)
   memory = correlation.init(like)
   return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
@@ -41,7 +43,7 @@ def add_correlated(
   num_steps: int,
   factors: tuple[float, ...] = (),
 ) -> tuple[Any, CorrelatedNoiseState]:
-  """tree + row `draws` of C^{-1} z, and the state for the next row.
+  """Returns tree + row `draws` of C^{-1} z, and the state for the next row.
 
   Args:
     state: key, draws, their checksum and the strategy's memory.
@@ -50,7 +52,7 @@ def add_correlated(
     correlation: the strategy C, the same at every call.
     num_steps: rows that were accounted for. A later one raises, or is NaN where the state
       is traced: it never gives a number that is not accounted for.
-    factors: of std at each step, or () for 1 throughout.
+    factors: factors of std at each step, or () for 1 throughout.
 
   The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With
   a release key the noisy tree is rounded to a public grid, which is post-processing.
@@ -69,14 +71,24 @@ def add_correlated(
     tree = poisoned(tree, state, num_steps)
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
   tree = check_one_sum(tree, state)
-  white = gaussian(jax.random.fold_in(state.key, state.draws), tree, std)
-  if factors:
-    # The draw has checked std alone, without the factors.
-    for leaf in jax.tree.leaves(tree):
-      for end in (min(factors), max(factors)):
-        source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
-    white = trees.scale(white, jnp.asarray(factors, jnp.float32)[state.draws])
-  row, memory = correlation.next(white, state.memory)
+  # The draw checks std alone, without the factors.
+  for leaf in jax.tree.leaves(tree):
+    for end in {min(factors, default=1.0), max(factors, default=1.0)}:
+      source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
+
+  def white_at(step: jax.Array) -> Any:
+    white = gaussian(jax.random.fold_in(state.key, step), tree, std)
+    if not factors:
+      return white
+    return trees.scale(white, jnp.asarray(factors, jnp.float32)[step])
+
+  if isinstance(state.memory, Redrawn):
+    strategy: Any = correlation
+    row = strategy.redrawn(white_at, state.draws, state.memory, tree)
+    memory = state.memory
+  else:
+    row, memory = correlation.next(white_at(state.draws), state.memory)
+  # One sum of data and noise: the noise is complete before it is added to data.
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     # One public grid serves all steps: that of the least noise.

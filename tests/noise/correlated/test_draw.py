@@ -17,6 +17,7 @@ _ALL = [
   correlated.Tree(restart_every=4),
   _BANDED,
   correlated.BufferedToeplitz((0.3, 0.2), (0.9, 0.5)),
+  correlated.InverseBanded((1.0, -0.5, -0.125), redraw=True),
 ]
 
 

@@ -19,6 +19,7 @@ _STRATEGIES = {
   "banded": correlated.BandedToeplitz.optimized(num_steps=23, bands=6),
   "all_bands": correlated.BandedToeplitz.optimized(num_steps=23, bands=23),
   "blt": correlated.BufferedToeplitz.optimized(num_steps=23, buffers=3, min_sep=5),
+  "inverse": correlated.InverseBanded.square_root(5, redraw=False),
 }
 _every = pytest.mark.parametrize("strategy", _STRATEGIES.values(), ids=_STRATEGIES)
 

@@ -1,0 +1,459 @@
+"""Strategies with banded C^{-1}: each step's noise is a sum of several white draws.
+
+Noise y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k), with every p_j >= 0 and a sum of at most 1. A
+white draw is a function of key and step, so earlier draws are drawn again and none is kept.
+
+C itself has no band: its coefficients are c_0 = 1 and c_t = p_1 c_(t-1) + .. + p_k c_(t-k). Two
+facts make its sensitivity exact (`dpjax.accounting.participation_costs`):
+
+1. No c_t is negative, for it is a sum of products that are not.
+2. Where c_0 .. c_k fall, all of them fall. For t > k, c_t - c_(t-1) = sum_j p_j (c_(t-j) -
+   c_(t-j-1)), a sum of terms that are not positive, by induction.
+
+By 1. examples in turns are accounted exactly. By 2. so are those that are at least b steps apart
+(Kalinin and Lampert 2024, arXiv:2405.13763, theorem 2). No amplification by sampling is proved:
+columns of C never end, so all steps of an example share rows, and `accounting.amplified_costs`
+refuses it. Balls in bins have a proof that needs no band (`accounting.balls_in_bins_proved`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import numbers
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import optimize, signal
+
+from dpjax import trees, validate
+from dpjax.noise.correlated import series
+from dpjax.noise.correlated.strategies import Correlation, zeros
+from dpjax.noise.correlated.toeplitz import BandState, filtered
+from dpjax.types import ArrayTree
+from dpjax.validate import UserError
+
+# Most bands; each is one more draw of noise in every step.
+_MOST_BANDS = 4096
+# Copies of the parameters up to this size are kept: they cost less than redrawing.
+_KEPT_BYTES = 2**26
+# Bandwidths to try where none is given: powers of two.
+_TRIED = tuple(2**power for power in range(1, 7))
+# Least ratio between two gaps of a falling column; 0 has no logarithm.
+_LEAST_FACTOR = 1e-9
+
+
+class Redrawn(NamedTuple):
+  """State of noise that is drawn again: only the mark of its draws."""
+
+  mark: jax.Array  # uint32, of the coefficients and of the parameters' shapes
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseBanded:
+  """C^{-1}[i, j] = coefficients[i - j] for 0 <= i - j < their number: banded inverse matrix
+  factorisation (Kalinin et al. 2025, arXiv:2505.12128).
+
+  Args:
+    coefficients: of C^{-1}. The first is 1, the others are in [-1, 0], their sum is not negative.
+      Rounded to float32, in which the noise is computed.
+    redraw: whether white noise of earlier steps is drawn again, which takes no memory and a draw
+      for each coefficient. False keeps one copy of the parameters for each but the first. None:
+      keeps them where they take 64 MB or less.
+
+  Both have the same distribution. For the same white noise they differ by rounding.
+
+  Raises:
+    UserError: coefficients that are not so. A positive one could make entries of C negative, and
+      the sensitivity would not be exact; a negative sum lets C grow without bound.
+
+  >>> from dpjax.noise.correlated import matrix
+  >>> matrix(InverseBanded((1.0, -0.5)), 3)
+  array([[1.  , 0.  , 0.  ],
+         [0.5 , 1.  , 0.  ],
+         [0.25, 0.5 , 1.  ]])
+  """
+
+  coefficients: tuple[float, ...]
+  redraw: bool | None = None
+
+  def __post_init__(self):
+    given = validate.several(coefficients=self.coefficients)
+    validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(given))
+    for place, value in enumerate(given[1:], start=1):
+      if not (isinstance(value, numbers.Real) and -1 <= value <= 0):
+        raise UserError("must be in [-1, 0]", field=f"coefficients[{place}]", value=value)
+    if given[0] != 1:
+      raise UserError("the first must be 1", field="coefficients", value=given[:1])
+    if self.redraw not in (True, False, None):
+      raise UserError("must be True, False or None", field="redraw", value=self.redraw)
+    # Adding 0 turns -0 into 0: both are one strategy, with one mark.
+    values = tuple(float(np.float32(value)) + 0.0 for value in given)
+    if sum(values) < 0:
+      raise UserError("must have a sum >= 0", field="coefficients", value=values)
+    object.__setattr__(self, "coefficients", values)
+
+  @classmethod
+  def square_root(cls, bands: int, *, redraw: bool | None = None) -> InverseBanded:
+    """The first coefficients of (1 - x)^{1/2}: banded inverse square root, BISR.
+
+    >>> InverseBanded.square_root(3).coefficients
+    (1.0, -0.5, -0.125)
+    """
+    validate.integer_in(1, _MOST_BANDS, bands=bands)
+    # (1 - x)^{1/2} = (1 - x) (1 - x)^{-1/2}: differences of falling numbers, none positive.
+    root = series.square_root(bands)
+    return cls(tuple(np.diff(root, prepend=0.0)), redraw)
+
+  @classmethod
+  @functools.lru_cache(maxsize=32)
+  def optimized(
+    cls,
+    *,
+    num_steps: int,
+    bands: int,
+    min_sep: int,
+    max_participations: int | None = None,
+    objective: str = "mean",
+    redraw: bool | None = None,
+  ) -> InverseBanded:
+    """Returns the coefficients with the least error on prefix sums at equal privacy:
+    BandInvMF.
+
+    Args:
+      num_steps: number of steps of the run.
+      bands: coefficients, hence white draws in a step.
+      min_sep, max_participations: examples take part at most so often (None: as often as they
+        can), at least `min_sep` steps apart.
+      objective: "mean" or "max" squared error over the prefixes.
+      redraw: as for the class.
+
+    >>> best = InverseBanded.optimized(num_steps=100, bands=2, min_sep=10)
+    >>> [round(value, 2) for value in best.coefficients]
+    [1.0, -0.8]
+    """
+    validate.integer_at_least(1, num_steps=num_steps, min_sep=min_sep)
+    validate.integer_in(1, _MOST_BANDS, bands=bands)
+    validate.one_of(series.OBJECTIVES, objective=objective)
+    times = _participations(num_steps, min_sep)
+    if max_participations is not None:
+      validate.integer_at_least(1, max_participations=max_participations)
+      times = min(times, max_participations)
+    run = _Run(num_steps, min_sep, times, objective)
+    return cls(tuple(optimized_inverse(run, min(bands, num_steps))), redraw)
+
+  @property
+  def bands(self) -> int | None:
+    """Bands of C; there are none unless C is the identity."""
+    return 1 if not any(self.coefficients[1:]) else None
+
+  @property
+  def toeplitz(self) -> bool:
+    return True
+
+  @property
+  def buffers(self) -> int:
+    """Number of copies of the parameters that are kept, if nothing is drawn again."""
+    return 0 if self.redraw else len(self.coefficients) - 1
+
+  def multiply(self, x: np.ndarray) -> np.ndarray:
+    """Computes C x for x [n, ...], in float64, by a recurrence that only adds where x is
+    not negative."""
+    x = np.asarray(x, np.float64)
+    return np.asarray(signal.lfilter([1.0], self.coefficients, x, axis=0))
+
+  def init(self, like: ArrayTree) -> BandState | Redrawn:
+    """Starts without draws: an empty ring of earlier white noise, or the mark of redrawn
+    noise."""
+    redraw = self.redraw
+    if redraw is None:
+      redraw = 4 * self.buffers * trees.size(like) > _KEPT_BYTES
+    if redraw:
+      return Redrawn(self._mark(like))
+    return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
+
+  def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
+    """Computes y_t = z_t - sum_j p_j z_{t-j}, from stored white noise."""
+    return filtered(self.coefficients[1:], white, state, keep="white")
+
+  def redrawn(
+    self,
+    white: Callable[[jax.Array], ArrayTree],
+    draws: jax.Array,
+    memory: Redrawn,
+    like: ArrayTree,
+  ) -> Any:
+    """Computes y_t as in `next`, from white noise that is drawn again.
+
+    Args:
+      white: step -> its white noise.
+      draws: t, int32.
+      memory: as `init` made it.
+      like: has the structure and shapes of the noise.
+
+    Raises:
+      UserError: a state of other coefficients or shapes, whose earlier noise was another. NaN
+        where it is traced.
+    """
+    bands = len(self.coefficients)
+    weights = jnp.asarray(self.coefficients, jnp.float32)
+
+    def changed() -> UserError:
+      return UserError(
+        "belongs to another strategy or to parameters of other shapes: noise of earlier steps "
+        "would be drawn again as it was not; give each update the state that the one before gave",
+        field="state.memory",
+      )
+
+    # A sum that starts from NaN is NaN.
+    start = jax.tree.map(jnp.zeros_like, like)
+    start = trees.only_where(memory.mark == self._mark(like), start, changed)
+
+    def add(place: jax.Array, total: ArrayTree) -> Any:
+      # The oldest first, so that small terms are summed before the large one.
+      age = bands - 1 - place
+
+      def with_draw(total: ArrayTree) -> Any:
+        factor = weights[age]
+        return jax.tree.map(
+          lambda held, new: held + factor.astype(new.dtype) * new, total, white(draws - age)
+        )
+
+      # A branch, for two reasons. Steps before the first have no noise. And XLA moves
+      # constants out of a loop, here the counters of all random bits: 24 bytes for each
+      # parameter. It moves nothing out of a branch.
+      return jax.lax.cond(age <= draws, with_draw, lambda total: total, total)
+
+    # A loop, not a sum of parallel draws, so that one draw is in memory at a time.
+    return jax.lax.fori_loop(0, bands, add, start)
+
+  def _mark(self, like: ArrayTree) -> jax.Array:
+    """Returns 32 bits that identify the coefficients and the shapes of the draws, in order."""
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(like)]
+    return jnp.uint32(zlib.crc32(repr((self.coefficients, shapes)).encode()))
+
+
+# --- best coefficients
+
+
+class _Run(NamedTuple):
+  """Numbers that error and sensitivity depend on, besides the coefficients."""
+
+  num_steps: int
+  min_sep: int
+  times: int  # participations of one example, at most
+  objective: str
+
+
+def _participations(num_steps: int, min_sep: int) -> int:
+  """Returns the most participations of an example in a run."""
+  return -(-num_steps // min_sep)
+
+
+def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
+  """log(error of the prefix sums times squared sensitivity), and its gradient.
+
+  Args:
+    tail: p_1 .. p_k, of which C has falling coefficients.
+    run: the steps and participations.
+
+  >>> run = _Run(num_steps=4, min_sep=2, times=2, objective="max")
+  >>> loss, _ = inverse_loss(np.array([0.0]), run)
+  >>> round(np.exp(loss), 9)  # 4 steps of error 1, two participations
+  8.0
+  """
+  weights = series.objective_weights(run.num_steps, run.objective)
+  lags = np.arange(1, 1 + len(tail))
+  # A C^{-1} has the partial sums of C^{-1} as its first column: b_s = 1 - p_1 - .. - p_s.
+  noise = np.ones(run.num_steps)
+  noise[1:] -= np.cumsum(np.pad(tail, (0, run.num_steps))[: run.num_steps - 1])
+  error = (weights * noise**2).sum()
+  # p_j lowers every b_s from s = j on.
+  pull = np.cumsum((weights * noise)[::-1])[::-1]
+  by_error = -2 * np.pad(pull, (0, len(tail) + 1))[lags]
+  comb = np.zeros(run.num_steps)
+  comb[: run.min_sep * run.times : run.min_sep] = 1
+  filters = np.concatenate([[1.0], -tail])
+  image = signal.lfilter([1.0], filters, comb)
+  norm = (image**2).sum()
+  # image = comb / d(x), d = 1 - sum_j p_j x^j, so d image / d p_j = x^j image / d(x).
+  slope = np.pad(signal.lfilter([1.0], filters, image), (len(tail), 0))
+  ends = len(tail) - lags
+  by_norm = 2 * np.array([image @ slope[end : end + run.num_steps] for end in ends])
+  return float(np.log(error) + np.log(norm)), by_error / error + by_norm / norm
+
+
+def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns a falling column c, and the p of 1 / c.
+
+  c_t / c_(t-1) = 1 - g_t with g_t = factors[0] .. factors[t-1]: factors in (0, 1] make ratios that
+  rise, so c is log-convex, and then no p_j is negative (Kaluza 1928).
+
+  Returns:
+    (c_0 .. c_k, p_1 .. p_k) for k factors.
+
+  >>> column, tail = falling_inverse(np.array([0.5, 0.5]))
+  >>> column.tolist(), tail.tolist()
+  ([1.0, 0.5, 0.375], [0.5, 0.125])
+  """
+  column = np.concatenate([[1.0], np.cumprod(1 - np.cumprod(factors))])
+  impulse = np.zeros(len(column))
+  impulse[0] = 1
+  return column, -signal.lfilter([1.0], column, impulse)[1:]
+
+
+def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
+  """Rounds p_1 .. p_k to float32 numbers whose C still falls. Where the best column is
+  flat, rounding to nearest would let it rise in the last digit.
+
+  >>> rounded_to_fall(np.array([0.1, 0.5])).tolist()
+  [0.10000000149011612, 0.09...]
+  """
+  rounded = np.zeros(len(tail))
+  column = np.ones(len(tail) + 1)
+  for place, value in enumerate(tail):
+    # c_(place + 1) without its newest term; the column may rise by at most the difference.
+    before = rounded[:place] @ column[place:0:-1]
+    nearest = np.float32(min(value, column[place] - before))
+    if before + nearest > column[place]:
+      nearest = np.nextafter(nearest, np.float32(-1))
+    rounded[place] = nearest
+    column[place + 1] = before + rounded[place]
+  return rounded
+
+
+def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
+  """Returns the coefficients of C^{-1} with the least loss, over log-convex columns of C.
+
+  Each search begins where one of half as many bands ended, and goes on as the square root does,
+  whose column is log-convex.
+
+  >>> optimized_inverse(_Run(64, 8, 8, "mean"), 1)
+  array([1.])
+  """
+  if bands == 1:
+    return np.ones(1)
+
+  def loss(factors: np.ndarray) -> tuple[float, np.ndarray]:
+    column, tail = falling_inverse(factors)
+    value, by_tail = inverse_loss(tail, run)
+    # p = 1 - 1 / c as a series, so d p_j / d c_i is coefficient j - i of 1 / c^2.
+    inverse = np.concatenate([[1.0], -tail])
+    square = np.convolve(inverse, inverse)[: len(column)]
+    sizes = range(len(tail), 0, -1)
+    by_column = np.array([square[:size] @ by_tail[-size:] for size in sizes])
+    # c_t is a product of ratios 1 - g_s, g_s one of factors: the chain rule from the end.
+    gaps = np.cumprod(factors)
+    by_ratio = np.cumsum((by_column * column[1:])[::-1])[::-1] / (1 - gaps)
+    return value, np.cumsum((-by_ratio * gaps)[::-1])[::-1] / factors
+
+  # The square root's gaps are 1/2, 1/4, 1/6, ..
+  start = np.arange(0, bands - 1) / np.arange(1, bands)
+  start[0] = 0.5
+  best = start[:1]
+  while True:
+    end = optimize.minimize(
+      loss, best, jac=True, method="L-BFGS-B",
+      bounds=[(_LEAST_FACTOR, 1 - _LEAST_FACTOR)] * len(best),
+      options={"maxiter": 300, "ftol": 1e-11, "gtol": 1e-9},
+    )  # fmt: skip
+    best = end.x
+    if len(best) == bands - 1:
+      break
+    best = np.concatenate([best, start[len(best) : 2 * len(best) + 1]])
+  return np.concatenate([[1.0], -rounded_to_fall(falling_inverse(best)[1])])
+
+
+# --- names for a config
+
+
+@dataclasses.dataclass(frozen=True)
+class Bisr:
+  """`InverseBanded.square_root`; without a number of bands, with the best power of two up to 64.
+
+  >>> Bisr(bands=4).make(num_steps=10, min_sep=2).coefficients[:2]
+  (1.0, -0.5)
+  """
+
+  bands: int | None = None
+  objective: str = "mean"  # mean | max squared error of the prefix sums, to choose bands by
+  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BANDS, bands=1 if self.bands is None else self.bands)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    tried = (self.bands,) if self.bands else _TRIED
+    strategies = [InverseBanded.square_root(bands, redraw=self.redraw) for bands in tried]
+    run = _Run(num_steps, min_sep, _participations(num_steps, min_sep), self.objective)
+
+    def loss(strategy: InverseBanded) -> float:
+      return inverse_loss(-np.array(strategy.coefficients[1:]), run)[0]
+
+    return min(strategies, key=loss)
+
+
+@dataclasses.dataclass(frozen=True)
+class BandInvMf:
+  """`InverseBanded.optimized`: as many white draws in a step as bands.
+
+  >>> len(BandInvMf(bands=3).make(num_steps=10, min_sep=2).coefficients)
+  3
+  """
+
+  bands: int = 4
+  objective: str = "mean"  # mean | max squared error of the prefix sums
+  redraw: bool | None = None  # draw earlier noise again; none: where copies take over 64 MB
+
+  def __post_init__(self):
+    validate.integer_in(1, _MOST_BANDS, bands=self.bands)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    return InverseBanded.optimized(
+      num_steps=num_steps,
+      bands=self.bands,
+      min_sep=min_sep,
+      objective=self.objective,
+      redraw=self.redraw,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LambdaCgd:
+  """Noise z_t - decay z_(t-1); without a decay, with the one of the least error.
+
+  DP-lambda-CGD (Kalinin et al. 2026, arXiv:2601.22334), whose lambda is `decay`.
+
+  >>> LambdaCgd(decay=0.5).make(num_steps=10, min_sep=2).coefficients
+  (1.0, -0.5)
+  """
+
+  decay: float | None = None
+  objective: str = "mean"  # mean | max squared error of the prefix sums, to choose decay by
+  redraw: bool | None = (
+    None  # draw earlier noise again; none: where a copy takes over 64 MB
+  )
+
+  def __post_init__(self):
+    validate.share(decay=0.0 if self.decay is None else self.decay)
+    validate.one_of(series.OBJECTIVES, objective=self.objective)
+
+  def make(self, num_steps: int, min_sep: int) -> Correlation:
+    """The strategy of a run."""
+    if self.decay is not None:
+      return InverseBanded((1.0, -self.decay), self.redraw)
+    return InverseBanded.optimized(
+      num_steps=num_steps,
+      bands=2,
+      min_sep=min_sep,
+      objective=self.objective,
+      redraw=self.redraw,
+    )
