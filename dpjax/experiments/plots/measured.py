@@ -64,9 +64,11 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
     title: of the picture.
     look: sizes, fonts, style.
   """
+  # A target, or a workload, of which the ordinary gradient alone is there has no ratio to show.
+  rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
   names = list(dict.fromkeys(row["workload"] for row in rows))
   machines = list(dict.fromkeys(row["target"] for row in rows))
-  methods = [m for m in dict.fromkeys(row["method"] for row in rows) if m != _ORDINARY]
+  methods = list(dict.fromkeys(row["method"] for row in rows))
   parts = {"roofline": "roofline_ratio", "memory held": "memory_ratio"}
   series = [(method, part) for method in methods for part in parts]
   line = look.font_size * 2.4 / 72
