@@ -2,7 +2,11 @@
 
   python -m launch.train --config=configs/breast_cancer.py --workdir=runs/breast_cancer
 
-DOC
+Data: 569 rows inside the scikit-learn wheel, 457 to train on; bounds of columns are public.
+Hardware: 2 busy CPU cores, 3 s of training after 15 s of compilation.
+Expected: test accuracy .970 (.964-.973 over three seeds) at a proved epsilon of 3; .938 at 1,
+.967 at 8, .973 without noise (delta 1e-5, Poisson, add/remove-one, per example).
+The larger class alone has .634. Of 112 test rows, one is .009.
 """
 
 from dpjax.experiments.kinds.central.config import (

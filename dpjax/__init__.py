@@ -1,6 +1,6 @@
 """dpjax: train on private data in JAX; every epsilon is proved, or said not to be, and tested.
 
-Every package is an attribute of dpjax, and is imported when it is first asked for: whoever
+Every package is an attribute of dpjax, and is imported when it is first asked for: anyone who
 only accounts waits for no model, and nobody waits for what he does not use.
 """
 

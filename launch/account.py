@@ -76,9 +76,9 @@ from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-# From here on neighbouring integers are one float.
+# From here on neighbouring integers are equal as floats.
 _MOST = 2**53
-# Rates of false positives.
+# False positive rates of the printed attackers.
 _RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
   *UNKNOWNS,
@@ -162,7 +162,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Questions, one for each noise multiplier, from flag values; UserError when unclear."""
+  """Returns questions from flag values, one for each noise multiplier; UserError when
+  unclear."""
   _check_counts(values)
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
@@ -187,7 +188,7 @@ def questions(values: Any) -> list[Question]:
 
 
 def _check_counts(values: Any) -> None:
-  """UserError for a count beyond what a float tells from the next: ratios are taken."""
+  """Raises UserError for counts too large to differ as floats, since ratios are taken."""
   for name in ("num_steps", "batch_size", "num_examples", "capacity"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
@@ -197,7 +198,7 @@ def _check_counts(values: Any) -> None:
 
 
 def _capacity(values: Any) -> int | None:
-  # A sampler that never overflows though it has a capacity cuts what is above it.
+  # A sampler with a capacity that never overflows truncates larger draws.
   kind = sampling.SAMPLERS.get(values.sampler)
   if kind is None or kind.can_overflow or "capacity" not in kind.options:
     if values.capacity is not None:
@@ -222,7 +223,7 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 
 
 def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
-  """Returns the guarantee in an attacker's terms that the noise is solved for, if any.
+  """Returns the guarantee in an attacker's terms for which the noise is solved, if any.
 
   With the noise given, --fpr and --prior only say where the attacker's terms are printed.
   """
@@ -272,7 +273,8 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Probability by --sampling_prob; without it that of one pass of random allocation."""
+  """Returns the probability of --sampling_prob; without it that of one pass of random
+  allocation."""
   if prob is not None:
     return _given_prob(values.sampler, prob, values.num_examples)
   if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
@@ -289,9 +291,10 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
 
 
 def _of_passes(batch_size: int, num_examples: int) -> float:
-  """1 / the steps of a pass of random allocation, whose mean batch is this one or next to it."""
+  """Returns 1 / the steps of a pass of random allocation, with a mean batch equal or
+  closest to this one."""
   steps = max(1, round(num_examples / batch_size))
-  # Whole steps change the mean batch a little. A whole example is no rounding any more.
+  # Whole steps change the mean batch slightly. A whole example is more than rounding.
   if abs(num_examples / steps - batch_size) < 1:
     return 1 / steps
   raise UserError(
@@ -354,7 +357,7 @@ def _check_one_missing(question: Question) -> None:
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False) -> str:
-  """Each answer by each accountant, in columns; with `gdp` the approximation, too."""
+  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
   lines = [header, *(row for answer in answers for row in _rows(answer, gdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
@@ -373,7 +376,7 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     found = solve.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
-  # Beside a sampler in passes Poisson sampling of the same expected batches.
+  # Shows Poisson sampling with the same expected batches beside a sampler in passes.
   if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
     rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
@@ -385,7 +388,7 @@ def _up(epsilon: float) -> str:
 
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
-  """The row of --gdp, labelled with what it is worth."""
+  """Returns the row of --gdp, labelled as an approximation."""
   found = accounting.gdp.approximate(
     solve.run_event(answer),
     delta=answer.delta,
@@ -396,7 +399,7 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a line where launch.train would cost more than the epsilon that was asked for.
+  """Returns a line where launch.train would cost more than the requested epsilon.
 
   Its share of delta for batches above the capacity is set aside. Calibration by the run itself
   (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
@@ -430,7 +433,8 @@ def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | N
 def attackers(
   answer: Question, fpr: float | None = None, prior: float | None = None
 ) -> str:
-  """Describes in one line what the first accountant's proof leaves to any attack.
+  """Describes in one line the most that any attack can achieve, by the first accountant's
+  proof.
 
   Args:
     fpr: one more false positive rate.
@@ -450,7 +454,7 @@ def attackers(
   risk = ""
   if prior is not None:
     least = accounting.lower(accounting.bayes_risk(profile, prior))
-    risk = f"; whoever knows the prior {prior!r} errs with probability {least} at least"
+    risk = f"; anyone who knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
     f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
@@ -459,7 +463,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Line above the table: what was solved for, and under which assumptions."""
+  """Returns the line above the table: the solved number, and the assumptions."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -476,7 +480,7 @@ def headline(asked: Question) -> str:
 
 
 def statement(answer: Question) -> str:
-  """The guarantee in words."""
+  """Returns the guarantee in words."""
   return accounting.privacy_statement(
     solve.run_event(answer),
     delta=answer.delta,
@@ -487,7 +491,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the truth, and draws it where `out` says."""
+  """Prints every published formula beside the truth, and draws it if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -511,7 +515,7 @@ def _check_out(name: str, values: Any) -> None:
 
 
 def _check_companions(values: Any) -> None:
-  """UserError for a flag whose companion is missing."""
+  """Raises UserError for a flag whose companion is missing."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   given = [name for name in bounded.FLAGS if values[name].present]
@@ -524,8 +528,8 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes trade-off curve and privacy loss of each answer; of several with the noise in the
-  name."""
+  """Writes trade-off curve and privacy loss of each answer. With several answers, names
+  contain the noise."""
   paths = []
   for answer in answers:
     level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
@@ -562,7 +566,7 @@ def main() -> None:
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  # An attacker's numbers are asked for, or are what the noise was solved for.
+  # An attacker's numbers were requested, or are the ones that the noise was solved for.
   asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))

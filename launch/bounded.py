@@ -1,4 +1,4 @@
-"""The part of `launch.account` about samplers that bound how often an example takes part."""
+"""The part of `launch.account` for samplers that bound how often an example takes part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from dpjax import accounting, solve, validate
 from dpjax.validate import UserError
 
-# Flags that go with these samplers only.
+# Flags for these samplers only.
 FLAGS = ("min_sep", "bands", "num_samples")
 # Numbers of guarantees in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")

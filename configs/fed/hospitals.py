@@ -2,7 +2,13 @@
 
   python -m launch.federate --config=configs/fed/hospitals.py --workdir=runs/hospitals
 
-DOC
+The rows of configs/breast_cancer.py are dealt to five hospitals, some 91 each. All five take part
+in each of ten rounds. Delta is .01: with five users a small one would leave nothing to learn.
+Hardware: 2 busy CPU cores, seconds.
+Expected: test accuracy .935 (.920-.946 over three seeds) at a proved epsilon of 8; .759
+(.464-.938) at 3, .750 at 1, .964 without noise (Poisson, add/remove-one, per USER).
+What is hidden is whether a whole hospital took part. To hide a patient costs much less: that is
+configs/breast_cancer.py, where the rows lie in one place.
 """
 
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig

@@ -2,7 +2,7 @@
 
   python -m launch.sweep --config=configs/sweeps/diabetes.py --workdir=runs/diabetes_sweep
 
-DOC
+Hardware: 2 busy CPU cores, 3 minutes. Numbers: results/diabetes, and in configs/diabetes.py.
 """
 
 import math

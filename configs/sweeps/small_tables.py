@@ -3,7 +3,8 @@
   pip install --no-deps islp==0.6.0
   python -m launch.sweep --config=configs/sweeps/small_tables.py --workdir=runs/small_tables
 
-DOC
+Hardware: 2 busy CPU cores, 6 minutes. Numbers: results/small_tables, and in
+configs/breast_cancer.py and configs/credit_default.py.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Settings of the attacks whose limits are those of runs; see `attack_settings`."""
+"""Settings of the attacks that share limits with runs; see `attack_settings`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from dpjax.experiments.config import rules
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# The first two are told more, or less, than log odds: all confidences, the mean training loss.
+# The first two use more, or less, than log odds: all confidences, or the mean training
+# loss.
 MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
-# So that some hold a record and some do not, whichever model is the target.
+# With fewer, a record may be in all shadows or in none, for some target.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
-  """Membership inference, several attacks on the same targets: models trained on random
-  halves of the records. Each is once the target, the others are its shadows.
+  """Membership inference, with several attacks on the same targets: models trained on
+  random halves of the records. Each is the target once, with the others as its shadows.
 
   Args:
     queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
@@ -146,7 +147,7 @@ class _Inversion(AttackSettings):
   room: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # It looks at no aggregate.
+  # Fields that no inversion reads: it uses no aggregate.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",
@@ -163,12 +164,12 @@ class _Inversion(AttackSettings):
     rules.check_settings(self)
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends: the parameters of an honest one.
+    """Returns what the server sends: an honest server's parameters.
 
     Args:
-      model: whose parameters they are.
+      model: model that has these parameters.
       public: [N, ...], inputs that the server has.
-      seed: of the run.
+      seed: seed of the run.
     """
     del model, public, seed
     return params
@@ -218,13 +219,13 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns what stands in the fullest bins: [B, d]."""
+    """Returns the contents of the fullest bins: [B, d]."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
 @dataclasses.dataclass(frozen=True)
 class _SearchInversion(_Inversion):
-  """Settings of a search for inputs, as of `attacks.Inversion`."""
+  """Settings of a search for inputs, as in `attacks.Inversion`."""
 
   steps: Annotated[int, _STEPS, "of a search that is carried to its end"] = 3000
   restarts: Annotated[int, _STEPS, "random guesses that begin"] = 12

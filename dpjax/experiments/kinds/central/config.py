@@ -1,4 +1,4 @@
-"""Typed configuration of a training run. A config file returns one of these.
+"""Typed configuration of a training run, which a config file returns.
 
 Units: norms in gradient units, steps in optimizer updates. Fields left at None are
 solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
@@ -39,7 +39,8 @@ class PerExample:
 
 @dataclasses.dataclass(frozen=True)
 class ByStatistics:
-  """Mean and variance of each channel over the training data, paid from the run's budget."""
+  """Normalises by mean and variance of each channel over the training data, at a cost from
+  the run's budget."""
 
   noise_multiplier: float = 8.0  # of each of two sums, over all examples
   median_epsilon: float = 0.05  # of each clip norm, where they are private medians
@@ -49,8 +50,9 @@ class ByStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Whitened:
-  """After each example was normalised by itself, or its channels brought to their typical sizes:
-  the linear map that evens out the directions of the training data, paid likewise."""
+  """Applies a linear map that evens out the directions of the training data, at a cost from
+  the run's budget. Before it, each example is normalised by itself, or each channel is
+  divided by its typical size."""
 
   noise_multiplier: float = 16.0  # of each of five sums, over all examples
   median_epsilon: float = 0.02  # of each clip norm, where they are private ninth deciles
@@ -75,19 +77,21 @@ class AllWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """The last layer alone; the layers below stay as they begin, such as `pretrained`."""
+  """Trains the last layer alone; the layers below keep their first values, such as
+  `pretrained`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadFirst:
-  """The last layer alone in the first steps, then every weight: one run, one promise."""
+  """Trains the last layer alone in the first steps, then every weight, under one guarantee."""
 
   steps: Annotated[int, "of the last layer alone; the others train every weight"] = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches; all other weights
+  stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0
@@ -104,7 +108,7 @@ TRAINABLE: dict[str, type] = {
 
 @dataclasses.dataclass
 class DataConfig:
-  """Which data; see `dpjax.data.load`."""
+  """The data of a run; see `dpjax.data.load`."""
 
   name: Annotated[
     str,
@@ -142,7 +146,7 @@ class DataConfig:
 
 @dataclasses.dataclass
 class ModelConfig:
-  """Which model; see `dpjax.models.build`."""
+  """The model of a run; see `dpjax.models.build`."""
 
   name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
@@ -160,7 +164,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class FtrlConfig(WithChoices):
-  """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
+  """Correlation of the noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
 
   sampler: Annotated[
     str,
@@ -246,7 +250,7 @@ class PrivacyConfig(WithChoices):
 
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
-  """The Optax optimizer behind the private gradient."""
+  """The Optax optimizer after the private gradient."""
 
   rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True), "or package.module:name"] = (
     "sgd"
@@ -288,8 +292,8 @@ class AuditConfig:
 class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Which devices compute it, where data lie: a run goes on with others, with the noise and
-  # batches it had.
+  # Fields for devices and locations of data: a run may continue with others, and keeps its
+  # noise and batches.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -297,7 +301,7 @@ class TrainConfig(WithChoices):
   trainable: Annotated[
     AllWeights | Head | HeadFirst | LowRank,
     Choice(TRAINABLE),
-    "what is trained, released and paid for; the rest is public and stays",
+    "what is trained, released and accounted; all else is public and stays",
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,

@@ -60,7 +60,8 @@ def _read(data: DataConfig) -> dict[str, Any]:
   return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
 
-# The seed is that of the partition alone, so that seeds of a run share their clients.
+# The seed belongs to the partition alone, so that runs with other seeds share their
+# clients.
 _DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
 PARTITIONS = {
   "iid": settings(partition.iid, **_DEALT),
@@ -70,17 +71,17 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
-# Those that deal classes, and so need data that have them.
+# Partitions by class, which need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
-# Clients that the data decide: called with the `DataConfig`, they return (train, test).
+# Clients that the data determine: called with the `DataConfig`, they return (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
-  # max_examples of each client are kept, the first; None: all
+  # max_examples: number of examples kept of each client, the first ones; None: all
   "natural": settings(_by_field, client_id="", max_examples=None),
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
-# What an algorithm states of itself; a new one needs no line here.
+# Facts that an algorithm states; a new one needs no line here.
 _DESCRIBED = described.algorithms()
 ALGORITHMS = {
   name: settings(row.make, **row.options)
@@ -90,13 +91,13 @@ ALGORITHMS = {
 
 
 def _uncompressed() -> None:
-  """Messages as they are."""
+  """Sends messages unchanged."""
 
 
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
-  # min(n, cap) / cap.
+  # Weight min(n, cap) / cap.
   "capped": settings(federated.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
@@ -206,7 +207,7 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
-  # Where clients' states lie: a run goes on elsewhere, bit for bit.
+  # Location of client states: a run continues elsewhere, bit for bit.
   where: ClassVar[tuple[str, ...]] = ("client_state",)
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -240,7 +241,7 @@ class FedConfig(WithChoices):
     Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
   ] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # a client's starts afresh in every round, at a constant rate
+  # starts afresh in every round, at a constant rate
   client_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
@@ -291,7 +292,7 @@ class FedConfig(WithChoices):
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
-  """Returns the facts of a config's algorithm; of a user's own, those of any function.
+  """Returns the facts of a config's algorithm. A user's own gets those of any function.
 
   >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
   False
@@ -301,7 +302,7 @@ def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
 
 
 def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
-  """Returns the names for which a fact holds, as an error lists them.
+  """Returns the names of algorithms with a fact, as an error lists them.
 
   >>> algorithms_that(lambda row: row.keeps_state)
   "'scaffold'"
@@ -310,7 +311,8 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
 
 
 def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
-  """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
+  """Returns the facts of a config's aggregator; None for a user's own, whose facts are
+  unknown.
 
   >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
   2
@@ -319,7 +321,7 @@ def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
 
 
 def aggregators_that(holds: Callable[[described.AggregatorFacts], bool]) -> tuple[str, ...]:
-  """Returns the names for which a fact holds.
+  """Returns the names of aggregators with a fact.
 
   >>> aggregators_that(lambda row: row.is_mean)
   ('mean',)

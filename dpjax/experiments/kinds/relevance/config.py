@@ -20,7 +20,8 @@ _DRAWS = rules.between(20, rules.MOST_DRAWS)
 
 @dataclasses.dataclass
 class RelevanceAuditConfig:
-  """Attacks on each point; bounds at 95 % together (Bonferroni over the attacks)."""
+  """Attacks on each point; their bounds hold together at 95 % (Bonferroni over the
+  attacks)."""
 
   enabled: Annotated[bool, "attack every point"] = False
   num_trials: Annotated[
@@ -91,7 +92,7 @@ class RelevanceConfig:
 
 @bounds.names_fields
 def check(config: RelevanceConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   bounds.typed(config)
   bounds.data(config.data)
   if not config.epsilons:

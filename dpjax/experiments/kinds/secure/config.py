@@ -25,7 +25,7 @@ from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
-# Rows that are predicted.
+# Most rows that are predicted.
 _MOST_ROWS = 10_000
 
 
@@ -125,7 +125,7 @@ class TrainTask:
 
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
-# Sections that one task alone reads.
+# Sections that only one task reads.
 _ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 
@@ -161,7 +161,7 @@ class SecureConfig(WithChoices):
 
 @bounds.names_fields
 def check(config: SecureConfig) -> None:
-  """Raises UserError for what can be told of one computation without data."""
+  """Raises UserError for errors of one computation that can be found without data."""
   bounds.typed(config)
   unread_lib.refuse(config, _unread(config))
   if config.task.reads == "protocol":
@@ -171,7 +171,7 @@ def check(config: SecureConfig) -> None:
 
 
 def _unread(config: SecureConfig) -> unread_lib.Unused:
-  """Fields of the config itself that this computation does not read."""
+  """Returns the fields of the config itself that this computation does not read."""
   task = config.task
   other = {room: what for room, what in _ROOMS.items() if room != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
@@ -183,7 +183,8 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
 
 
 def unread(config: SecureConfig) -> unread_lib.Unused:
-  """The fields that one computation does not read, those of its model's training included.
+  """Returns the fields that one computation does not read, those of its model's training
+  included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
   ['protocol', 'train']
