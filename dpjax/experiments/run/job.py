@@ -145,8 +145,13 @@ def single(work: Work) -> Play:
 
 
 def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a private run beside its result."""
+  """Writes the trade-off curve of a run with a proof beside its result.
+
+  The file says nothing but rates. So a claim, or a bound on a deployment, could not say so in it.
+  """
   promise = work.promise or NONE
+  if promise.kind != "proved":
+    return
   profile = promise.profile(fitted.ledger, fitted.final_epsilon)
   if profile is not None and promise.delta:
     pairs = pairs_of(profile, promise.delta)

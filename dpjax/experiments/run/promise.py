@@ -341,7 +341,8 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
   if attack is None:
     return ""
   return textwrap.fill(
-    f"The noise was calibrated so that {attack.words(delta)}.",
+    f"The noise was calibrated so that {attack.words(delta)}, by the accounting below and under "
+    "its assumptions.",
     width=92,
     break_on_hyphens=False,
   )
