@@ -64,7 +64,7 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
-  # For a simulation, whose steps differ from those of the larger deployment.
+  # Profile of the larger deployment, whose steps differ from those of its simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
