@@ -67,7 +67,7 @@ def _noise(bound: str, numbers: dict, prob: float, steps: int) -> float:
 
 def main() -> None:
   """Writes the table to stdout."""
-  columns = (*_NAMES, "sampling_prob", "num_steps", "noise_multiplier")
+  columns: list[str] = [*_NAMES, "sampling_prob", "num_steps", "noise_multiplier"]
   table = csv.DictWriter(sys.stdout, columns, restval="", lineterminator="\n")
   table.writeheader()
   for bound, numbers, prob, steps in SETTINGS:
