@@ -1,9 +1,9 @@
-"""MNIST, scattering features and a linear model: white and correlated noise, epsilon 1 and 8.
+"""MNIST, pixels and a linear model: white and correlated noise, epsilon 1 and 8.
 
   python -m launch.sweep --config=configs/sweeps/mnist_correlated.py \\
     --workdir=runs/mnist_correlated
 
-All take 20 passes at one clip norm and one learning rate, delta 1e-5, replace_special, per example.
+All take 10 passes at one clip norm and one learning rate, delta 1e-5, replace_special, per example.
 DP-SGD rests on secret Poisson sampling. The others take batches in a fixed, public order.
 
 Hardware: 2 CPU cores. PENDING
@@ -24,10 +24,10 @@ VARIANTS = {
 
 
 def get_config() -> SweepConfig:
-  """Thirty runs of configs/mnist_scatter_redrawn.py."""
-  from configs import mnist_scatter_redrawn
+  """Thirty runs of configs/mnist_redrawn.py."""
+  from configs import mnist_redrawn
 
-  base = mnist_scatter_redrawn.get_config()
+  base = mnist_redrawn.get_config()
   base.privacy.method = "dp_sgd"
   base.privacy.ftrl = FtrlConfig()
   return SweepConfig(
@@ -36,5 +36,5 @@ def get_config() -> SweepConfig:
     grid={"privacy.epsilon": [1.0, 8.0]},
     seeds=[0, 1, 2],
     series="variant",
-    title="MNIST, scattering + linear: white and correlated noise, 20 passes",
+    title="MNIST, pixels + linear: white and correlated noise, 10 passes",
   )
