@@ -182,15 +182,15 @@ class InverseBanded:
     white: Callable[[jax.Array], ArrayTree],
     draws: jax.Array,
     memory: Redrawn,
-    like: ArrayTree,
+    onto: ArrayTree,
   ) -> Any:
-    """y_t as in `next`, of white noise that is drawn again.
+    """`onto` + y_t, y_t as in `next`, of white noise that is drawn again.
 
     Args:
       white: step -> its white noise.
       draws: t, int32.
       memory: as `init` made it.
-      like: has the structure and shapes of the noise.
+      onto: what gets the noise; each draw is added to it in turn.
 
     Raises:
       UserError: a state of other coefficients or shapes, whose earlier noise was another. NaN
@@ -207,11 +207,11 @@ class InverseBanded:
       )
 
     # A sum that starts from NaN is NaN.
-    start = jax.tree.map(jnp.zeros_like, like)
-    start = trees.only_where(memory.mark == self._mark(like), start, changed)
+    start = trees.only_where(memory.mark == self._mark(onto), onto, changed)
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The oldest first, so that small terms are added up before the large one.
+      # The oldest first and the newest last: given earlier noise, the last sum rounds as that of
+      # white noise does. A buffer for the noise alone would be one more copy of the parameters.
       age = bands - 1 - place
 
       def with_draw(total: ArrayTree) -> Any:

@@ -378,8 +378,8 @@ def test_wrong_arguments_are_named(make, match):
 class _OneDraw(correlated.InverseBanded):
   """A fault of redrawing alone: earlier steps' noise comes from the present step's key."""
 
-  def redrawn(self, white, draws, memory, like):
-    return super().redrawn(lambda step: white(draws), draws, memory, like)
+  def redrawn(self, white, draws, memory, onto):
+    return super().redrawn(lambda step: white(draws), draws, memory, onto)
 
 
 def _games(kind):
