@@ -3,8 +3,9 @@
   python -m launch.train --config=configs/mnist_redrawn.py --workdir=runs/mnist_redrawn
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
-Hardware: 2 CPU cores. Time: PENDING.
-Expected: PENDING
+Hardware: 2 CPU cores. Time: a minute and a half, beside much other work.
+Expected: test accuracy .904 at a proved epsilon of 1 (delta 1e-5, replace_special, per example; one
+seed, whose file is not kept).
 
 Batches come in a fixed, public order, 10 passes of 15 steps. Each step's noise is a sum of four
 white draws (`noise.correlated.BandInvMf`). Those of earlier steps are drawn again, which takes no
