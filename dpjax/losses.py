@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpjax import trees, validate
 from dpjax.types import Array, Example, LossFn, Params
@@ -23,7 +24,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
-  """apply's output for one example, without the batch axis of one: float32 or wider."""
+  """Returns apply's output for one example, without the batch axis: float32 or wider."""
   batch = jnp.asarray(x)[None]
   outputs = apply(params, batch)
   if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
@@ -70,6 +71,35 @@ def softmax_cross_entropy(apply: Apply) -> LossFn:
   def loss(params: Params, example: Example) -> Array:
     label = _integers(example.y, "y", 0)
     return _cross_entropy(_outputs(apply, params, example.x, 2, "logits [1, K]"), label)
+
+  return loss
+
+
+def sigmoid_cross_entropy(apply: Apply) -> LossFn:
+  """Mean over the labels of the binary cross-entropy of one example, in nats.
+
+  `example.y` holds 0 or 1 for each of K labels, [K]; apply returns one logit for each, [1, K].
+  The mean is over labels of ONE example, so nothing is shared between examples.
+
+  Raises:
+    UserError: while it is traced, where y has not the shape of one example's logits.
+
+  >>> loss = sigmoid_cross_entropy(lambda params, x: x * params)  # logits = x
+  >>> example = Example(x=jnp.log(jnp.array([3.0, 1.0])), y=jnp.array([1, 0]))
+  >>> print(round(float(loss(jnp.float32(1), example)), 4))  # (log(4 / 3) + log 2) / 2
+  0.4904
+  """
+
+  def loss(params: Params, example: Example) -> Array:
+    logits = _outputs(apply, params, example.x, 2, "logits [1, K]")
+    labels = jnp.asarray(example.y)
+    # Nothing is broadcast: one label against many logits would be another loss.
+    if labels.shape != logits.shape:
+      raise UserError(
+        f"must hold 0 or 1 for each of {logits.shape[0]} logits, got shape {labels.shape}",
+        field="example.y",
+      )
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels.astype(logits.dtype)))
 
   return loss
 
@@ -126,7 +156,7 @@ def next_token(
     sequences: an example is several sequences of one person, `example.x` tokens [m, T].
     reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
       examples then weigh more.
-    weights: of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
+    weights: weights of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
       these alone. "mean" is then the weighted mean: sum of w * loss / sum of w.
 
   Raises:
@@ -156,7 +186,7 @@ def next_token(
       raise UserError(f"must return logits [1, T, V] {told}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # Not 0 times infinity: what counts for nothing may be anything.
+    # Selected, since 0 times infinity is NaN: uncounted losses may be any number.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total

@@ -42,6 +42,13 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --tradeoff --noise_multiplier=1.1 --sampling_prob=0.01 \\
     --num_steps=4000
 
+  # how much noise keeps every attack below a true positive rate of .1 at a false one of .01; or
+  # within an advantage, a mu of Gaussian DP, or a chance of error at a prior (one of the four)
+  python -m launch.account --tpr=0.1 --fpr=0.01 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --advantage=0.2 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --mu=0.5 --sampling_prob=0.01 --num_steps=4000
+  python -m launch.account --bayes_risk=0.4 --prior=0.5 --sampling_prob=0.01 --num_steps=4000
+
   # beside the proofs the central limit, which may be too small
   python -m launch.account --gdp --noise_multiplier=1 --sampling_prob=0.01 --num_steps=100
 
@@ -55,22 +62,23 @@ is rounded to the private side, and each epsilon is rounded up.
 from __future__ import annotations
 
 import math
+import pathlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from absl import flags
 
-from dpjax import accounting, price, sampling, validate
-from dpjax.accounting import documents
-from dpjax.price import UNKNOWNS, Question
+from dpjax import accounting, sampling, solve, validate
+from dpjax.accounting import overflow, trade_off_files
+from dpjax.experiments.checks import documents
+from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-# From here on neighbouring integers are one float.
+# From here on neighbouring integers are equal as floats.
 _MOST = 2**53
-# Rates of false positives.
+# False positive rates of the printed attackers.
 _RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
   *UNKNOWNS,
@@ -85,6 +93,7 @@ _QUESTION_FLAGS = (
   "capacity",
   "gdp",
   "tradeoff",
+  *bounded.ATTACK_FLAGS,
   *bounded.FLAGS,
 )
 
@@ -115,7 +124,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "enum",
     "sampler",
     "poisson",
-    (*price.SAMPLERS, *price.BOUNDED),
+    (*solve.SAMPLERS, *solve.BOUNDED),
     "who is in a batch; none: all data",
   )
   apart = "least steps between two of one example, for min_sep; bins of balls_in_bins"
@@ -127,11 +136,24 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   flag(
     "enum", "accountant", "both", (*accounting.ACCOUNTANTS, "both"), "pld solves for both"
   )
-  folder = "directory for epsilon_curve.csv and .png: epsilon over the steps"
+  folder = (
+    "directory for epsilon_curve.csv and .png (epsilon over the steps), trade_off.csv (the "
+    "whole run's trade-off curve) and privacy_loss.npz (its privacy loss, of dp_accounting)"
+  )
   flag("string", "curve", None, folder)
   flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")
   attack = "print the largest true positive rates of any attack, and mu of Gaussian DP"
   flag("bool", "tradeoff", False, attack)
+  guarantee = "in place of --epsilon, for the noise: "
+  flag("float", "tpr", None, f"{guarantee}largest true positive rate at --fpr")
+  flag("float", "fpr", None, "false positive rate of --tpr, or to print one at")
+  flag("float", "advantage", None, f"{guarantee}largest TPR - FPR of any attack")
+  flag("float", "mu", None, f"{guarantee}mu of Gaussian DP, up to --delta")
+  risk = "least chance of error of an attacker who knows --prior"
+  flag("float", "bayes_risk", None, f"{guarantee}{risk}")
+  flag(
+    "float", "prior", None, "chance of membership for --bayes_risk, or to print a risk at"
+  )
   flag("bool", "statement", False, "print the guarantee in words")
   printed = "instead: formulas that tutorials print, beside PLD and RDP at --delta"
   flag("bool", "compare_documents", False, printed)
@@ -140,7 +162,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Questions, one for each noise multiplier, from flag values; UserError when unclear."""
+  """Returns questions from flag values, one for each noise multiplier; UserError when
+  unclear."""
   _check_counts(values)
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
@@ -158,13 +181,14 @@ def questions(values: Any) -> list[Question]:
     capacity=_capacity(values),
   )
   levels = _noise_multipliers(values.noise_multiplier)
+  found = found._replace(attack=_attack(values, bool(levels)))
   asked = [found._replace(noise_multiplier=level) for level in levels or [None]]
   _check_one_missing(asked[0])
   return asked
 
 
 def _check_counts(values: Any) -> None:
-  """UserError for a count beyond what a float tells from the next: ratios are taken."""
+  """Raises UserError for counts too large to differ as floats, since ratios are taken."""
   for name in ("num_steps", "batch_size", "num_examples", "capacity"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
@@ -174,7 +198,7 @@ def _check_counts(values: Any) -> None:
 
 
 def _capacity(values: Any) -> int | None:
-  # A sampler that never overflows though it has a capacity cuts what is above it.
+  # A sampler with a capacity that never overflows truncates larger draws.
   kind = sampling.SAMPLERS.get(values.sampler)
   if kind is None or kind.can_overflow or "capacity" not in kind.options:
     if values.capacity is not None:
@@ -196,6 +220,26 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
   for level in levels:
     validate.non_negative(noise_multiplier=level)
   return levels
+
+
+def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
+  """Returns the guarantee in an attacker's terms for which the noise is solved, if any.
+
+  With the noise given, --fpr and --prior only say where the attacker's terms are printed.
+  """
+  numbers = {name: values[name].value for name in bounded.ATTACK_FLAGS}
+  if not has_noise:
+    return accounting.attack_bound(**numbers)
+  for name, value in numbers.items():
+    if value is not None and name not in ("fpr", "prior"):
+      raise UserError(
+        "is what the noise would be solved for; leave out noise_multiplier",
+        field=name,
+        value=value,
+      )
+    if value is not None:
+      validate.open_unit(**{name: value})
+  return None
 
 
 def _sampling_prob(values: Any) -> float | None:
@@ -229,7 +273,8 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Probability by --sampling_prob; without it that of one pass of random allocation."""
+  """Returns the probability of --sampling_prob; without it that of one pass of random
+  allocation."""
   if prob is not None:
     return _given_prob(values.sampler, prob, values.num_examples)
   if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
@@ -246,9 +291,10 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
 
 
 def _of_passes(batch_size: int, num_examples: int) -> float:
-  """1 / the steps of a pass of random allocation, whose mean batch is this one or next to it."""
+  """Returns 1 / the steps of a pass of random allocation, with a mean batch equal or
+  closest to this one."""
   steps = max(1, round(num_examples / batch_size))
-  # Whole steps change the mean batch a little. A whole example is no rounding any more.
+  # Whole steps change the mean batch slightly. A whole example is more than rounding.
   if abs(num_examples / steps - batch_size) < 1:
     return 1 / steps
   raise UserError(
@@ -296,6 +342,14 @@ def _num_steps(values: Any, prob: float | None) -> int | None:
 
 def _check_one_missing(question: Question) -> None:
   missing = [name for name in UNKNOWNS if getattr(question, name) is None]
+  if question.attack is not None:
+    if question.epsilon is not None:
+      raise UserError(
+        f"not with {type(question.attack).__name__}: give one guarantee",
+        field="epsilon",
+        value=question.epsilon,
+      )
+    missing.remove("epsilon")
   if not missing:
     raise UserError(f"{', '.join(UNKNOWNS)}: leave out one, the one to solve for")
   if len(missing) > 1:
@@ -303,7 +357,7 @@ def _check_one_missing(question: Question) -> None:
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False) -> str:
-  """Each answer by each accountant, in columns; with `gdp` the approximation, too."""
+  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
   lines = [header, *(row for answer in answers for row in _rows(answer, gdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
@@ -316,16 +370,16 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     accounting.upper(answer.sampling_prob or 0.0, digits=6),
     f"{answer.num_steps}",
   )
-  rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
+  rows = [(by, *known, _up(solve.epsilon_of(answer, by))) for by in answer.accountants]
   by = answer.accountants[0]
   if answer.can_overflow:
-    found = price.epsilon_in_training(answer, by)
+    found = solve.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
-  # Beside a sampler in passes Poisson sampling of the same expected batches.
+  # Shows Poisson sampling with the same expected batches beside a sampler in passes.
   if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
-    rows.append((f"poisson ({by})", *known, _up(price.epsilon_of(poisson, by))))
+    rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 
@@ -334,9 +388,9 @@ def _up(epsilon: float) -> str:
 
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
-  """The row of --gdp, labelled with what it is worth."""
+  """Returns the row of --gdp, labelled as an approximation."""
   found = accounting.gdp.approximate(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
   )
@@ -345,14 +399,16 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a line where launch.train would cost more than the epsilon that was asked for.
+  """Returns a line where launch.train would cost more than the requested epsilon.
 
   Its share of delta for batches above the capacity is set aside. Calibration by the run itself
   (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
   """
+  if answer.attack is not None and answer.can_overflow:
+    return _note_on_attack(answer, answer.attack)
   if answer.epsilon is None or not answer.can_overflow:
     return None
-  cost = price.epsilon_in_training(answer, answer.accountants[0])
+  cost = solve.epsilon_in_training(answer, answer.accountants[0])
   if cost <= answer.epsilon:
     return None
   return (
@@ -362,30 +418,58 @@ def note_on_training(answer: Question) -> str | None:
   )
 
 
-def attackers(answer: Question) -> str:
-  """Describes in one line what the first accountant's proof leaves to any attack."""
+def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | None:
+  epsilon = solve.epsilon_in_training(answer, answer.accountants[0])
+  aside = overflow.OVERFLOW_SHARE * answer.delta
+  profile = overflow.with_aborts(solve.profile_of(answer), aside=aside, epsilon=epsilon)
+  if attack.cost(profile, answer.delta) <= attack.limit:
+    return None
+  return (
+    "note: launch.train leaves an attacker a little more with this noise, for its batches may "
+    "be above their capacity; --config.privacy.attacker finds the noise that keeps the guarantee"
+  )
+
+
+def attackers(
+  answer: Question, fpr: float | None = None, prior: float | None = None
+) -> str:
+  """Describes in one line the most that any attack can achieve, by the first accountant's
+  proof.
+
+  Args:
+    fpr: one more false positive rate.
+    prior: chance of membership that an attacker knows; None says nothing of such a one.
+  """
   by = answer.accountants[0]
-  curve = accounting.trade_off(
-    price.run_event(answer),
-    slack=answer.delta,
-    neighboring_relation=answer.neighboring_relation,
-    accountant=by,
-  )
+  profile = solve.profile_of(answer)
+  asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
-    f"{accounting.upper(found)} at false positive rate {accounting.by_name('rate', rate)}"
-    for rate, found in zip(_RATES, curve.true_positive_rate(np.array(_RATES)))
+    f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
+    f"{accounting.by_name('rate', rate)}"
+    for rate in asked
   )
-  mu = accounting.upper(curve.mu(answer.delta))
+  mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
+  advantage = accounting.upper(accounting.advantage(profile))
+  risk = ""
+  if prior is not None:
+    least = accounting.lower(accounting.bayes_risk(profile, prior))
+    risk = f"; anyone who knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
-    f"positive rate of any attack at most {', '.join(rates)}; {mu}-Gaussian DP up to {delta} "
-    f"(by {by})"
+    f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
+    f"above a guess{risk}; {mu}-Gaussian DP up to {delta} (by {by})"
   )
 
 
 def headline(asked: Question) -> str:
-  """Line above the table: what was solved for, and under which assumptions."""
+  """Returns the line above the table: the solved number, and the assumptions."""
+  if asked.attack is not None:
+    return (
+      f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
+      f"{asked.accountants[0]}; epsilon at delta {accounting.upper(asked.delta)}; sampler "
+      f"{asked.sampler}, {asked.neighboring_relation}"
+    )
   unknown = next(name for name in UNKNOWNS if getattr(asked, name) is None)
   target = accounting.upper(asked.epsilon or 0.0)
   goal = f" for epsilon {target} by {asked.accountants[0]}" if asked.epsilon else ""
@@ -396,9 +480,9 @@ def headline(asked: Question) -> str:
 
 
 def statement(answer: Question) -> str:
-  """The guarantee in words."""
+  """Returns the guarantee in words."""
   return accounting.privacy_statement(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
     num_examples=answer.num_examples,
@@ -407,7 +491,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the truth, and draws it where `out` says."""
+  """Prints every published formula beside the truth, and draws it if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -431,14 +515,40 @@ def _check_out(name: str, values: Any) -> None:
 
 
 def _check_companions(values: Any) -> None:
-  """UserError for a flag whose companion is missing."""
+  """Raises UserError for a flag whose companion is missing."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   given = [name for name in bounded.FLAGS if values[name].present]
-  if given and values.sampler not in price.BOUNDED:
-    samplers = " or ".join(price.BOUNDED)
+  if given and values.sampler not in solve.BOUNDED:
+    samplers = " or ".join(solve.BOUNDED)
     raise UserError(f"{given[0]}: goes with sampler={samplers} only")
   _check_out("curve", values)
+
+
+def _write_trade_offs(
+  answers: Sequence[Question], folder: pathlib.Path
+) -> list[pathlib.Path]:
+  """Writes trade-off curve and privacy loss of each answer. With several answers, names
+  contain the noise."""
+  paths = []
+  for answer in answers:
+    level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
+    names = {
+      name: folder / (f"{level}_{name}" if len(answers) > 1 else name)
+      for name in (trade_off_files.CURVE, trade_off_files.LOSSES)
+    }
+    pairs = accounting.pairs_of(solve.profile_of(answer), answer.delta)
+    trade_off_files.write_curve(pairs, names[trade_off_files.CURVE])
+    paths.append(names[trade_off_files.CURVE])
+    has_losses = trade_off_files.write_losses(
+      solve.run_event(answer),
+      names[trade_off_files.LOSSES],
+      neighboring_relation=answer.neighboring_relation,
+      accountant=answer.accountants[0],
+    )
+    if has_losses:
+      paths.append(names[trade_off_files.LOSSES])
+  return paths
 
 
 def main() -> None:
@@ -447,17 +557,19 @@ def main() -> None:
   if values.compare_documents:
     return compare_documents(values)
   _check_companions(values)
-  if values.sampler in price.BOUNDED:
+  if values.sampler in solve.BOUNDED:
     _check_counts(values)
     levels = _noise_multipliers(values.noise_multiplier)
     return bounded.show(bounded.runs(values, levels))
   asked = questions(values)
-  answers = [price.solve(question) for question in asked]
+  answers = [solve.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  for answer in answers if values.tradeoff else ():
-    print(attackers(answer))
+  # An attacker's numbers were requested, or are the ones that the noise was solved for.
+  asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
+  for answer in answers if any(values[name].value for name in asked_for) else ():
+    print(attackers(answer, values.fpr, values.prior))
   n = values.num_examples
   # On stderr, so that a table in a pipe stays a table.
   warning = accounting.delta_warning(values.delta, n) if n else None
@@ -466,7 +578,8 @@ def main() -> None:
   for answer in answers if values.statement else ():
     print(f"\n{statement(answer)}")
   if values.curve is not None:
-    for path in price.write_curve(price.curve(answers), values.curve):
+    paths = solve.write_curve(solve.curve(answers), values.curve)
+    for path in [*paths, *_write_trade_offs(answers, pathlib.Path(values.curve))]:
       print(f"wrote {path}")
 
 

@@ -1,8 +1,9 @@
 """WORKSPACE.md's "How to add ...", followed as it stands: each thing in a file of its own, or by
 the one row that the page names, and nothing else of dpjax is edited.
 
-Elsewhere: a sampler (sampling/test_a_new_sampler.py), a clipping rule (gradients/test_rules.py),
-a kind of run (runs/test_new_kind.py).
+Elsewhere: a sampler (sampling/test_a_new_sampler.py), an event (accounting/test_event_kinds.py,
+checks/test_check_own_samplers.py), a clipping rule (gradients/test_rules.py), a kind of run
+(runs/test_new_kind.py).
 """
 
 import functools

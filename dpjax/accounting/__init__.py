@@ -8,16 +8,29 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.accounting import calibration as calibration
   from dpjax.accounting import discrete as discrete
   from dpjax.accounting import gdp as gdp
   from dpjax.accounting import overflow as overflow
   from dpjax.accounting import shuffle as shuffle
   from dpjax.accounting import tuning as tuning
+  from dpjax.accounting.attack_bounds import Advantage as Advantage
+  from dpjax.accounting.attack_bounds import AttackBound as AttackBound
+  from dpjax.accounting.attack_bounds import BayesRisk as BayesRisk
+  from dpjax.accounting.attack_bounds import GaussianDp as GaussianDp
+  from dpjax.accounting.attack_bounds import TruePositiveRate as TruePositiveRate
+  from dpjax.accounting.attack_bounds import advantage as advantage
+  from dpjax.accounting.attack_bounds import attack_bound as attack_bound
+  from dpjax.accounting.attack_bounds import bayes_risk as bayes_risk
+  from dpjax.accounting.attack_bounds import true_positive_rate as true_positive_rate
   from dpjax.accounting.bins import balls_in_bins_event as balls_in_bins_event
   from dpjax.accounting.bins import balls_in_bins_proved as balls_in_bins_proved
   from dpjax.accounting.calibration import Unreachable as Unreachable
   from dpjax.accounting.calibration import (
     calibrate_noise_multiplier as calibrate_noise_multiplier,
+  )
+  from dpjax.accounting.calibration import (
+    calibrate_noise_to_attack as calibrate_noise_to_attack,
   )
   from dpjax.accounting.calibration import calibrate_num_steps as calibrate_num_steps
   from dpjax.accounting.calibration import (
@@ -27,6 +40,7 @@ if TYPE_CHECKING:
   from dpjax.accounting.epsilon import delta_curve as delta_curve
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
+  from dpjax.accounting.epsilon import privacy_profile as privacy_profile
   from dpjax.accounting.event_kinds.composition import composed as composed
   from dpjax.accounting.event_kinds.composition import unamplified as unamplified
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
@@ -62,6 +76,7 @@ if TYPE_CHECKING:
   from dpjax.accounting.ledger import BudgetExceeded as BudgetExceeded
   from dpjax.accounting.ledger import Charge as Charge
   from dpjax.accounting.ledger import Ledger as Ledger
+  from dpjax.accounting.loss_masses import Profile as Profile
   from dpjax.accounting.matrix import amplified_costs as amplified_costs
   from dpjax.accounting.matrix import correlated_events as correlated_events
   from dpjax.accounting.matrix import joined as joined
@@ -87,6 +102,8 @@ if TYPE_CHECKING:
   from dpjax.accounting.text import upper as upper
   from dpjax.accounting.trade_off import TradeOff as TradeOff
   from dpjax.accounting.trade_off import all_pairs as all_pairs
+  from dpjax.accounting.trade_off import all_pairs_of as all_pairs_of
+  from dpjax.accounting.trade_off import pairs_of as pairs_of
   from dpjax.accounting.trade_off import trade_off as trade_off
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

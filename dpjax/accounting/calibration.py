@@ -1,7 +1,8 @@
-"""How much noise, how many steps, how large batches: from a target epsilon, backwards.
+"""The noise, number of steps or sampling probability that a target epsilon allows.
 
-Every answer lies on the private side: the accountant, asked again about the answer, gives
-an epsilon that is at most the target (pitfall P25).
+The noise also from what an attacker may do at most (`attack_bounds`). Every answer lies on the
+private side: the accountant, asked again about the answer, gives an epsilon that is at most the
+target (pitfall P25).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from dpjax import validate
-from dpjax.accounting.epsilon import Counting
+from dpjax.accounting.attack_bounds import AttackBound
+from dpjax.accounting.epsilon import Counting, privacy_profile
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.event_kinds.composition import composed
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
@@ -41,7 +44,7 @@ def calibrate_noise_multiplier(
 
   Guarantee: `epsilon(make_event(answer)) <= epsilon`, and at least `(1 - tol) * epsilon`
   unless epsilon jumps there or the answer is MIN_NOISE_MULTIPLIER.
-  UserError: even MAX_NOISE_MULTIPLIER costs more.
+  Raises UserError if even MAX_NOISE_MULTIPLIER costs more.
 
   >>> import dp_accounting as dpa
   >>> z = calibrate_noise_multiplier(dpa.GaussianDpEvent, epsilon=2.0, delta=1e-5)
@@ -54,21 +57,115 @@ def calibrate_noise_multiplier(
   return _solved(make_event, low, high, last, tol, target)
 
 
+def calibrate_noise_to_attack(
+  make_event: Callable[[float], DpEvent],
+  attack: AttackBound,
+  *,
+  delta: float,
+  tol: float = 1e-4,
+  **counting: Unpack[Counting],
+) -> float:
+  """Returns the smallest noise_multiplier whose whole run `make_event(z)` keeps an attack's bound.
+
+  It is read from the whole privacy profile (Kulynych et al. 2024, arXiv 2407.02191), so it is
+  less noise than a detour over one pair (epsilon, delta) finds.
+
+  Args:
+    make_event: noise multiplier -> event of the whole run.
+    attack: what an attacker may do at most, such as `TruePositiveRate(tpr=0.1, fpr=0.01)`.
+    delta: slack of a `GaussianDp` bound; the other bounds hold without one.
+    tol: relative, of what the attacker gains.
+    counting: relation and accountant, as in `epsilon`.
+
+  Guarantee: the bound holds at the answer, which is never below the noise that it needs.
+
+  Raises:
+    Unreachable: even MAX_NOISE_MULTIPLIER does not keep it.
+
+  >>> from dpjax.accounting import TruePositiveRate, gaussian_event
+  >>> bound = TruePositiveRate(tpr=0.1, fpr=0.01)
+  >>> z = calibrate_noise_to_attack(gaussian_event, bound, delta=1e-5)
+  >>> round(z, 3)  # 1 / (Phi^-1(.1) - Phi^-1(.01)) is .957
+  0.957
+  """
+
+  def make_profile(noise_multiplier: float, accountant: str) -> Profile:
+    options: Counting = {**counting}
+    if accountant:
+      options["accountant"] = accountant
+    return privacy_profile(make_event(noise_multiplier), **options)
+
+  return noise_of_profile(
+    make_profile,
+    attack,
+    delta=delta,
+    tol=tol,
+    accountant=counting.get("accountant", "pld"),
+  )
+
+
+def noise_of_profile(
+  make_profile: Callable[[float, str], Profile],
+  attack: AttackBound,
+  *,
+  delta: float,
+  tol: float = 1e-4,
+  accountant: str = "pld",
+) -> float:
+  """`calibrate_noise_to_attack` of runs that are known by their privacy profile.
+
+  Args:
+    make_profile: (noise multiplier, accountant) -> profile of the whole run; accountant "" for
+      the run's own, which decides.
+    accountant: that one's name.
+
+  >>> from dpjax.accounting import Advantage, gaussian_event
+  >>> make = lambda z, accountant: privacy_profile(gaussian_event(z))
+  >>> round(noise_of_profile(make, Advantage(0.1), delta=1e-5), 2)
+  3.98
+  """
+  validate.open_unit(delta=delta, tol=tol)
+
+  @functools.cache
+  def cost_by(name: str) -> _Cost:
+    # The search asks for the ends of its bracket again and again.
+    return functools.cache(lambda z: attack.cost(make_profile(z, name), delta))
+
+  # Costs are differences of rates. One ulp less, so that the rates themselves keep the
+  # bound.
+  limit = attack.limit * (1 - 1e-12)
+  low = MIN_NOISE_MULTIPLIER
+  high = MAX_NOISE_MULTIPLIER
+  search = functools.partial(_least, low=low, high=high, target=limit)
+  # Of the target, `_from_rdp` reads only the accountant.
+  by: Any = {"accountant": accountant}
+  start = _from_rdp(lambda: search(cost_by("rdp"), start=1.0, tol=0.01), 1.0, by)
+  answer = search(cost_by(""), start=start, tol=tol)
+  if answer is None:
+    raise Unreachable(
+      f"unreachable, even noise_multiplier={high:g} leaves an attacker "
+      f"{upper(cost_by('')(high))}, where {upper(attack.limit)} is allowed",
+      field="attacker",
+      value=attack,
+    )
+  return answer
+
+
 def calibrate_sampling_prob(
   make_event: Callable[[float], DpEvent], *, tol: float = 1e-4, **target: Unpack[Target]
 ) -> float:
   """The largest sampling_prob, at most 1, whose run `make_event(q)` costs <= `epsilon`.
 
   Guarantee: on the private side, as for `calibrate_noise_multiplier`.
-  UserError: even MIN_SAMPLING_PROB costs more.
+  Raises UserError if even MIN_SAMPLING_PROB costs more.
 
   >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  # More noise and less sampling are both more private: one search serves both by the
-  # inverse.
+  # More noise and less sampling both cost less privacy, so one search over the inverse
+  # serves both.
   by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
   return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
@@ -78,7 +175,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """The largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, one step more costs more.
-  UserError: the first step costs more, or MAX_NUM_STEPS cost no more.
+  Raises UserError if the first step costs more, or MAX_NUM_STEPS cost no more.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)
@@ -108,8 +205,8 @@ def _costs(
   accountant: str = "pld",
   **options: Any,
 ) -> Callable[[str], _Cost]:
-  """Checks the target; returns accountant -> (parameter -> epsilon), remembering values.
-  "" is the accountant of the target."""
+  """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
+  The name "" means the accountant of the target."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -123,12 +220,13 @@ def _costs(
 
 
 def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
-  """Where a search begins: where the fast and looser RDP ends, if it knows the event."""
+  """Returns the start of a search: the result of the faster and looser RDP, or `otherwise` if
+  RDP does not know the event."""
   if target.get("accountant") == "rdp":
     return otherwise
   try:
     return search() or otherwise
-  # RDP may not know the event. The accountant that was asked for decides.
+  # RDP may not know the event. Then the accountant that was asked for decides alone.
   except UserError:
     return otherwise
 
@@ -163,7 +261,7 @@ def _least(
 ) -> float | None:
   """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
-  # The step is squared each time: a good start costs little, a bad one a few more trials.
+  # The step is squared each time: a good start needs few trials, a bad one a few more.
   step = 1.1
   while cost(private) > target:
     if private >= high:
@@ -197,7 +295,8 @@ def _between(
 
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
-  """Where the log-log line through a and b meets `aim`; every third time, the middle."""
+  """The point where the log-log line through a and b meets `aim`; every third time, the
+  middle."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
@@ -205,7 +304,7 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
-  # Clipped, so that the guess never falls on an end, where it would teach nothing.
+  # Clipped, so that the guess never falls on an end: cost is known there.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 

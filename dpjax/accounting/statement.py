@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from dpjax import validate
+from dpjax.accounting.attack_bounds import advantage, true_positive_rate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
+from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import (
   DpEvent,
   describe,
@@ -14,8 +17,10 @@ from dpjax.accounting.event_kinds.kind import (
   kind_of,
   parts,
 )
+from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
+from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -24,7 +29,7 @@ EPSILON_KINDS = {
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
-# Of a run without noise.
+# Statement for a run without noise.
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
 _RELATIONS = {
   "add_or_remove_one": "one {unit} more or less",
@@ -78,12 +83,12 @@ def privacy_statement(
     num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
       constant; under the other relations that of the data, which neighbours share.
     epsilons: replaces the table, for values that no accountant computes (claimed, audited).
-    delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
-      batch above its capacity; epsilon is taken at what is left.
-    noise: what is added in a step, in words, where that is not the noise of `event`: the
-      event is then described as what the run is accounted as, and these words follow.
-    statistics: what was fitted to the data before the first step and is part of `event`, in
-      words; "" where nothing was.
+    delta_set_aside: share of delta reserved for a failure outside `event`, such as a batch above
+      its capacity. Epsilon is taken at the remaining delta.
+    noise: the noise of a step in words, if it is not that of `event`. The statement then
+      describes the event as the one that is accounted, followed by these words.
+    statistics: statistics of the data before the first step that are part of `event`, in
+      words; "" without any.
 
   >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
@@ -95,25 +100,30 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
-  # The accounting of an event of a user's own is that user's word.
+  # Only the user who defined an event vouches for its accounting.
   if epsilon_kind == "proved" and any(
     is_user_defined(kind_of(part)) for part in parts(event)
   ):
     epsilon_kind = "claimed"
   if epsilons is None:
-    # Epsilon and the failure must hold together at the delta that is stated.
+    # Epsilon and the chance of an abort must hold together at the stated delta.
     left = delta - delta_set_aside
     rows = {
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
     }
   else:
     rows = {name: upper(value, decimals=4) for name, value in epsilons.items()}
+  attackers = ""
+  if epsilons is None:
+    relation = str(neighboring_relation)
+    attackers = _attackers(event, delta, delta_set_aside, relation, accountants)
   selected = any(kind_of(part).selects for part in parts(event))
   fitted = "other statistics" if statistics else "statistics"
   as_if = " as no worse than (this is not the noise of a step)" if noise else ""
   words = [
     _headline(rows, delta, delta_set_aside, epsilon_kind),
     _adjacency(str(neighboring_relation), unit, num_examples),
+    *([attackers] if attackers else []),
     f"Charged{as_if}: {describe(event, unit) or 'nothing'}.",
     *noise.splitlines(),
     *statistics.splitlines(),
@@ -126,7 +136,47 @@ def privacy_statement(
   paragraph = "\n".join(
     textwrap.fill(sentence, width=92, break_on_hyphens=False) for sentence in words
   )
-  return "\n".join(["Privacy statement", "", paragraph, "", _table(rows)])
+  width = max(12, *(len(name) + 2 for name in rows))
+  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
+  heading = f"{'accountant':<{width}}epsilon"
+  return "\n".join(["Privacy statement", "", paragraph, "", heading, *lines])
+
+
+def _attackers(
+  event: DpEvent,
+  delta: float,
+  delta_set_aside: float,
+  relation: str,
+  accountants: Sequence[str],
+) -> str:
+  """States what the proof leaves to any membership test; "" without a finite epsilon."""
+  for accountant in accountants:
+    counting = {"neighboring_relation": relation, "accountant": accountant}
+    try:
+      epsilon = epsilon_of(event, delta=delta - delta_set_aside, **counting)  # type: ignore[arg-type]
+      profile = privacy_profile(event, **counting)  # type: ignore[arg-type]
+    except UserError:
+      # The other accountant may know the event.
+      continue
+    if math.isinf(epsilon):
+      continue
+    profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
+    mu = pairs_of(profile, delta).mu(delta)
+    gaussian = (
+      f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test beats one between two "
+      f"normal laws of deviation 1 that lie {upper(mu)} apart by more."
+      if math.isfinite(mu)
+      else ""
+    )
+    hundredth = upper(true_positive_rate(profile, 0.01))
+    thousandth = upper(true_positive_rate(profile, 0.001))
+    return (
+      f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
+      f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
+      f"of at most {thousandth} at 0.001, and is nowhere more than "
+      f"{upper(advantage(profile))} above a guess.{gaussian}"
+    )
+  return ""
 
 
 def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
@@ -135,15 +185,9 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
       event, delta=delta, neighboring_relation=relation, accountant=accountant
     )
   except UserError as error:
-    # A statement is still worth having by the other accountant.
+    # The statement is still useful with the other accountant's epsilon.
     return f"not available ({error})"
   return upper(value, decimals=4)
-
-
-def _table(rows: Mapping[str, str]) -> str:
-  width = max(12, *(len(name) + 2 for name in rows))
-  lines = [f"{name:<{width}}{value}" for name, value in rows.items()]
-  return "\n".join([f"{'accountant':<{width}}epsilon", *lines])
 
 
 def _headline(
@@ -169,7 +213,8 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
       f"{told} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
-  # what follows the size of the data would tell it, and with it whether a record is there
+  # A number derived from the size of the data would reveal the size, and so whether a
+  # record is there.
   declared = (
     f"A declared number of {unit}s"
     if num_examples is None

@@ -1,4 +1,4 @@
-"""The meaning of a proof for tests of membership: true positives, and mu of Gaussian DP.
+"""Consequences of a proof for membership tests: true positive rates, and mu of Gaussian DP.
 
 A run keeps many pairs (epsilon, delta) at once. All of them together bound every test that
 tells a run with a record from one without (Dong, Roth and Su 2022, Proposition 2.12):
@@ -15,28 +15,29 @@ import numpy as np
 from scipy import special
 
 from dpjax import validate
-from dpjax.accounting.epsilon import Counting, delta_curve, epsilon
+from dpjax.accounting.epsilon import Counting, epsilon, privacy_profile
 from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import Profile
 
 # Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Of a curve: each pair is a tangent of the line of true positives.
+# Points of a curve: each pair is a tangent of the line of true positives.
 _POINTS = 129
-# Where no epsilon is finite at the slack.
+# Largest epsilon of a curve where no epsilon is finite at the slack.
 _WIDEST = 100.0
 _MOST = 1e4  # of mu
-# Of a Gaussian's delta, times 1 + epsilon.
+# Rounding of a Gaussian's delta, times 1 + epsilon.
 _ROUNDING = 1e-14
 
 
 class TradeOff(NamedTuple):
-  """Pairs that hold at once, under both directions of their relation."""
+  """Pairs (epsilon, delta) that hold at once, under both directions of their relation."""
 
   epsilons: np.ndarray  # [k], rising, none below 0
   deltas: np.ndarray  # [k], each an upper bound
 
   def true_positive_rate(self, fpr: np.ndarray) -> np.ndarray:
-    """The largest that any test can have at a false positive rate, [...] -> [...].
+    """The largest true positive rate of any test at a false positive rate, [...] -> [...].
 
     Guarantee: an upper bound, at every rate.
 
@@ -52,8 +53,8 @@ class TradeOff(NamedTuple):
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
 
   def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
-    """The least that any test can have at a true positive rate, [...] -> [...]: the inverse of
-    `true_positive_rate`.
+    """The least false positive rate of any test at a true positive rate, [...] -> [...].
+    The inverse of `true_positive_rate`.
 
     Guarantee: a lower bound, at every rate.
 
@@ -69,8 +70,8 @@ class TradeOff(NamedTuple):
 
   @property
   def total_variation(self) -> float:
-    """The most that TPR - FPR can be; a test that guesses a fair coin is right with probability
-    (1 + this) / 2 at most.
+    """The largest TPR - FPR of any test. A test that guesses a fair coin is right with
+    probability at most (1 + this) / 2.
 
     >>> round(TradeOff(np.log([3.0]), np.zeros(1)).total_variation, 6)  # at FPR 1/4
     0.5
@@ -80,7 +81,7 @@ class TradeOff(NamedTuple):
 
   def mu(self, slack: float) -> float:
     """The smallest mu found for which no test has a true positive rate above
-    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs show none.
+    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs bound none.
 
     Guarantee: an upper bound: delta(e^epsilon) is convex, so between two pairs it is below
     their chord, and that of a Gaussian is above its tangents. Without slack no mu could be
@@ -105,8 +106,52 @@ class TradeOff(NamedTuple):
       low, high = (low, middle) if part._within(middle, slack) else (middle, high)
     return high
 
+  def points(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the corners of the trade-off curve: false positive rates, rising from 0 to 1, and
+    the least false negative rate at each, [k] and [k].
+
+    The curve is the largest of the lines of all pairs, so it is straight between two corners:
+    whoever draws lines between the points has the proved bound itself.
+
+    >>> pair = TradeOff(np.log([4.0]), np.zeros(1))
+    >>> [values.round(4).tolist() for values in pair.points()]  # slopes -4 and -1 / 4
+    [[0.0, 0.2, 1.0], [1.0, 0.2, 0.0]]
+    """
+    corners = [0.0, 1.0]
+    odds, deltas = self._hull()
+    # Lines 1 - delta - e^epsilon x of two neighbours meet here. Those of the other
+    # direction meet at the mirrored point, and both directions where x = y.
+    meet = -np.diff(deltas) / np.diff(odds)
+    corners += meet.tolist()
+    corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
+    corners.append(float(np.max((1 - deltas) / (1 + odds))))
+    # The flattest line ends at 0, below which there is no rate.
+    corners.append(float(1 - deltas[-1]))
+    alphas = np.unique(np.clip(corners, 0.0, 1.0))
+    return alphas, np.clip(1 - self.true_positive_rate(alphas), 0.0, 1.0)
+
+  def _hull(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns e^epsilon and delta of the pairs on the lower convex hull.
+
+    Delta is convex in e^epsilon, so the hull of upper bounds is one, and the pairs above it add
+    nothing to the curve.
+    """
+    kept: list[tuple[float, float]] = []
+    # Lines with a smaller delta, or steeper ones, do not matter for rates in float64.
+    last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
+    useful = self.epsilons[:last] <= 40
+    for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
+      while len(kept) > 1:
+        (x0, y0), (x1, y1) = kept[-2:]
+        if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+          break
+        kept.pop()
+      kept.append((float(x), float(y)))
+    odds, deltas = np.array(kept).reshape(-1, 2).T
+    return odds, deltas
+
   def _within(self, mu: float, slack: float) -> bool:
-    """Whether delta <= that of mu-GDP + slack from the first epsilon to the last."""
+    """Whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
     x = np.exp(self.epsilons)  # [k]
     far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
     own = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
@@ -117,7 +162,7 @@ class TradeOff(NamedTuple):
     first = -far[:-1] * width
     last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
-    # Where the tangents of both ends meet.
+    # Point where the tangents of both ends meet.
     meet = np.clip((last - risen) / bend, 0.0, 1.0)
     tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))
     between = tangents >= self.deltas[:-1] + fallen * meet
@@ -128,11 +173,11 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   """Returns the proved curve of an event, from epsilon 0 to where delta is at most `slack`.
 
   Args:
-    event: of the whole run.
+    event: event of the whole run.
     slack: least delta of interest, in (0, 1).
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> curve = trade_off(gaussian_event(2.0), slack=1e-5)  # which is .5-Gaussian DP
@@ -141,25 +186,55 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   """
   last = epsilon(event, delta=slack, **counting)
   epsilons = np.linspace(0, min(last, _WIDEST), _POINTS if last else 1)
-  deltas = delta_curve(event, epsilons.tolist(), **counting)
+  deltas = privacy_profile(event, **counting)(epsilons)
   if epsilons[-1] == last:
     # The last epsilon was found for this slack, so delta at it is no larger.
     deltas[-1] = min(deltas[-1], slack)
   return TradeOff(epsilons, deltas)
 
 
-def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns what is proved for an event at many epsilons from 0 to 200, all together.
+def pairs_of(profile: Profile, slack: float) -> TradeOff:
+  """Returns many pairs of a privacy profile: dense up to where delta is `slack`, then up to
+  200.
 
   Args:
-    event: of the whole run.
+    profile: epsilons -> deltas, such as that of `privacy_profile`.
+    slack: least delta of interest, in (0, 1).
+
+  >>> from dpjax import accounting
+  >>> profile = accounting.privacy_profile(accounting.gaussian_event(2.0))
+  >>> round(pairs_of(profile, 1e-5).mu(1e-5), 3)
+  0.5
+  """
+  validate.open_unit(slack=slack)
+  coarse = np.array(_EPSILONS)
+  enough = np.flatnonzero(profile(coarse) <= slack)
+  last = coarse[enough[0]] if len(enough) else _WIDEST
+  epsilons = np.union1d(np.linspace(0, last, 2 * _POINTS), coarse)
+  return TradeOff(epsilons, np.minimum(profile(epsilons), 1.0))
+
+
+def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
+  """Returns the pairs (epsilon, delta) that are proved for an event, at many epsilons from
+  0 to 200.
+
+  Args:
+    event: event of the whole run.
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)
   np.float64(0.841)
   """
-  deltas = delta_curve(event, _EPSILONS, **counting)
-  return TradeOff(np.array(_EPSILONS), np.minimum(deltas, 1.0))
+  return all_pairs_of(privacy_profile(event, **counting))
+
+
+def all_pairs_of(profile: Profile) -> TradeOff:
+  """Returns the pairs of a privacy profile at many epsilons from 0 to 200.
+
+  >>> all_pairs_of(lambda epsilons: np.zeros(len(epsilons))).total_variation
+  0.0
+  """
+  return TradeOff(np.array(_EPSILONS), np.minimum(profile(_EPSILONS), 1.0))

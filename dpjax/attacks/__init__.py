@@ -15,6 +15,7 @@ Others, each measured with exact intervals:
 | of                                   | what                                                 |
 | ------------------------------------ | ---------------------------------------------------- |
 | gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
+| the same, of a model made to leak    | `imprint`, `read_imprint`                            |
 | a class, by the model's weights      | `ClassInversion`, judged by another network          |
 | inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
 | the model, by its answers            | `Extraction`, `solve_softmax`                        |
@@ -134,6 +135,8 @@ if TYPE_CHECKING:
   from dpjax.attacks.roc import rate_at as rate_at
   from dpjax.attacks.roc import slices as slices
   from dpjax.attacks.roc import table as table
+  from dpjax.attacks.rogue_server import imprint as imprint
+  from dpjax.attacks.rogue_server import read_imprint as read_imprint
   from dpjax.attacks.shadows import each_as_target as each_as_target
   from dpjax.attacks.shadows import random_halves as random_halves
   from dpjax.attacks.shadows import shadow_models as shadow_models

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
   from dpjax.data.federation import Federation as Federation
   from dpjax.data.identity import computed as computed
   from dpjax.data.identity import digest as digest
+  from dpjax.data.image_folders import image_folder as image_folder
   from dpjax.data.leaf import leaf_federation as leaf_federation
   from dpjax.data.natural import by_client as by_client
   from dpjax.data.natural import natural_federation as natural_federation
@@ -35,8 +36,14 @@ if TYPE_CHECKING:
   from dpjax.data.resident import resident as resident
   from dpjax.data.rows import Rows as Rows
   from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
+  from dpjax.data.tables import clipped_cells as clipped_cells
+  from dpjax.data.tables import table as table
+  from dpjax.data.targets import Interval as Interval
+  from dpjax.data.targets import Labels as Labels
+  from dpjax.data.targets import needs_classes as needs_classes
   from dpjax.data.text import PADDING_ID as PADDING_ID
   from dpjax.data.text import encode_text as encode_text
+  from dpjax.data.text_files import text_file as text_file
   from dpjax.data.tff import tff_federation as tff_federation
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

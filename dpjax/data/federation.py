@@ -1,4 +1,4 @@
-"""A data set and who holds which of its rows."""
+"""A data set with the clients that hold its rows."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Federation:
   dataset: Dataset
   indices: Sequence[Any]  # [num_clients] arrays of rows
   client_ids: Sequence[str] = ()  # default: "0", "1", ...
-  # How many clients there are said to be: a constant that does not follow from the data, so it
-  # stays what it is when a client comes or goes. None: nobody has declared it.
+  # The declared number of clients: a constant that does not follow from the data, so adding
+  # or removing a client does not change it. None: nothing is declared.
   nominal_users: int | None = None
 
   def __post_init__(self):
@@ -51,13 +51,18 @@ class Federation:
       raise UserError("must hold at least one client", field="indices")
     _check_rows(rows, len(self.dataset))
     ids = tuple(self.client_ids) or tuple(map(str, range(len(rows))))
-    _check_ids(ids, len(rows))
+    num_clients = len(rows)
+    if len(ids) != num_clients:
+      raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
+    if len(set(ids)) != len(ids):
+      twice = next(name for name in ids if ids.count(name) > 1)
+      raise UserError(f"{twice!r} names more than one client", field="client_ids")
     object.__setattr__(self, "indices", rows)
     object.__setattr__(self, "client_ids", ids)
 
   @property
   def num_clients(self) -> int:
-    """How many clients there are, empty ones included."""
+    """Number of clients, empty ones included."""
     return len(self.indices)
 
   @functools.cached_property
@@ -86,15 +91,17 @@ class Federation:
     return int(client)
 
   def client(self, client: int | str) -> Dataset:
-    """The examples of one client, by place or id: a copy of its rows, made now."""
+    """Returns the examples of one client, by place or id: a new copy of its rows."""
     return self.dataset.subset(self.indices[self.position(client)])
 
   def examples(self, client: int | str) -> Example:
-    """The examples of one client as bare arrays [n_i, ...]: cheaper in a training loop."""
+    """Returns the examples of one client as bare arrays [n_i, ...]: cheaper in a training
+    loop."""
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:
-    """The federation of these clients only, over the same data set; `nominal_users` stays."""
+    """Returns the federation of these clients only, over the same data set; `nominal_users`
+    stays."""
     places = [self.position(client) for client in clients]
     return Federation(
       self.dataset,
@@ -144,11 +151,3 @@ def _check_rows(rows: Sequence[np.ndarray], num_examples: int) -> None:
     raise UserError(
       f"row {holders.argmax()} is held {holders.max()} times", field="indices"
     )
-
-
-def _check_ids(ids: tuple[str, ...], num_clients: int) -> None:
-  if len(ids) != num_clients:
-    raise UserError(f"{len(ids)} ids for {num_clients} clients", field="client_ids")
-  if len(set(ids)) != len(ids):
-    twice = next(name for name in ids if ids.count(name) > 1)
-    raise UserError(f"{twice!r} names more than one client", field="client_ids")

@@ -1,6 +1,6 @@
-"""Which data these are: a digest of everything in them that training sees.
+"""Identity of data: a digest of everything in them that training reads.
 
-The digest is a fixed function of the data, without noise: whoever sees it, or anything else
+The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
 secret as the data. `experiments.run.streams` derives keys from it; checkpoints hold it.
 """
@@ -18,12 +18,12 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-# Digest of the data that `computed` computed these from.
+# Digest of the source from which `computed` made these data.
 _ORIGIN = "_origin"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """32 bytes that differ where two training sets differ. SECRET, as the data are.
+  """32 bytes that differ where two training sets differ. As SECRET as the data.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), what one example is
   (classes, vocabulary), and of a `Federation` also which client, by name and place, holds
@@ -40,17 +40,25 @@ def digest(data: Labelled | Federation) -> bytes:
   >>> digest(one) == digest(same), digest(one) == digest(other), len(digest(one))
   (True, False, 32)
   """
-  if hasattr(data, "indices"):
-    return _of_federation(data)
-  return getattr(data, _ORIGIN, None) or _of_arrays(data)
-
-
-def _of_arrays(dataset: Any) -> bytes:
-  kind = [getattr(dataset, name, None) for name in ("num_classes", "vocab_size")]
-  found = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (dataset.x, dataset.y):
-    _add(found, array if isinstance(array, Rows) else np.asarray(array))
-  return found.digest()
+  held: Any = data
+  if hasattr(held, "indices"):
+    # The owners of rows belong to the identity: names and rows in the clients' order.
+    hashed = hashlib.sha256(b"dpjax federation " + digest(held.dataset))
+    for name, rows in zip(held.client_ids, held.indices, strict=True):
+      hashed.update(f"{name!r} ".encode())
+      _add(hashed, np.asarray(rows, np.int64))
+    return hashed.digest()
+  origin = getattr(data, _ORIGIN, None)
+  if origin:
+    return origin
+  kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
+  target = getattr(data, "target", None)
+  # Data of classes keep the digest from before other targets existed.
+  kind += [] if target is None else [repr(target)]
+  hashed = hashlib.sha256(f"dpjax data {kind}".encode())
+  for array in (held.x, held.y):
+    _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
+  return hashed.digest()
 
 
 def _add(found: Any, array: np.ndarray | Rows) -> None:
@@ -61,19 +69,11 @@ def _add(found: Any, array: np.ndarray | Rows) -> None:
       found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
-def _of_federation(federation: Any) -> bytes:
-  found = hashlib.sha256(b"dpjax federation " + digest(federation.dataset))
-  for name, rows in zip(federation.client_ids, federation.indices, strict=True):
-    found.update(f"{name!r} ".encode())
-    _add(found, np.asarray(rows, np.int64))
-  return found.digest()
-
-
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
-  """`source` with other inputs, which a public rule computed from its own.
+  """Returns `source` with other inputs, computed from its own by a public rule.
 
   The digest stays that of `source`, so that it is equal where features differ in their last
-  bits: on another device, or with another number of threads. Whoever uses this binds the rule
+  bits: on another device, or with another number of threads. Anyone who uses this binds the rule
   too (a run's streams depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
@@ -83,6 +83,6 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   (True, False)
   """
   result = dataclasses.replace(source, x=x)
-  # No field, so that `replace`, which makes other data, drops it.
+  # Not a field: `replace` makes other data, and must drop it.
   object.__setattr__(result, _ORIGIN, digest(source))
   return result

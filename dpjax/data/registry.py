@@ -1,4 +1,4 @@
-"""`load`: from the name of a data set to its two splits."""
+"""Loading of a data set by its name: two splits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from dpjax import data, names, validate
-from dpjax.data import npz
+from dpjax.data import image_folders, npz, tables, text_files
 from dpjax.data.dataset import Dataset
 from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
 from dpjax.validate import UserError
 
-# Name -> (train, test): nothing has to lie in a folder.
+# Name -> (train, test), for data that need no folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
   name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
 }
@@ -27,6 +27,7 @@ def load(
   num_classes: int | None = None,
   num_examples: int | None = None,
   resident: bool | None = True,
+  declaration: tables.Declared = None,
 ) -> tuple[Dataset, Dataset]:
   """(train, test) of a data set: x float32 [n, H, W, C] in [0, 1], or int32 tokens [n, T].
 
@@ -37,8 +38,10 @@ def load(
       "shakespeare_roles" and "shakespeare_public_lines" (`data.shakespeare_lines`); "mnist",
       "fashion_mnist", "cifar10" or any tensorflow-datasets name with an image or a text
       and a label, prepared beforehand; a path ending in ".npz" (see `npz.load_npz`), or in
-      "/", the folder of such a file unpacked (`npz.load_folder`); or
-      `package.module:name`, a user's own function of no arguments that returns the two.
+      "/", the folder of such a file unpacked (`npz.load_folder`); a path ending in ".csv",
+      ".tsv" or ".parquet" (`tables.table`), in ".txt" (`text_files.text_file`), or in "/", of a
+      folder of images (`image_folders.image_folder`); or `package.module:name`, a user's
+      own function of no arguments that returns the two.
     data_dir: where prepared data lies; by default $TFDS_DATA_DIR, then
       ~/tensorflow_datasets. A relative .npz path is looked up in it too.
     max_length: for text, the number of bytes kept of each example (padded with 0).
@@ -47,6 +50,8 @@ def load(
     num_examples: how many training examples there are said to be (`nominal_size`), for data
       that do not declare it; published data do, and must be given the same. Public: it is
       never counted from the rows.
+    declaration: what is public about a table, a text or a folder of images, as a dict or the
+      path of a file; None: the file beside it.
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 
@@ -69,13 +74,19 @@ def load(
     validate.integer_at_least(1, num_classes=num_classes)
   if num_examples is not None:
     validate.integer_at_least(1, num_examples=num_examples)
-  train, test = _load(name, data_dir, max_length, num_classes, resident)
+  if declaration is not None and not takes_declaration(name):
+    raise UserError(
+      "is of tables (.csv, .tsv, .parquet), texts (.txt) and folders of images",
+      field="declaration",
+      value=declaration,
+    )
+  train, test = _load(name, data_dir, max_length, num_classes, resident, declaration)
   if num_classes not in (None, train.num_classes):
     raise UserError(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  # A folder of the user's may hold other texts, whose number nobody has published.
+  # A user's folder may hold other texts, whose number is not published.
   own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )
@@ -93,13 +104,17 @@ def _load(
   max_length: int,
   num_classes: int | None,
   resident: bool | None,
+  declaration: tables.Declared,
 ) -> tuple[Dataset, Dataset]:
+  path = own_path(name, data_dir)
+  held = declared_at(declaration, data_dir)
+  if name.endswith("/") and image_folders.is_image_folder(path, held):
+    return image_folders.image_folder(path, held, resident=resident)
   if name.endswith("/"):
-    return npz.load_folder(
-      own_path(name, data_dir), num_classes=num_classes, resident=resident
-    )
+    return npz.load_folder(path, num_classes=num_classes, resident=resident)
   whole = [known for known, row in PUBLISHED.items() if row.loader]
-  in_files = name.split(":")[0] not in whole and not name.endswith(".npz")
+  one_file = name.endswith(".npz") or takes_declaration(name)
+  in_files = name.split(":")[0] not in whole and not one_file
   if resident is False and (not in_files or names.is_path(name)):
     raise UserError(
       f"data.name={name!r} comes whole into memory; prepared data, and the folder "
@@ -107,8 +122,11 @@ def _load(
       field="resident",
       value=False,
     )
+  if takes_declaration(name):
+    read = tables.table if tables.is_table(name) else text_files.text_file
+    return read(path, held)
   if name.endswith(".npz"):
-    return npz.load_npz(own_path(name, data_dir), num_classes=num_classes)
+    return npz.load_npz(path, num_classes=num_classes)
   if names.is_path(name):
     return _of_user(names.call(name, "data.name"), name)
   if name in whole:
@@ -124,13 +142,32 @@ def _load(
 
 
 def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
-  """A file or folder of one's own: a relative one lies in `data_dir`, else in the current
-  folder."""
+  """A user's file or folder: a relative path is looked up in `data_dir`, else in the
+  current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
+def takes_declaration(name: str) -> bool:
+  """Returns whether data of this name need a declaration of their public facts.
+
+  A folder may hold the arrays of an .npz, which need none.
+
+  >>> [takes_declaration(name) for name in ("a.csv", "a.txt", "scans/", "a.npz", "mnist")]
+  [True, True, True, False, False]
+  """
+  return tables.is_table(name) or name.endswith((text_files.SUFFIX, "/"))
+
+
+def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
+  """Returns a declaration, or reads the user's file of one."""
+  if isinstance(declaration, str | os.PathLike):
+    return own_path(declaration, data_dir)
+  return declaration
+
+
 def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
-  """Where a data set lies prepared; UserError with the command where it does not."""
+  """Returns the folder of a prepared data set. Raises UserError with the command if there
+  is none."""
   root = data.prepared.data_root(data_dir)
   if data.prepared.is_prepared(name, root):
     return root
@@ -148,7 +185,8 @@ def _of_user(made: Any, name: str) -> tuple[Dataset, Dataset]:
   pair = isinstance(made, tuple) and len(made) == 2
   if not pair or not all(isinstance(part, Dataset) for part in made):
     raise UserError(
-      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}",
+      f"must return (train, test), two dpjax.data.Dataset, not {made!r:.60}; "
+      "dpjax.data.from_arrays makes one of arrays (docs/your_data.md has torch, pandas, grain)",
       field="data.name",
       value=name,
     )

@@ -1,4 +1,4 @@
-"""Bounded memory: a batch is cut into microbatches whose clipped sums are added.
+"""Bounded memory: a batch is cut into microbatches, whose clipped sums are added.
 
 Each example is still clipped on its own: a microbatch is never the unit of privacy.
 """
@@ -19,7 +19,7 @@ from dpjax.types import ArrayTree, ClippedSum
 
 
 def filled(tree: ArrayTree, rows: int) -> Any:
-  """Leaves [B, ...] -> [rows, ...], filled up with zeros; keys with the last one.
+  """Pads leaves [B, ...] -> [rows, ...] with zeros; keys with the last one.
 
   >>> filled(jnp.array([True, True]), 3)
   Array([ True,  True, False], dtype=bool)
@@ -29,7 +29,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
-    # A key has no zero: the last one comes again, in a row that is masked.
+    # A key has no zero, so the last one is repeated, in a masked row.
     if trees.is_key(leaf):
       return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
@@ -38,16 +38,11 @@ def filled(tree: ArrayTree, rows: int) -> Any:
   return jax.tree.map(fill, tree)
 
 
-def _split(tree: Any, size: int, count: int) -> Any:
-  """Leaves [B, ...] -> [count, size, ...], filled up."""
-  cut = lambda leaf: leaf.reshape((count, size, *leaf.shape[1:]))
-  return jax.tree.map(cut, filled(tree, size * count))
-
-
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
-  """The same `(params, batch, mask) -> ClippedSum`, `microbatch_size` examples at a time.
+  """Returns the same `(params, batch, mask) -> ClippedSum`, computed `microbatch_size`
+  examples at a time.
 
   The last microbatch is filled up with masked padding. Sums are added in float32.
   """
@@ -57,7 +52,9 @@ def microbatched(
     count = -(-batch_size // microbatch_size)
     if count == 1:
       return fn(params, batch, mask)
-    parts = _split((batch, mask), microbatch_size, count)  # [count, size, ...]
+    cut = lambda leaf: leaf.reshape((count, microbatch_size, *leaf.shape[1:]))
+    full = filled((batch, mask), microbatch_size * count)
+    parts = jax.tree.map(cut, full)  # [count, size, ...]
 
     # In a scan, XLA's CPU backend takes many times as long for gradients of convolutions.
     @canonical_convolutions
@@ -71,7 +68,7 @@ def microbatched(
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
-    # A carry keeps its type: under shard_map the sums differ from device to device.
+    # A carry keeps its type: under shard_map the sums differ between devices.
     zero = as_varying_as(parts, zero)
     total, aux = jax.lax.scan(body, zero, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]

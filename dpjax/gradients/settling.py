@@ -1,4 +1,4 @@
-"""Numbers that are in memory before they are used: rounded once, for every use of them.
+"""Values that are in memory before they are used: rounded once, for every use.
 
 XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
 multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
@@ -21,7 +21,7 @@ from dpjax.types import ArrayTree
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
-  """fn(tree), where fn sees every array of the tree as it is in memory.
+  """Calls fn(tree), where fn sees every array of the tree as it is in memory.
 
   Outside of a trace nothing is fused, and under an outer `jax.vmap` a conditional is no
   longer one: there this is an ordinary call.
@@ -30,7 +30,8 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
   6.0
   """
   # The condition below compares a float: keys and integers cannot be compared with -inf.
-  known = [leaf for leaf in jax.tree.leaves(tree) if _has_number(leaf)]
+  is_float = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.floating)
+  known = [leaf for leaf in jax.tree.leaves(tree) if leaf.size and is_float(leaf)]
   if not any(isinstance(leaf, Tracer) for leaf in known):
     return fn(tree)
   shapes = jax.eval_shape(fn, tree)
@@ -39,14 +40,10 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return as_varying_as(tree, zeros)
 
-  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout inside of
-  # the branch, and copies.
+  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout in the
+  # branch, and copies.
   narrow = jax.tree.map(lambda x: jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]), tree)
   again = lambda flat: jax.tree.map(lambda x, y: jnp.reshape(y, jnp.shape(x)), tree, flat)
   # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.
   impossible = jnp.ravel(known[0])[0] < -jnp.inf
   return lax.cond(impossible, never, lambda flat: fn(again(flat)), narrow)
-
-
-def _has_number(leaf: Any) -> bool:
-  return bool(leaf.size) and jnp.issubdtype(leaf.dtype, jnp.floating)

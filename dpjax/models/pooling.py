@@ -14,20 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 
-def _pool_axis(x: jax.Array, axis: int, window: int, stride: int) -> jax.Array:
-  outputs = (x.shape[axis] - window) // stride + 1
-  last = (outputs - 1) * stride + 1
-  slices = (lax.slice_in_dim(x, i, i + last, stride, axis=axis) for i in range(window))
-  return functools.reduce(jnp.maximum, slices)
-
-
-def _to_multiple(x: jax.Array, axis: int, stride: int) -> jax.Array:
-  # Repeating the last value leaves the maximum of its window as it is.
-  missing = -x.shape[axis] % stride
-  pads = [(0, missing if i == axis else 0) for i in range(x.ndim)]
-  return jnp.pad(x, pads, mode="edge") if missing else x
-
-
 def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
   """Maximum over windows of [B, H, W, C], along H and W.
 
@@ -40,6 +26,13 @@ def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
   [[4.0, 5.0], [7.0, 8.0]]
   """
   for axis in (1, 2):
-    padded = _to_multiple(x, axis, stride) if stride == window else x
-    x = _pool_axis(padded, axis, window, stride)
+    missing = -x.shape[axis] % stride if stride == window else 0
+    if missing:
+      # Repeating the last value does not change the maximum of its window.
+      pads = [(0, missing if i == axis else 0) for i in range(x.ndim)]
+      x = jnp.pad(x, pads, mode="edge")
+    outputs = (x.shape[axis] - window) // stride + 1
+    last = (outputs - 1) * stride + 1
+    slices = [lax.slice_in_dim(x, i, i + last, stride, axis=axis) for i in range(window)]
+    x = functools.reduce(jnp.maximum, slices)
   return x

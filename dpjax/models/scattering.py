@@ -111,13 +111,6 @@ def _restrict(hat: np.ndarray, res: int) -> np.ndarray:
   return hat
 
 
-def _pad_matrix(size: int, J: int) -> np.ndarray:
-  """Reflect padding as a matrix, [P, size]."""
-  total = _padded_size(size, J) - size
-  pads = ((total // 2, (total + 1) // 2), (0, 0))
-  return np.pad(np.eye(size), pads, mode="reflect")
-
-
 def _row_operators(hat: np.ndarray, entry: np.ndarray, stride: int) -> np.ndarray:
   """Row convolution for each column frequency: [P1, K], [P1, H] -> complex [K, H', H]."""
   size = hat.shape[0]
@@ -177,7 +170,12 @@ def _lowpass(shape: tuple[int, int], J: int, res: int) -> _Lowpass:
 def _plan(shape: tuple[int, int], J: int, L: int) -> _Plan:
   """The operators for images [H, W]; NumPy arrays, a few MB, built once per size."""
   padded = (_padded_size(shape[0], J), _padded_size(shape[1], J))
-  pads = tuple(_pad_matrix(size, J) for size in shape)
+  pads = []
+  for size in shape:
+    # Reflect padding as a matrix, [P, size].
+    total = _padded_size(size, J) - size
+    widths = ((total // 2, (total + 1) // 2), (0, 0))
+    pads.append(np.pad(np.eye(size), widths, mode="reflect"))
   hats = [np.stack([_morlet_hat(padded, j, a, L) for a in range(L)]) for j in range(J)]
 
   def second(j1: int, j2: int) -> _Bank:
@@ -299,12 +297,6 @@ def scattering(images: HostArray, *, J: int = 2, L: int = 8) -> jax.Array:
   return _transform(_plan(shape, J, L), trees.at_least_float32(jnp.asarray(images)))
 
 
-def _default_batch_size(colours: int) -> int:
-  # On the CPU the intermediates of 48 planes still fit the caches: 2x faster than 96.
-  planes = 48 if jax.default_backend() == "cpu" else 1024
-  return max(1, planes // colours)
-
-
 def scattering_features(
   x: np.ndarray,
   *,
@@ -381,7 +373,10 @@ def scattering_chunks(
   shape = _check(images, J, L)
   count = len(x)
   _check_colours(colours, images.shape[3])
-  batch_size = _default_batch_size(images.shape[3]) if batch_size is None else batch_size
+  if batch_size is None:
+    # On the CPU the intermediates of 48 planes still fit the caches: 2x faster than 96.
+    planes = 48 if jax.default_backend() == "cpu" else 1024
+    batch_size = max(1, planes // images.shape[3])
   validate.integer_at_least(1, batch_size=batch_size)
   # Operators go to the device once, not with each chunk.
   plan = jax.device_put(_plan(shape, J, L))

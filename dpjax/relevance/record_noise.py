@@ -43,12 +43,12 @@ _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
   "gaussian": noise_lib.source.gaussian,
 }
-# Records noised at a time.
+# Number of records noised at a time.
 _CHUNK = 2000
 
 
 def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
-  """Scales [d] in the shape of one example; an image's channels share their place's.
+  """Reshapes scales [d] to one example; channels of an image share their place's scale.
 
   >>> by_feature([1.0, 2.0], (1, 2, 3)).shape
   (1, 2, 1)
@@ -85,13 +85,6 @@ def sample(
   return jnp.broadcast_to(unit * scales, shape)
 
 
-def _steps(scales: HostArray, least: float) -> np.ndarray:
-  """The grid of each feature, powers of two."""
-  # frexp gives the e of scale = m 2^e, 1/2 <= m < 1.
-  own = np.ldexp(0.5, np.frexp(np.asarray(scales, np.float32))[1] - finite.GRID_BITS)
-  return np.maximum(own, np.float32(least)).astype(np.float32)
-
-
 @functools.cache
 def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
   def one(key, record_id, x, scales, steps):
@@ -99,7 +92,7 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
     if steps is None:
       return x + drawn
-    # Exact: the steps are powers of two.
+    # Exact, since the steps are powers of two.
     return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
 
   return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
@@ -137,7 +130,7 @@ def noisy_records(
   shared_channels: bool = False,
   grid: float | None = GRID,
 ) -> np.ndarray:
-  """x [n, ...] with noise of its own for each record: draw "record_once".
+  """Adds independent noise to each record of x [n, ...]: draw "record_once".
 
   Args:
     key: secret; the only thing beside the ids that the noise depends on.
@@ -169,9 +162,14 @@ def noisy_records(
   if grid is not None:
     noise_lib.source.check_step(jnp.dtype(x.dtype), grid=grid)
   shaped = jnp.asarray(shaped)
-  steps = (
-    None if grid is None else jnp.asarray(by_feature(_steps(scales, grid), x.shape[1:]))
-  )
+  steps = None
+  if grid is not None:
+    # The grid of each feature is a power of two. frexp gives the e of scale = m 2^e,
+    # 1/2 <= m < 1.
+    exponents = np.frexp(np.asarray(scales, np.float32))[1]
+    own = np.ldexp(0.5, exponents - finite.GRID_BITS)
+    widest = np.maximum(own, np.float32(grid)).astype(np.float32)
+    steps = jnp.asarray(by_feature(widest, x.shape[1:]))
   run = _compiled(x.shape[1:], mechanism, shared_channels)
   size = min(_CHUNK, len(x))
   parts = []
@@ -193,8 +191,8 @@ def noisy_batch(
   mechanism: str = "laplace",
   shared_channels: bool = False,
 ) -> jax.Array:
-  """x [B, ...] plus ONE map of noise: draws "batch" and "run". It protects nobody, because
-  the difference of two records is free of noise.
+  """Adds ONE map of noise to x [B, ...]: draws "batch" and "run". It protects nobody,
+  because the difference of two records contains no noise.
 
   >>> key, x = jax.random.key(0), jnp.array([[1.0, 0.0], [0.0, 0.0]])
   >>> noisy = noisy_batch(key, x, jnp.ones(2))

@@ -113,7 +113,11 @@ def _accountants(sampler):
 @settings(max_examples=3, deadline=None, derandomize=True)
 @given(prob=st.floats(0.02, 1.0), z=st.floats(0.5, 3.0), log_delta=st.floats(-7, -2))
 def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
+  # Each row of the registry has an attack that computes its delta without the accountants.
   assert {type(s) for s in _samplers(prob)} == set(_ATTACKS)
+  assert set(sampling.SAMPLERS.values()) == set(_ATTACKS), (
+    "a sampler needs an entry of _ATTACKS and a line of _samplers"
+  )
   for sampler in _samplers(prob):
     for relation in accounting.proved_for(sampler.law).relations:
       pair, spread, releases = _ATTACKS[type(sampler)](sampler, relation == "replace_one")

@@ -94,3 +94,22 @@ def test_an_alarm_is_no_refutation_and_says_what_it_takes_for_granted():
   told = auditing.audit(scores, delta=1e-3, epsilon_claimed=4.0)
   assert not told.refuted and not told.can_refute
   assert "so few canaries CANNOT refute it" in told.verdict
+
+
+@pytest.mark.parametrize("num_inside", [1, 20, 39])
+def test_the_ceiling_is_of_the_coins_that_fell(num_inside):
+  """Uneven coins leave less to show than even ones, and no scores show more than theirs."""
+  perfect = auditing.Scores(
+    inside=np.full(num_inside, 5.0), outside=np.zeros(40 - num_inside)
+  )
+  report = auditing.audit(perfect, delta=1e-3, epsilon_claimed=4.0)
+  assert report.ceiling is not None
+  assert report.ceiling.epsilon_lower == report.epsilon_lower
+  even = auditing.ceiling(40, delta=1e-3, method="one_run")
+  assert report.ceiling.epsilon_lower <= even.epsilon_lower
+
+
+@pytest.mark.parametrize("num_inside", [0, 40, -1])
+def test_coins_that_fell_on_one_side_have_no_ceiling(num_inside):
+  with pytest.raises(ValueError, match="must be an integer >= 1"):
+    auditing.ceiling(40, num_inside=num_inside, delta=1e-3, method="one_run")

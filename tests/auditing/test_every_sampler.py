@@ -39,12 +39,10 @@ def _value(kind, field):
 
 
 def _every_sampler():
-  """All of `dpjax.sampling`, found by what they can do."""
-  kinds = [
-    kind
-    for _, kind in inspect.getmembers(sampling, inspect.isclass)
-    if hasattr(kind, "draw") and dataclasses.is_dataclass(kind)
-  ]
+  """All of `dpjax.sampling`, found by what they can do, and every row of its registry."""
+  named = inspect.getmembers(sampling, inspect.isclass)
+  every = dict.fromkeys([*(kind for _, kind in named), *sampling.SAMPLERS.values()])
+  kinds = [k for k in every if hasattr(k, "draw") and dataclasses.is_dataclass(k)]
   assert len(kinds) >= 9
   for kind in kinds:
     values = {field.name: _value(kind, field.name) for field in dataclasses.fields(kind)}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import dpjax
-from dpjax import sampling
-from dpjax.experiments.checks import batches
+from dpjax import accounting, sampling
+from dpjax.accounting.event_kinds import kind
+from dpjax.experiments.checks import batches, noise_laws
 from dpjax.experiments.checks.subject import Subject
 from dpjax.validate import UserError
 
@@ -63,6 +64,125 @@ def test_a_draw_of_a_part_is_held_to_what_it_is_charged():
   assert not batches.sampler_law(_subject(PartSampler(pool=15))).passed
   twice = lambda n, *, seed, step: np.full(4, step % _N)
   assert not batches.sampler_law(_subject(PartSampler(), twice)).passed
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfDpEvent(dp_accounting.DpEvent):
+  """A pass of sums, of which a record is in one, with probability 1/2."""
+
+  noise_multiplier: float
+
+
+class HalfKind(accounting.EventKind):
+  name = "half"
+  event = HalfDpEvent
+  fields = ("noise_multiplier",)
+  scheme = "half"
+  proof = accounting.Proved(("replace_special",))
+
+  def elements(self, event):
+    return kind.with_noise(event.noise_multiplier, HalfDpEvent)
+
+  # A pass costs what the one step of a record costs, a Poisson sample of probability 1/2. Under
+  # add_or_remove_one it does not: a record more would move the others to other blocks. So
+  # `elements` must not return the Poisson sample, which is proved under both.
+  def _step(self, part):
+    noise = dp_accounting.GaussianDpEvent(part.noise_multiplier)
+    return dp_accounting.PoissonSampledDpEvent(0.5, noise)
+
+  def pld(self, part, interval):
+    step = self._step(part)
+    return kind.kind_of(step).pld(step, interval)
+
+  def rdp(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).rdp(step)
+
+  def renyi_two(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).renyi_two(step)
+
+  def largest_loss(self, part):
+    step = self._step(part)
+    return kind.kind_of(step).largest_loss(step)
+
+  def describe(self, part, unit):
+    return f"a pass in which each {unit} is in one fixed step with probability 1/2"
+
+  def gaussian_noise(self, part):
+    return part.noise_multiplier
+
+  def joining_prob(self, part):
+    return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundRobinSampler(sampling.SizedSampler):
+  """Fixed blocks take turns; of a block each example is dropped with probability 1/2."""
+
+  proof: ClassVar[accounting.Proved] = HalfKind.proof
+  steps_alike: ClassVar[bool] = False
+  num_examples: int = _N
+  steps_per_event: int = 5
+
+  @property
+  def slots(self):
+    return -(-self.num_examples // self.steps_per_event)
+
+  def event(self, inner):
+    return HalfDpEvent(inner.noise_multiplier)
+
+  def event_at(self, step, inner):
+    first = step % self.steps_per_event == 0
+    return self.event(inner) if first else dp_accounting.NoOpDpEvent()
+
+  def block(self, step):
+    return np.array_split(np.arange(self.num_examples), self.steps_per_event)[step % 5]
+
+  def draw(self, num_examples, *, seed, step):
+    block = self.block(step)
+    return block[sampling.generator(seed, step).random(block.size) < 0.5]
+
+
+@pytest.fixture
+def round_robin():
+  tables = (kind.KINDS, kind._KIND_OF, accounting.PROVED)
+  held = [dict(table) for table in tables]
+  accounting.register(HalfKind())
+  yield RoundRobinSampler()
+  for table, before in zip(tables, held):
+    table.clear()
+    table.update(before)
+
+
+def test_an_event_of_its_own_says_what_draws_and_noise_are_held_to(
+  round_robin, monkeypatch
+):
+  found = batches.sampler_law(_subject(round_robin))
+  assert found.passed and "charged: 0.5 of the passes" in found.detail
+  keep = lambda n, *, seed, step: round_robin.block(step)
+  again = lambda n, *, seed, step: round_robin.draw(n, seed=seed, step=step // 5 * 5)
+  for broken in (keep, again):  # nobody is dropped; the first block in every step of a pass
+    assert not batches.sampler_law(_subject(round_robin, broken)).passed
+  plan = _subject(round_robin).plan
+  half = sampling.PoissonSampler(0.5, _N).event(dp_accounting.GaussianDpEvent(2.0))
+  passes = accounting.composed(half, plan.num_steps // 5)
+  assert plan.epsilon() == accounting.epsilon(passes, delta=plan.delta)
+  with pytest.raises(UserError, match="add_or_remove_one"):
+    accounting.epsilon(plan.event(), delta=1e-5)
+  assert noise_laws._charged_multiplier(plan) == 2.0
+  for name in ("gaussian_noise", "joining_prob"):
+    monkeypatch.delattr(HalfKind, name)
+  silent = batches.sampler_law(_subject(round_robin, keep))
+  assert silent.passed and "how often an example comes is not tested" in silent.detail
+  assert "gaussian_noise" in noise_laws._untested(plan)
+
+
+@pytest.mark.parametrize("name", sampling.SAMPLERS)
+def test_the_event_of_every_sampler_says_its_noise(name):
+  chosen = sampling.SAMPLERS[name]
+  event = chosen(**chosen.small[0]).event(dp_accounting.GaussianDpEvent(2.0))
+  assert kind.kind_of(event).gaussian_noise(event) == 2.0
 
 
 def test_what_has_no_law_is_not_said_to_be_unsampled():

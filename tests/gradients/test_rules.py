@@ -1,5 +1,6 @@
 """Every clipping rule keeps its bound; a new one is a class and a row of `RULES`."""
 
+import importlib
 import json
 import sys
 import types
@@ -71,6 +72,14 @@ def _keep_their_bound():
 
 def test_p4_every_rule_keeps_its_bound():
   _keep_their_bound()
+
+
+def test_every_row_is_a_public_name():
+  for rule in RULES.values():
+    package = importlib.import_module(rule.__module__.rpartition(".")[0])
+    assert getattr(package, rule.__name__, None) is rule, (
+      f"{package.__name__} must import {rule.__name__}"
+    )
 
 
 def test_a_rule_that_does_not_is_found(psac, monkeypatch):

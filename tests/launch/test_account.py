@@ -8,7 +8,8 @@ import re
 import pytest
 from absl import flags
 
-from dpjax import accounting, price
+from dpjax import accounting, solve
+from dpjax.accounting import trade_off_files
 from dpjax.validate import UserError
 from launch import account, bounded
 from tests import commands
@@ -33,7 +34,7 @@ def _ask(*args):
 
 def _answer(*args):
   (question,) = _ask(*args)
-  return price.solve(question)
+  return solve.solve(question)
 
 
 def _epsilons(text):
@@ -150,8 +151,8 @@ def test_what_is_shown_is_rounded_to_the_private_side():
 def test_pld_solves_when_both_are_shown():
   (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
   assert question.accountants == ("pld", "rdp")
-  answer = price.solve(question)
-  assert price.epsilon_of(answer, "pld") <= 1 < price.epsilon_of(answer, "rdp")
+  answer = solve.solve(question)
+  assert solve.epsilon_of(answer, "pld") <= 1 < solve.epsilon_of(answer, "rdp")
 
 
 def test_fixed_size_batches_are_whole_and_under_replace_one():
@@ -164,17 +165,17 @@ def test_fixed_size_batches_are_whole_and_under_replace_one():
   )
   assert question.neighboring_relation == "replace_one"
   assert question.accountants == ("rdp",)
-  answer = price.solve(question)
+  answer = solve.solve(question)
   batch = answer.sampling_prob * 777
-  assert batch == pytest.approx(round(batch)) and price.epsilon_of(answer, "rdp") <= 1
+  assert batch == pytest.approx(round(batch)) and solve.epsilon_of(answer, "rdp") <= 1
   larger = answer._replace(sampling_prob=(round(batch) + 1) / 777)
-  assert price.epsilon_of(larger, "rdp") > 1
+  assert solve.epsilon_of(larger, "rdp") > 1
 
 
 def test_without_a_sampler_every_step_sees_all_data():
   answer = _answer("--sampler=none", "--noise_multiplier=4", "--num_steps=4")
   one = accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5)
-  assert price.epsilon_of(answer, "pld") == pytest.approx(one)
+  assert solve.epsilon_of(answer, "pld") == pytest.approx(one)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,7 @@ def test_unclear_questions_are_user_errors(args):
 
 def test_no_noise_costs_everything():
   answer = _answer("--noise_multiplier=0", "--sampling_prob=.5", "--num_steps=1")
-  assert price.epsilon_of(answer, "pld") == math.inf
+  assert solve.epsilon_of(answer, "pld") == math.inf
   assert "inf" in account.table([answer])
 
 
@@ -224,7 +225,7 @@ def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
   assert cut.neighboring_relation == "replace_special"
   assert cut.accountants == ("pld",)
   (plain,) = _ask("--num_steps=50", *given)
-  assert price.epsilon_of(cut, "pld") > price.epsilon_of(plain, "pld")
+  assert solve.epsilon_of(cut, "pld") > solve.epsilon_of(plain, "pld")
   assert "gdp" not in account.table([cut])
   with pytest.raises(UserError, match="capacity"):
     _ask("--sampler=truncated_poisson", "--num_steps=50", *given)
@@ -239,7 +240,7 @@ def test_the_approximation_is_shown_on_request_and_labelled():
   (asked,) = _ask("--sampling_prob=0.01", *given)
   row = account.table([asked], gdp=True).splitlines()[-1]
   assert "gdp (APPROXIMATION, not a bound)" in row
-  assert float(row.split()[-1]) < price.epsilon_of(asked, "pld")  # too small, in truth
+  assert float(row.split()[-1]) < solve.epsilon_of(asked, "pld")  # too small, in truth
   (unasked,) = _ask("--sampling_prob=0.01", *given)
   assert "gdp" not in account.table([unasked])
   (unsampled,) = _ask("--sampler=none", *given)
@@ -250,13 +251,13 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
   assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
   once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
-  assert price.run_event(one) == accounting.composed(once, 1)
+  assert solve.run_event(one) == accounting.composed(once, 1)
   # 9 steps of 4 a pass: the third pass is charged whole
   (more,) = _ask(
     "--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=9",
     "--sampling_prob=0.25",
   )  # fmt: skip
-  assert price.run_event(more) == accounting.composed(once, 3)
+  assert solve.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
   names = [line.split()[0] for line in lines]
   assert names == ["accountant", "pld", "rdp", "launch.train", "poisson"]
@@ -268,9 +269,9 @@ def test_random_allocation_solves_for_whole_passes():
     "--epsilon=1",
   )  # fmt: skip
   assert answer.num_steps % 2 == 0
-  assert price.epsilon_of(answer, "pld") <= 1
+  assert solve.epsilon_of(answer, "pld") <= 1
   more = answer._replace(num_steps=answer.num_steps + 1)
-  assert price.epsilon_of(more, "pld") > 1
+  assert solve.epsilon_of(more, "pld") > 1
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ def test_random_allocation_solves_for_whole_passes():
 def test_what_random_allocation_cannot_do_is_one_line(args, message):
   with pytest.raises(UserError, match=message):
     answer = _answer("--sampler=random_allocation", *args)
-    price.epsilon_of(answer, answer.accountants[0])
+    solve.epsilon_of(answer, answer.accountants[0])
 
 
 def test_a_pass_of_random_allocation_has_the_batch_asked_for():
@@ -312,10 +313,10 @@ def test_a_pass_of_random_allocation_has_the_batch_asked_for():
 
 def test_the_fewest_steps_of_a_pass_are_solved_for_in_the_library():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=40")
-  found = price.solve(one._replace(epsilon=0.6, sampling_prob=None))
-  assert price.epsilon_of(found, "pld") <= 0.6
+  found = solve.solve(one._replace(epsilon=0.6, sampling_prob=None))
+  assert solve.epsilon_of(found, "pld") <= 0.6
   fewer = found._replace(sampling_prob=1 / (found.steps_per_pass - 1))
-  assert price.epsilon_of(fewer, "pld") > 0.6
+  assert solve.epsilon_of(fewer, "pld") > 0.6
 
 
 def test_tradeoff_tells_what_an_attack_may_reach():
@@ -323,6 +324,47 @@ def test_tradeoff_tells_what_an_attack_may_reach():
   line = account.attackers(asked)
   assert "at most 0.0183" in line  # at .001, Phi(1 - 3.0902) = .018299
   assert "1.001-Gaussian DP up to 1e-05 (by pld)" in line
+
+
+_ONCE = ("--sampler=none", "--num_steps=1")
+
+
+def test_noise_is_solved_for_what_an_attacker_may_do():
+  asked = _answer("--tpr=0.1", "--fpr=0.01", *_ONCE)
+  # 1 / (Phi^-1(.1) - Phi^-1(.01)) is .957124.
+  assert 0.957124 <= asked.noise_multiplier <= 0.958
+  line = account.attackers(asked, fpr=0.2, prior=0.5)
+  assert " 0.1 at false positive rate 0.1" not in line
+  assert "at false positive rate 0.2, and" in line and "prior 0.5 errs" in line
+  assert account.headline(asked).startswith(
+    "noise_multiplier with which no test of membership has a true positive rate above 0.1"
+  )
+
+
+@pytest.mark.parametrize(
+  ("args", "message"),
+  [
+    (("--tpr=0.1", "--fpr=0.01", "--epsilon=2"), "epsilon=2.0: not with TruePositiveRate"),
+    (("--mu=1", "--noise_multiplier=2"), "mu=1.0: is what the noise would be solved for"),
+    (("--mu=1", "--advantage=0.2"), "are numbers of several guarantees"),
+    (("--tpr=0.01", "--fpr=0.1"), "must be above fpr=0.1"),
+    (("--tpr=nan", "--fpr=0.1"), "tpr=nan: must be in"),
+    (("--fpr=0", "--noise_multiplier=1"), "fpr=0.0: must be in"),
+  ],
+)
+def test_two_guarantees_or_an_impossible_one_are_one_line(args, message):
+  with pytest.raises(UserError, match=message):
+    _ask(*args, *_ONCE)
+
+
+def test_the_curve_and_the_losses_of_the_run_are_files(tmp_path):
+  asked = [_answer(f"--noise_multiplier={level}", *_ONCE) for level in (1, 2)]
+  paths = account._write_trade_offs(asked[:1], tmp_path)
+  assert [path.name for path in paths] == ["trade_off.csv", "privacy_loss.npz"]
+  several = account._write_trade_offs(asked, tmp_path)
+  assert [path.name for path in several][::2] == ["1_trade_off.csv", "2_trade_off.csv"]
+  alphas, betas = trade_off_files.read_curve(several[2])
+  assert alphas[0] == 0 and betas[0] <= 1
 
 
 @pytest.mark.parametrize("sampler", ["min_sep", "balls_in_bins"])
@@ -333,7 +375,7 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
     "--num_steps=8", "--delta=1e-2", "--num_samples=2000", *more,
   )  # fmt: skip
   (run,) = bounded.runs(values, [2.0])
-  rows = dict(price.bounded_rows(run))
+  rows = dict(solve.bounded_rows(run))
   estimate = rows["Monte Carlo estimate, NOT a bound"]
   upper = rows["Monte Carlo, 99 % confidence, NOT a proof"]
   assert estimate < upper and estimate < rows["proved, unamplified (pld)"]
@@ -346,7 +388,7 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
 def test_batches_that_come_as_often_as_they_may_are_simulated(least):
   """1 / min_sep is no number of floats: p / (1 - (m - 1) p) may be just above 1."""
   given = (1.0, 8, 1 / least, least, 1e-2)
-  rows = dict(price.bounded_rows(price.Bounded("min_sep", *given, num_samples=2000)))
+  rows = dict(solve.bounded_rows(solve.Bounded("min_sep", *given, num_samples=2000)))
   assert (
     rows["Monte Carlo estimate, NOT a bound"] <= rows["proved, unamplified (pld)"] + 0.5
   )
@@ -355,7 +397,7 @@ def test_batches_that_come_as_often_as_they_may_are_simulated(least):
 @pytest.mark.parametrize(("sampler", "prob"), [("balls_in_bins", 0.9), ("min_sep", 0.3)])
 def test_a_probability_that_would_be_ignored_is_refused_in_the_library(sampler, prob):
   with pytest.raises(UserError, match=f"sampling_prob={prob}: must be .*1 / min_sep, 0.25"):
-    price.bounded_rows(price.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
+    solve.bounded_rows(solve.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
 
 
 def test_a_row_beside_others_refuses_none_of_them():

@@ -405,3 +405,34 @@ def test_a_row_whose_defence_would_be_ignored_or_whose_name_is_none_is_refused(r
   with pytest.raises(UserError) as caught:
     attack_table.points(AttackConfig(rows=rows))
   assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+_OWN_NOISE = {
+  "federate.privacy.method": "local",
+  "federate.privacy.epsilon": None,
+  "federate.privacy.noise_multiplier": 2.0,
+}
+_IMPRINT = {
+  "attack": "imprint",
+  "federate.model.options": {"features": (128,), "activation": "relu"},
+}
+
+
+@pytest.mark.parametrize(
+  ("changes", "fails"),
+  [
+    ({"federate.partition.num_clients": 2}, True),  # batches of four
+    (_OWN_NOISE, False),
+  ],
+  ids=["batch", "own noise"],
+)
+def test_a_rogue_server_reads_batches_but_not_noise(changes, fails, tmp_path):
+  result = _ran(_config(**_IMPRINT, **changes), tmp_path / "run")
+  shares = [row["count"] / row["total"] for row in result["success"].values()]
+  assert (max(shares) > 0.7) is fails
+
+
+def test_a_rogue_server_needs_units_that_are_bins(tmp_path):
+  smooth = {**_IMPRINT, "federate.model.options": {"features": (8,)}}
+  with pytest.raises(UserError, match="activation='tanh': must be 'relu'"):
+    _ran(_config(**smooth), tmp_path / "run")

@@ -16,7 +16,8 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import Plan, PoissonSampler, training
+from dpjax import Plan, PoissonSampler, accounting, training
+from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, loop, promise, streams, writers
 from dpjax.experiments.run import workdir as owner
@@ -83,6 +84,21 @@ def whole(tmp_path_factory) -> pathlib.Path:
   folder = tmp_path_factory.mktemp("whole") / "run"
   loop.run(_job(), folder)
   return folder
+
+
+def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
+  result = json.loads((whole / writers.RESULT).read_text())
+  alphas, betas = trade_off_files.read_curve(whole / trade_off_files.CURVE)
+  for name, fpr in promise.RATES.items():
+    # Between two corners the curve is straight.
+    assert result[name] == pytest.approx(1 - np.interp(fpr, alphas, betas), rel=2e-3)
+  profile = _PLAN.privacy_profile()
+  assert result["tpr_at_fpr_0.01"] == accounting.true_positive_rate(profile, 0.01)
+  assert result["mu"] == accounting.pairs_of(profile, 1e-5).mu(1e-5)
+  assert result["max_advantage"] == accounting.advantage(profile)
+  assert f", mu={accounting.upper(result['mu'])}, TPR at most" in promise.told(result)
+  assert trade_off_files.CURVE in result[owner.FILES]
+  assert "In an attacker's terms" in result["privacy_statement"]
 
 
 @pytest.fixture(scope="module")

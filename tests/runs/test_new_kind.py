@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.accounting import Ledger
-from dpjax.experiments.run import loop, promise, report, writers
+from dpjax import mechanisms, pictures
+from dpjax.accounting import Ledger, gaussian_event
+from dpjax.experiments.run import loop, promise, writers
 from dpjax.validate import UserError
+from tests import commands
 from tests.runs.stops import stop_after
 
 _CONFIG = """
@@ -112,6 +114,46 @@ def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, c
     loop.train(config, tmp_path / "run")
 
 
+_LAUNCH = '''
+"""Private means: python -m averages_of_mine.launch --config=means.py --workdir=run"""
+
+from absl import flags
+
+from averages_of_mine import config
+from dpjax.experiments.run import kind, loop, promise
+from launch import app, config_flag
+
+KIND = kind.Kind(
+  config=config.MeanConfig, launcher="averages_of_mine.launch", check=lambda config: None
+)
+config_flag.define(kind=KIND)
+flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config>).")
+
+
+def main():
+  config, workdir = config_flag.get(), config_flag.workdir()
+  with app.stoppable(workdir):
+    print(promise.told(loop.train(config, workdir)))
+
+
+if __name__ == "__main__":
+  app.run(main)
+'''
+
+
+@pytest.mark.long
+def test_its_launcher_takes_its_fields_as_flags(config, tmp_path):
+  (tmp_path / "averages_of_mine" / "launch.py").write_text(_LAUNCH)
+  made = f"from averages_of_mine import config\nget_config = lambda: config.{config}\n"
+  (tmp_path / "means.py").write_text(made)
+  options = ("--config=means.py", "--workdir=run", "--config.epsilon=2")
+  done = commands.run("averages_of_mine.launch", *options, cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("epsilon=2 (proved, delta=1e-05, add_or_remove_one")
+  refused = commands.run("averages_of_mine.launch", *options, "--config.no=2", cwd=tmp_path)
+  assert refused.returncode == 2 and "no such field" in refused.stderr
+
+
 @dataclasses.dataclass
 class _Count:
   seed: int = 0
@@ -155,10 +197,26 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
   assert again["params_sha256"] == whole["params_sha256"]
 
 
+def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
+  count = mechanisms.Laplace(epsilon=1.0, l1_sensitivity=1.0)
+  numbers = {"delta": 1e-7, "l2_bound": 1.0, "num_records": 10**6}
+  told = promise.of_event(count.event(), num_steps=3, **numbers)
+  result = loop.run(_job({"promise": told}), tmp_path)
+  assert 2.99 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
+  assert Ledger.from_json(result["ledger"]).epsilon(1e-7) == result["epsilon"]
+  assert "3 x Laplace noise" in result["privacy_statement"]
+  word = "S1: the count is of distinct people"
+  claimed = promise.of_event(count.event(), assumed=word, **numbers)
+  assert (claimed.kind, claimed.failed_assumptions) == ("claimed", (word,))
+  assert promise.of_event(gaussian_event(0.0), **numbers).kind == "none"
+  with pytest.raises(UserError, match="privacy.epsilon_budget=1"):
+    promise.of_event(gaussian_event(0.0), budget=1.0, **numbers)
+
+
 def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
-  titles, style = [], report.style
+  titles, dress = [], pictures.dress
   monkeypatch.setattr(
-    report, "style", lambda axes, **told: (titles.append(told), style(axes, **told))
+    pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
   )
   work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0

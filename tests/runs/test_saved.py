@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import loop, saved, streams, workdir
+from dpjax.experiments.run import config_names, loop, saved, streams, workdir
 from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
 
@@ -257,7 +257,7 @@ def test_the_file_decides_the_noise_and_none_leaves_it(tmp_path, monkeypatch):
     digests.append(build.digest(_config(**{"pretrained": str(path)})))
   assert len({*digests, build.digest(_config())}) == 3
   # that of before there was the field; the code of the day is part of every digest
-  monkeypatch.setattr(streams, "config_digest", streams.config_name)
+  monkeypatch.setattr(streams, "config_digest", config_names.digest_v1)
   assert build.digest(TrainConfig()).hex()[:16] == "272dba7d6f090812"
 
 

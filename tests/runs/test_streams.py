@@ -3,6 +3,8 @@ a run are noticed; what follows from the data without noise stands in checkpoint
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import hypothesis
 import numpy as np
@@ -23,7 +25,7 @@ from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import build as secure_build
-from dpjax.experiments.run import checkpoint, loop, streams
+from dpjax.experiments.run import checkpoint, config_names, loop, streams
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import experiment, grid
 from dpjax.validate import UserError
@@ -204,8 +206,33 @@ def test_what_was_published_can_be_repeated(get_config, room, started, monkeypat
   """With the code of then, by the noise of then: what comes to be configurable later is named
   only where it is another value than theirs."""
   assert not room.digest(get_config()).hex().startswith(started)  # other code, other noise
-  monkeypatch.setattr(streams, "config_digest", streams.config_name)
+  monkeypatch.setattr(streams, "config_digest", config_names.digest_v1)
   assert room.digest(get_config()).hex().startswith(started)
+
+
+def test_a_field_that_came_later_moves_the_names_of_today_alone(monkeypatch):
+  """Version 1 leaves it out at its first value; that of today names every field."""
+  config = fields.to_dict(quickstart.get_config())
+  later = {**config, "model": {**config["model"], "mirrored": False}}
+  earlier = {**config, "model": dict(config["model"])}
+  del earlier["model"]["mirrored"]
+  v1 = config_names.digest_v1("central", later)
+  v2 = config_names.digest_v2("central", later)
+  assert v1 == config_names.digest_v1("central", earlier)
+  assert v2 != config_names.digest_v2("central", earlier)
+  # No config is named alike by two versions, and a file that is named enters both.
+  assert v1 != v2
+  turned = {**config, "model": {**config["model"], "mirrored": True}}
+  assert len({v1, config_names.digest_v1("central", turned)}) == 2
+  for version, name in ((1, v1), (2, v2)):
+    monkeypatch.setattr(config_names, "VERSION", version)
+    assert config_names.of_config("central", later) == name
+
+
+def test_runs_that_begin_now_are_named_by_the_newest_version():
+  program = "from dpjax.experiments.run import config_names as c; print(c.VERSION)"
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+  assert done.stdout.strip() == str(max(config_names.VERSIONS)), done.stderr
 
 
 def test_features_are_known_by_what_they_were_computed_from(tmp_path):
@@ -233,6 +260,7 @@ def test_a_run_reads_its_data_once(kind, model, tmp_path, monkeypatch):
   assert len(reads) == 1
   given = train(config, tmp_path / "given", data=room.load_data(config))
   assert own["params_sha256"] == given["params_sha256"]
+  assert own["digest_version"] == config_names.VERSION
 
 
 # --- runs
@@ -368,4 +396,4 @@ def test_a_sweep_on_changed_data_does_not_keep_what_it_had(tmp_path):
 
 def test_a_number_beyond_every_float_has_its_own_name():
   """One of a result.json that somebody edited."""
-  assert streams.canonical(10**400) != streams.canonical(10**400 + 1)
+  assert config_names.canonical(10**400) != config_names.canonical(10**400 + 1)

@@ -91,6 +91,13 @@ def test_plan_and_ledger_take_it_as_it_is(halves):
   assert ledger.epsilon(1e-5) == plan.epsilon()
 
 
+def test_every_row_is_a_public_name():
+  for kind in dpjax.sampling.SAMPLERS.values():
+    assert getattr(dpjax.sampling, kind.__name__, None) is kind, (
+      f"dpjax/sampling/__init__.py must import {kind.__name__}"
+    )
+
+
 def test_its_games_are_found_and_played(halves):
   assert registry.is_sampler(halves)
   found = samplers.games(halves)

@@ -96,3 +96,19 @@ def test_clients_that_are_in_no_sum_are_refused(tmp_path):
   changes = {"federate.secure_sum": "secagg", "federate.clients_per_round": 3.0}
   with pytest.raises(UserError, match="clients_per_round=3: must divide"):
     _ran(tmp_path, **changes)
+
+
+def test_a_rogue_server_reads_every_client_of_a_sum(tmp_path):
+  """Gradients add up, and so do the bins: hiding who sent what does not hide what was sent."""
+  result = _ran(
+    tmp_path / "run",
+    **{
+      "attack": "imprint",
+      "federate.model.options": {"features": (128,), "activation": "relu"},
+      "federate.secure_sum": "additive_sharing",
+      "federate.clients_per_round": 4,
+    },
+  )
+  assert result["clients_per_message"] == 4
+  shares = [row["count"] / row["total"] for row in result["success"].values()]
+  assert max(shares) > 0.7

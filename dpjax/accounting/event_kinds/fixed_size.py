@@ -41,11 +41,17 @@ class FixedSizeKind(EventKind):
     )
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # The noise is relative to the sensitivity, which is 2 C where a record is exchanged.
+    # The noise is relative to the sensitivity, which is 2 C where a record is replaced.
     inner = kind_of(part.event).under_replace_one(part.event)
     return dpa.SampledWithoutReplacementDpEvent(
       part.source_dataset_size, part.sample_size, inner
     )
+
+  def gaussian_noise(self, part: Any) -> float | None:
+    return kind_of(part.event).gaussian_noise(part.event)
+
+  def joining_prob(self, part: Any) -> float:
+    return part.sample_size / part.source_dataset_size
 
   def describe(self, part: Any, unit: str) -> str:
     return (

@@ -33,6 +33,9 @@ class GaussianKind(AdditiveNoiseKind):
   def mu_squared(self, part: Any) -> tuple[float, bool]:
     return part.noise_multiplier**-2, True
 
+  def gaussian_noise(self, part: Any) -> float:
+    return part.noise_multiplier
+
 
 def sampled_gaussian_pld(
   noise_multiplier: float, interval: float, *, sampling_prob: float

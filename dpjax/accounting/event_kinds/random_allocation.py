@@ -55,7 +55,7 @@ class RandomAllocationKind(EventKind):
   replaced_in_two = True
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    # The constructors check both numbers.
+    # These constructors check both numbers.
     noise = gaussian_event(event.noise_multiplier)
     random_allocation_event(noise, num_steps=event.num_steps)
     return with_noise(
@@ -81,6 +81,9 @@ class RandomAllocationKind(EventKind):
   def largest_loss(self, part: Any) -> float:
     noise = self.unamplified(part)
     return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
+
+  def gaussian_noise(self, part: Any) -> float:
+    return part.noise_multiplier
 
   def describe(self, part: Any, unit: str) -> str:
     noise = self.unamplified(part)

@@ -1,4 +1,4 @@
-"""Settings that nothing would read are refused, for every config, in one place.
+"""Refusal of settings that nothing would read, for every config, in one place.
 
 A config holds the fields of all methods; a run reads those of its own. `of_training` says
 which fields the others are and what each would need, as `kinds.federated.unused` does.
@@ -15,6 +15,7 @@ from typing import Any
 
 from dpjax import models, sampling
 from dpjax.data.published import PUBLISHED, is_embedded
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
@@ -27,13 +28,15 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 
-# what a loss of a whole batch does not read
+# Kinds of data that have a declaration.
+_DECLARED = "a table, a text file or a folder of images"
+# fields that a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 
 
 def of_training(config: TrainConfig) -> Unused:
-  """The fields that this run does not read, and what each would need.
+  """Returns the fields that this run does not read, each with the condition that it needs.
 
   >>> of_training(TrainConfig())["audit.score"]
   'audit.enabled'
@@ -41,14 +44,16 @@ def of_training(config: TrainConfig) -> Unused:
   privacy = config.privacy
   private = privacy.method != "sgd"
   promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "neighboring_relation")
-  promise += ("accountant", "epsilon_budget")
+  promise += ("accountant", "epsilon_budget", "attacker")
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
+  # Private statistics normalise the inputs instead of the model's own groups.
+  grouped = normalization.per_example(config)
   return (
     of_data(config.data)
     | of_model(config.model)
-    | _of_groups(config)
+    | needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
@@ -72,25 +77,28 @@ def of_training(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the rest.
+  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the
+  others.
 
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
   path = pathlib.Path(os.path.expanduser(data.name))
-  folder = data.name.endswith("/")
-  is_file = data.name.endswith(".npz") or (folder and not of_leaf)
+  declared = takes_declaration(data.name) and not of_leaf
+  is_file = data.name.endswith(".npz") or declared
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()
-  # Images, or text in windows and lines of its own length.
+  # Images, or text with fixed windows and line lengths.
   published = data.name.partition(":")[0] in PUBLISHED
   text = not published and not is_file and not own
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | needs(
-    text, "a text of tensorflow-datasets", "data.max_length"
+  return (
+    needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | needs(text, "a text of tensorflow-datasets", "data.max_length")
+    | needs(declared, _DECLARED, "data.declaration")
   )
 
 
 def of_model(model: ModelConfig) -> Unused:
-  """The fields of a model that are of another kind of inputs, and options of other models."""
+  """Returns model fields for another kind of input, and options of other models."""
   of_features = models.needs_features(model.name) == "scattering"
   what = "a model on scattering features"
   features = needs(of_features, what, "model.mirrored", "model.colours")
@@ -98,26 +106,20 @@ def of_model(model: ModelConfig) -> Unused:
 
 
 def of_options(model: ModelConfig) -> Unused:
-  """The options that are set and that a model of this name does not take.
+  """Returns the set options that a model of this name does not take.
 
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
   """
-  # Only its call tells.
+  # Only a call shows this.
   if is_path(model.name):
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
   return {f"options.{name}": "a model that takes it" for name in others}
 
 
-def _of_groups(config: TrainConfig) -> Unused:
-  """The model's own groups, where private statistics normalise its inputs in their place."""
-  grouped = normalization.per_example(config)
-  return needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
-
-
 def of_dataset(dataset: Any) -> Unused:
-  """Returns the unread fields that only the loaded data tell."""
+  """Returns the unread fields that only the loaded data reveal."""
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
 
 

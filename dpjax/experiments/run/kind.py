@@ -1,4 +1,4 @@
-"""Defines `Kind`: what launchers need to know of one type of config, owned by that kind."""
+"""Defines `Kind`: what launchers need to know about one type of config."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from dpjax.experiments.config.unread import Unused
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """A kind of config: of one run, or of a table of several.
+  """A type of config: of one run, or of a table of several.
 
   Attributes:
     config: the dataclass of its configs.
     launcher: the module that runs it, "launch.train".
     check: (config) -> anything; raises UserError for whatever a run would be refused for.
-    unread: (config) -> the fields that it does not read, and what each would need.
+    unread: (config) -> the fields that it does not read, and what each would need; it reads
+      all by default.
     columns: fields that hold what several runs of a config differ in.
   """
 
   config: type
   launcher: str
   check: Callable[[Any], object]
-  unread: Callable[[Any], Unused]
+  unread: Callable[[Any], Unused] = lambda config: {}
   columns: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunKind(Kind):
-  """A kind of run that trains one model.
+  """A type of run that trains one model.
 
   Attributes:
     load_data: (config, features=True) -> (train, test).

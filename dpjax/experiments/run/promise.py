@@ -1,4 +1,4 @@
-"""The guarantee of a run. Every epsilon that a person sees is read from here.
+"""The guarantee of a run. Every epsilon shown to a user is read from here.
 
 A promise is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import noise, validate
+from dpjax import accounting, noise, validate
 from dpjax.accounting import (
   NOTHING,
   Budget,
@@ -22,19 +22,26 @@ from dpjax.accounting import (
   Ledger,
   by_name,
   delta_warning,
+  overflow,
   upper,
 )
+from dpjax.accounting.event_kinds.kind import is_user_defined, kind_of
+from dpjax.accounting.proved import ADD
 from dpjax.experiments.run import writers
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
+# Key of result.json: the most that any membership attack can do, by the proof of epsilon.
+MU = "mu"
+RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
+ADVANTAGE = "max_advantage"
 
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-  """A guarantee: whose epsilon, of which kind, under which neighbours.
+  """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
 
   >>> Promise("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
@@ -47,7 +54,7 @@ class Promise:
   relation: str
   unit: str = "example"
   accountant: str = ""
-  # What step t of THIS run is charged, and what its steps from t to the last are.
+  # The event of step t of THIS run, and of its steps from t to the last.
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
@@ -57,6 +64,8 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
+  # Profile of the larger deployment, whose steps differ from those of its simulation.
+  deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
     validate.one_of(KINDS, kind=self.kind)
@@ -64,7 +73,7 @@ class Promise:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
   def check_budget(self, ledger: Ledger) -> None:
-    """Refuses before the next step what would overspend at the last.
+    """Refuses, before the next step, a run that would overspend at its last step.
 
     Raises:
       BudgetExceeded: naming `privacy.epsilon_budget`.
@@ -84,18 +93,52 @@ class Promise:
       raise error.of(field="privacy.epsilon_budget") from error
 
   def charged(self, ledger: Ledger) -> float:
-    """Epsilon of the charges themselves, not of what was meant to run."""
+    """Returns epsilon of the recorded steps, not of the planned ones."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
       neighboring_relation=self.relation,
       accountant=self.accountant,
     )
 
-  def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
-    """The privacy part of result.json.
+  def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
+    """Returns every pair (epsilon, delta) that holds at once; None where no accountant
+    gives them.
 
     Args:
-      epsilon: of the curve, after all steps.
+      ledger: ledger of the steps that ran; an empty one stands for all steps.
+      epsilon: epsilon on the curve, after all steps.
+    """
+    if self.kind == "none" or not math.isfinite(epsilon):
+      return None
+    if self.deployed_profile is not None:
+      return self.deployed_profile()
+    ran = self.kind == "proved" and ledger.charges
+    event = ledger.event() if ran else self.remaining_event(0)
+    if isinstance(event, NoOpDpEvent):
+      return None
+    profile = accounting.privacy_profile(
+      event, neighboring_relation=self.relation, accountant=self.accountant
+    )
+    aside = (self.delta or 0.0) - (self.accounted_delta or 0.0)
+    return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
+
+  def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
+    """Returns the most that any membership attack can do, by keys of result.json."""
+    profile = self.profile(ledger, epsilon)
+    if profile is None or not self.delta:
+      return {}
+    mu = accounting.pairs_of(profile, self.delta).mu(self.delta)
+    rates = {
+      name: accounting.true_positive_rate(profile, fpr) for name, fpr in RATES.items()
+    }
+    known = {MU: mu} if math.isfinite(mu) else {}
+    return known | rates | {ADVANTAGE: accounting.advantage(profile)}
+
+  def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
+    """Returns the privacy part of result.json.
+
+    Args:
+      epsilon: epsilon of the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return dict.fromkeys(_FACTS) | {"epsilon_kind": "none", "accountant": None}
@@ -109,14 +152,15 @@ class Promise:
     }
     if self.failed_assumptions:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
+    facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
-    # Of what really ran: a run that ended early costs less than its plan.
+    # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
   def warn(self) -> None:
-    """Warns where delta is no smaller than 1 / number of records."""
+    """Warns where delta is not smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
     warning = delta_warning(self.delta, self.num_records)
@@ -136,13 +180,13 @@ def of_plan(
   note: str = "",
   release: bool = False,
 ) -> Promise:
-  """The promise of a plan that is carried out on so many records.
+  """Returns the guarantee of a plan that runs on that many records.
 
   Args:
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
       records: then the promise is simulated.
     unit: whose data are one record; "" for the plan's own word.
-    note: what stands before the plan's statement.
+    note: text before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
 
   Raises:
@@ -150,7 +194,7 @@ def of_plan(
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
-  # The ledger is of what runs. The statement may be of a larger deployment.
+  # The ledger records the actual run. The statement may be about a larger deployment.
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
@@ -174,6 +218,81 @@ def of_plan(
     num_records=num_records,
     budget=budget,
     failed_assumptions=plan.assumptions or runs.assumptions,
+    deployed_profile=None if ran is None else plan.privacy_profile,
+  )
+
+
+def of_event(
+  event: DpEvent,
+  *,
+  delta: float,
+  l2_bound: float,
+  num_records: int,
+  relation: str = ADD,
+  num_steps: int = 1,
+  accountant: str = "pld",
+  unit: str = "example",
+  budget: float | None = None,
+  assumed: str = "",
+) -> Promise:
+  """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
+
+  Whether the steps do what the event says cannot be checked here.
+
+  Args:
+    event: event of one step, such as `mechanism.event(relation)`.
+    l2_bound: largest norm of one record's part, to which the event's noise is relative.
+    num_records: public; see `num_examples` of `accounting.privacy_statement`.
+    assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
+      with an event that a user accounts for.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> found.kind, round(found.curve(1), 3)
+  ('proved', 1.993)
+  """
+  kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]
+  foreign = {name for name, found in kinds if is_user_defined(found)}
+  failed = [f"{name}: its accounting is its author's word" for name in sorted(foreign)]
+  if assumed:
+    failed.append(assumed)
+  kind = "claimed" if failed else "proved"
+  rules: dict[str, Any] = {"delta": delta, "neighboring_relation": relation}
+
+  def curve(steps: int) -> float:
+    return accounting.epsilon(
+      accounting.composed(event, steps), accountant=accountant, **rules
+    )
+
+  def statement(steps: int) -> str:
+    return accounting.privacy_statement(
+      accounting.composed(event, steps),
+      num_examples=num_records,
+      unit=unit,
+      accountants=(accountant,),
+      epsilon_kind=kind,
+      **rules,
+    )
+
+  # No noise: there is no guarantee, and none may be requested.
+  is_private = math.isfinite(curve(num_steps))
+  if not is_private:
+    check_nothing_asked(budget=budget, release=False)
+  return Promise(
+    kind=kind if is_private else "none",
+    delta=delta,
+    relation=relation,
+    unit=unit,
+    accountant=accountant,
+    step_event=lambda step: event,
+    remaining_event=lambda start: accounting.composed(event, num_steps - start),
+    curve=curve,
+    statement=statement if is_private else lambda steps: NOTHING,
+    accounted_delta=delta,
+    l2_bound=l2_bound,
+    num_records=num_records,
+    budget=budget,
+    failed_assumptions=tuple(failed),
   )
 
 
@@ -181,7 +300,7 @@ NONE = Promise("none", None, "")
 
 
 def named(assumptions: Iterable[str]) -> str:
-  """The names of failed assumptions, each of which precedes its words and a colon.
+  """Returns the names of failed assumptions; a name precedes its description and a colon.
 
   >>> named(["C1: the clip norm is a guess", "C4: no noise"])
   'C1, C4'
@@ -190,14 +309,14 @@ def named(assumptions: Iterable[str]) -> str:
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
-  """Raises for what a run that promises nothing would ignore."""
+  """Raises for settings that a run without a guarantee would ignore."""
   if release or budget is not None:
     given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
     raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
 
 
 def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
-  """The same promise, whose statement begins with a note; "" for none.
+  """Returns the same guarantee with a note before its statement; "" for none.
 
   Args:
     assumed: what the promise rests on and nothing here can check: then it is a claim.
@@ -212,9 +331,26 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
   return dataclasses.replace(found, kind="claimed", failed_assumptions=rests)
 
 
+def asked(attack: accounting.AttackBound | None, delta: float) -> str:
+  """Returns in words the guarantee to which a run's noise was calibrated; "" for an
+  epsilon.
+
+  >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
+  'The noise was calibrated so that no test of m'
+  """
+  if attack is None:
+    return ""
+  return textwrap.fill(
+    f"The noise was calibrated so that {attack.words(delta)}.",
+    width=92,
+    break_on_hyphens=False,
+  )
+
+
 def released(plan: Plan) -> str:
-  """Returns what release mode adds to the privacy statement, and what it does not cover."""
-  # The grid must be fine beside the least noise of any step.
+  """Returns the additions of release mode to the privacy statement, and what it does not
+  cover."""
+  # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(
@@ -235,7 +371,8 @@ def released(plan: Plan) -> str:
 
 
 def told(result: Mapping[str, Any]) -> str:
-  """The promise of a result.json in a few words; a claim never comes without what fails.
+  """Returns the guarantee of a result.json in a few words; a claim always names the
+  assumptions that fail.
 
   >>> told({"epsilon_kind": "none"})
   'not private'
@@ -248,8 +385,23 @@ def told(result: Mapping[str, Any]) -> str:
   if kind == "simulated" and result.get("failed_assumptions"):
     under += ", what really ran is not proved"
   if kind != "claimed":
-    return f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
+    return f"{meaning}{attackers_told(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
   return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+
+
+def attackers_told(result: Mapping[str, Any]) -> str:
+  """States the most that an attacker can do, after an epsilon; "" where the result has
+  none.
+
+  >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
+  ', mu=0.5, TPR at most 0.034 at FPR 0.01'
+  """
+  words = [f", mu={upper(result[MU])}"] if MU in result else []
+  name = "tpr_at_fpr_0.01"
+  if name in result:
+    words.append(f", TPR at most {upper(result[name])} at FPR 0.01")
+  return "".join(words)

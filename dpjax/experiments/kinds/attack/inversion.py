@@ -1,4 +1,5 @@
-"""Inversion of clients' messages as a run: each client of the federation once the victim.
+"""Inversion of clients' messages as a run: each client of the federation is the victim
+once.
 
 With a secure sum the adversary, the server, has no message: it inverts the mean over a cohort,
 one cohort after the other, as the mean of what it simulates of that many clients.
@@ -24,7 +25,6 @@ from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
-from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
@@ -40,7 +40,8 @@ _SHOWN = 8  # images in a picture
 
 
 class Victims(NamedTuple):
-  """The messages of a federation's clients in one round, and who simulates them."""
+  """The messages of a federation's clients in one round, and the simulation that makes
+  them."""
 
   truths: list[Example]  # of each client, leaves [b, ...]
   params: Any  # that every client has received
@@ -55,12 +56,19 @@ class Victims(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
-  """Builds the clients of the federation as a run has them."""
-  federate, (federation, _) = config.federate, loaded
+  """Builds the clients of the federation as a run does."""
+  federate = config.federate
+  federation, test = loaded
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
-    params = _uniform(params, config.attack.uniform_init, random.init)
+    # Papers on inversion attack networks with wide uniform weights.
+    bound: float = config.attack.uniform_init
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(random.init, len(leaves))
+    draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
+    params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
+  params = config.attack.sent(params, model, np.asarray(test.x), config.seed)
   loss = attacks.soft_labels(task.loss(model.apply))
   batches = LocalWork(**vars(federate.local)).rows(count, np.random.default_rng(0))
   client, memory = federated.client_of(federate, loss)
@@ -92,7 +100,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # "both" promises what the server releases, too: its epsilon is that of the server's noise
+  # "both" also guarantees the server's release; its epsilon is that of the server's noise
   hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=seen,
@@ -111,7 +119,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
 def _cohorts(
   truths: list[Example], send: Any, aggregator: Any, together: int
 ) -> tuple[list[Example], Any]:
-  """(the examples of each cohort, what the server gets of it)."""
+  """(the examples of each cohort, its message to the server)."""
   if len(truths) % together:
     raise UserError(
       f"must divide partition.num_clients={len(truths)}, so that each client is in one sum",
@@ -132,7 +140,7 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a cohort's mean, had its clients held these examples, equally many each.
+  """Returns a cohort's mean, as if its clients held these examples, equally many each.
 
   Args:
     bound: each message is clipped to it; None: not at all.
@@ -154,7 +162,7 @@ def _mean_view(view: attacks.View, together: int, bound: float | None) -> attack
 
 
 def _size(federation: Any) -> int:
-  """Examples of every client, which must be equally many: one attack for all."""
+  """Number of examples of every client, which must be equal: one attack serves all."""
   sizes = sorted({len(rows) for rows in federation.indices})
   if len(sizes) > 1 or sizes[0] == 0:
     raise UserError(
@@ -166,18 +174,11 @@ def _size(federation: Any) -> int:
   return sizes[0]
 
 
-def _uniform(params: Any, bound: float, key: jax.Array) -> Any:
-  leaves, treedef = jax.tree.flatten(params)
-  keys = jax.random.split(key, len(leaves))
-  draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
-  return jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
-
-
 # --- the work
 
 
 def work(config: AttackConfig, attacked: Victims) -> Work:
-  """One step a message: sent, and inverted."""
+  """Returns a work that sends and inverts one message a step."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
   number = len(attacked.truths)
@@ -205,23 +206,19 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
   return pieces.filled(number, init, fill, name="messages", evaluate=error)
 
 
-def _gradient(config: FedConfig, attacked: Victims, message: Any) -> Any:
-  """The message as a gradient: exact for one step of SGD."""
-  steps = int(attacked.batches.mask.any(axis=1).sum())
-  rate = config.client_optimizer.learning_rate
-  return attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
-
-
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """(message, truth, client) -> (examples [b, ...], labels [b]); of the truth it takes the
-  shape, and its labels where the config says that they are known."""
+  """(message, truth, client) -> (examples [b, ...], labels [b]). The truth gives only its
+  shape, and its labels where the config calls them known."""
   own = config.attack
   shape = np.shape(attacked.truths[0].x)
 
   def labels(message: Any, truth: Example) -> np.ndarray:
     if own.labels == "known":
       return np.asarray(truth.y)
-    gradient = _gradient(config.federate, attacked, message)
+    # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
+    steps = int(attacked.batches.mask.any(axis=1).sum())
+    rate = config.federate.client_optimizer.learning_rate
+    gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
     return attacks.infer_labels(gradient, batch_size=shape[0])
 
   if isinstance(own, DenseFirst):
@@ -248,30 +245,29 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns one guess for all examples of the client."""
+  """Returns the client's examples as a dense first layer shows them, and their labels."""
   del place
+  size = truth.x[0].size
   try:
-    one = attacks.first_dense(seen, own.layer)
+    guesses = own.read(seen, len(truth.x))
   except attacks.NothingSent:
-    one = np.zeros(truth.x[0].size)
+    guesses = np.zeros((len(truth.x), size))
   except UserError as error:
     raise error.within("attack") from error
-  if one.size != truth.x[0].size:
+  if guesses.shape[1] != size:
     raise UserError(
-      f"takes {one.size} numbers, an example has {truth.x[0].size}; must be "
-      "the first layer",
+      f"takes {guesses.shape[1]} numbers, an example has {size}; must be the first layer",
       field="attack.layer",
       value=own.layer,
     )
-  guess = np.broadcast_to(one.reshape(truth.x.shape[1:]), truth.x.shape)
-  return guess, labels(seen, truth)
+  return guesses.reshape(truth.x.shape), labels(seen, truth)
 
 
-# --- what is found
+# --- results
 
 
 def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
-  """Successes by every criterion, labels, and the leakage scores that are defined here."""
+  """Counts successes by every criterion, labels, and the leakage scores defined here."""
   truth = np.concatenate([np.asarray(one.x) for one in attacked.truths])
   made = np.asarray(state["found"]).reshape(truth.shape)
   span = 2.0 if config.federate.data.center else 1.0
@@ -298,7 +294,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
       }
       for row in rows
     },
-    # the strictest criterion by which something was recovered
+    # the strictest criterion by which anything was recovered
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, made),
     "epsilon_note": attacked.note,
@@ -317,14 +313,14 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
-  """How many labels of a batch, in any order, were found."""
+  """Number of a batch's labels that were found, in any order."""
   return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
 
 
 def _leakage(
   config: AttackConfig, attacked: Victims, truth: np.ndarray, made: np.ndarray
 ) -> dict[str, Any]:
-  """The three readings of the gradient leakage score, where they are defined."""
+  """Returns the three readings of the gradient leakage score, where they are defined."""
   messages = [attacked.send(place) for place in range(len(attacked.truths))]
   inputs = np.stack([np.asarray(one.x) for one in attacked.truths])  # [N, b, ...]
   found: dict[str, Any] = {}
@@ -336,7 +332,15 @@ def _leakage(
   if len(messages) >= 4:
     flat = [np.asarray(flatten_util.ravel_pytree(one)[0]) for one in messages]
     found["distance"] = attacks.distance_correlation(np.stack(flat), inputs)
-  return {name: _told(score) for name, score in found.items()}
+  return {
+    name: {
+      "score": score.score,
+      "interval": score.interval,
+      "null": float(np.mean(score.null)),
+      "p_value": score.p_value,
+    }
+    for name, score in found.items()
+  }
 
 
 def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
@@ -347,12 +351,3 @@ def _first_kernels(config: AttackConfig, messages: list[Any], size: int) -> Any:
   except UserError:
     return None
   return kernels if kernels.shape[1] == size else None
-
-
-def _told(score: attacks.LeakageScore) -> dict[str, Any]:
-  return {
-    "score": score.score,
-    "interval": score.interval,
-    "null": float(np.mean(score.null)),
-    "p_value": score.p_value,
-  }

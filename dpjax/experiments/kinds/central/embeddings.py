@@ -7,7 +7,7 @@ other outputs, so it takes the layers below and begins with a last layer of its 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,14 +22,14 @@ from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
 NAME = "contrastive"
-# Of an embedding, as Wang and Isola have it.
+# Width of an embedding, as in Wang and Isola.
 WIDTH = 128
 _TOLD = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what needs a loss of one example."""
+  """Raises UserError for options that need a loss of one example."""
   if config.loss != NAME:
     return
   if config.privacy.method != "sgd":
@@ -47,13 +47,13 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse(config: TrainConfig, room: str) -> None:
-  """Raises UserError: who asks wants a loss of one example."""
+  """Raises UserError: the caller needs a loss of one example."""
   if config.loss == NAME:
     raise UserError(f"must be another: it {_WHY}", field=f"{room}.{_TOLD}")
 
 
 def loss(apply: losses.Apply) -> LossFn:
-  """Stands where a loss of one example would: whoever calls it is refused."""
+  """Placeholder for a loss of one example, which refuses every call."""
   del apply
 
   def of_one_example(params: Params, example: Example) -> Array:
@@ -70,10 +70,15 @@ def evaluate(
   *,
   batch_size: int = 500,
 ) -> dict[str, float]:
-  """{"accuracy", "loss"}: of the class of the nearest other image, and the loss of two views of
-  each, the same ones every time, in batches."""
+  """Computes {"accuracy", "loss"}: the class of the nearest other image, and the loss of
+  two views of each. The views are the same every time, in batches."""
   scored = _compiled(apply, augment_fn)
-  found = [scored(params, *batch) for batch in _batches(dataset, batch_size)]
+  # Every evaluation uses the same views, so that rows of one run can be compared.
+  keys = jax.random.split(jax.random.key(0), len(dataset.y))
+  found = []
+  for start in range(0, len(dataset.y), batch_size):
+    rows = slice(start, start + batch_size)
+    found.append(scored(params, np.asarray(dataset.x[rows]), keys[rows]))
   points = np.concatenate([np.asarray(embedded) for embedded, _ in found])
   sizes = [len(embedded) for embedded, _ in found]
   nats = np.average([float(nats) for _, nats in found], weights=sizes)
@@ -81,7 +86,7 @@ def evaluate(
   return {"accuracy": accuracy, "loss": float(nats)}
 
 
-# Bounded, so that the models of a long session are let go.
+# Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
   @jax.jit
@@ -91,11 +96,3 @@ def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[...,
     return training.on_sphere(apply(params, x)), loss
 
   return scored
-
-
-def _batches(dataset: data.Dataset, size: int) -> Iterator[tuple[Any, Any]]:
-  # The same views in every evaluation, so that rows of one run can be compared.
-  keys = jax.random.split(jax.random.key(0), len(dataset.y))
-  for start in range(0, len(dataset.y), size):
-    rows = slice(start, start + size)
-    yield np.asarray(dataset.x[rows]), keys[rows]

@@ -74,7 +74,13 @@ def featured(
         field="resident",
         value=False,
       )
-    return data.computed(dataset, _joined(make(), shape))
+    # One array from the start: joining the blocks would hold all features twice.
+    out = np.empty(shape, np.float32)
+    done = 0
+    for block in make():
+      out[done : done + len(block)] = block
+      done += len(block)
+    return data.computed(dataset, out)
   # All that decides a feature, so that a changed setting never reads old features.
   settings = (shape, groups, standardized, *seen.values())
   key = cache.key(data.digest(dataset), *settings, *_makers())
@@ -135,12 +141,3 @@ def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
   rest = np.concatenate(held) if held else np.zeros((0,))
   if len(rest):
     yield rest
-
-
-def _joined(blocks: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-  out = np.empty(shape, np.float32)
-  done = 0
-  for block in blocks:
-    out[done : done + len(block)] = block
-    done += len(block)
-  return out

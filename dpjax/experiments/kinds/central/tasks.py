@@ -1,4 +1,4 @@
-"""Learning tasks: what is learnt from a data set, and how it is scored."""
+"""Learning tasks: their loss on a data set, and their scores."""
 
 from __future__ import annotations
 
@@ -18,21 +18,34 @@ from dpjax.validate import UserError
 
 
 class Task(NamedTuple):
-  """A task: what is learnt, and how it is scored."""
+  """A task: its loss and its scores."""
 
-  name: str
+  name: str  # `task` in result.json
   loss: Callable[[Any], LossFn]  # of model.apply
   evaluate: Callable[..., dict[str, float]]  # (apply, params, dataset)
   width: Callable[[Any], int]  # of the outputs, from the data set
   keyed: bool = False  # whether the model draws from `example.key` in training
 
 
-_CLASSIFICATION = Task(
-  "classification",
-  losses.softmax_cross_entropy,
-  metrics.evaluate,
-  lambda dataset: dataset.num_classes,
-)
+def _num_outputs(dataset: data.Dataset) -> int:
+  return dataset.num_classes
+
+
+# Target of the data (None: classes) -> its loss of ONE example, and its scores. A new kind
+# of target is one row here.
+TASKS: dict[type | None, Task] = {
+  None: Task(
+    "classification", losses.softmax_cross_entropy, metrics.evaluate, _num_outputs
+  ),
+  data.Labels: Task(
+    "multi_label", losses.sigmoid_cross_entropy, metrics.evaluate_labels, _num_outputs
+  ),
+  # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
+  # error is at most 2, so gradients are about as long as those of classification.
+  data.Interval: Task(
+    "regression", losses.mean_squared_error, metrics.evaluate_regression, _num_outputs
+  ),
+}
 _NEXT_TOKEN = functools.partial(losses.next_token, padding_id=data.PADDING_ID)
 _OF_PEOPLE = functools.partial(_NEXT_TOKEN, sequences=True)
 _LANGUAGE = Task(
@@ -44,12 +57,16 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """Classification, or the next token where the model is one of language; with a user's own
-  loss where the config names one. The scores stay those of the task. Embeddings of two views
-  where it is named."""
+  """Makes the task of the data's target (`TASKS`), or the next token for a language model,
+  or embeddings of two views if named. A user's loss may replace the loss. The scores stay
+  those of the task."""
   if config.loss == embeddings.NAME:
-    return _embedding(config)
-  task = _LANGUAGE if models.is_language(config.model.name) else _CLASSIFICATION
+    data.needs_classes(dataset, f"loss={config.loss!r}")
+    augment = training.AUGMENTATIONS[config.augmentation]
+    evaluate = functools.partial(embeddings.evaluate, augment)
+    return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
+  kind = None if dataset.target is None else type(dataset.target)
+  task = _LANGUAGE if models.is_language(config.model.name) else TASKS[kind]
   if task is _LANGUAGE and dataset.vocab_size is None:
     raise UserError(
       f"needs text of a declared vocabulary, which data.name={config.data.name!r} "
@@ -62,19 +79,13 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   return task if config.loss == "auto" else task._replace(loss=user_code.loss(config.loss))
 
 
-def _embedding(config: TrainConfig) -> Task:
-  augment = training.AUGMENTATIONS[config.augmentation]
-  evaluate = functools.partial(embeddings.evaluate, augment)
-  return Task(embeddings.NAME, embeddings.loss, evaluate, lambda _: embeddings.WIDTH)
-
-
 def of_people(dataset: data.Dataset) -> bool:
-  """Whether an example is several sequences of tokens, [m, T]: all of one person."""
+  """Whether an example is several sequences of tokens, [m, T], all of one user."""
   return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
 
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
-  """Raises UserError unless the promise names what one row of the data is."""
+  """Raises UserError unless the guarantee names the unit that one row of the data is."""
   people = of_people(dataset)
   if people != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if people else ("not be", "not all")

@@ -1,4 +1,5 @@
-"""privacy.method="distributed": what clients' shares of noise inside a secure sum promise."""
+"""privacy.method="distributed": the guarantee of clients' shares of noise inside a secure
+sum."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 
 from dpjax import accounting, secure
+from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.federated.config import (
   FedConfig,
@@ -52,7 +54,8 @@ _RELEASE = (
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for what noise in shares needs, as can be told without data."""
+  """Raises UserError for fields that do not fit noise in shares, as far as data are not
+  needed."""
   if config.privacy.method != METHOD:
     return
   if isinstance(config.secure_sum, NoSecureSum):
@@ -79,7 +82,7 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
-  # Other parts of a message would need a norm, and noise, of their own.
+  # Other parts of a message would need their own norm and noise.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
@@ -91,7 +94,7 @@ def check(config: FedConfig) -> None:
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
-  """Returns a round's mechanism, its noise calibrated where an epsilon was given; None for another
+  """Returns a round's mechanism, with noise calibrated to a given epsilon; None for another
   method."""
   privacy = config.privacy
   if privacy.method != METHOD:
@@ -109,32 +112,40 @@ def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | Non
   try:
     return of(_calibrated(config, of))
   except accounting.Unreachable as error:
+    wanted = f"epsilon={privacy.epsilon!r}" if privacy.epsilon else "attacker"
     raise UserError(
-      f"so coarse a grid cannot reach privacy.epsilon={privacy.epsilon!r}: {error}",
+      f"so coarse a grid cannot reach privacy.{wanted}: {error}",
       field="secure_sum.bits",
       value=config.secure_sum.bits,
     ) from error
 
 
 def _calibrated(config: FedConfig, of: Any) -> float:
-  return accounting.calibrate_noise_multiplier(
-    # Rounding makes the sensitivity larger, by a part that depends on the grid, and so on
-    # z.
-    lambda z: accounting.composed(of(z).event, config.num_rounds),
-    epsilon=config.privacy.epsilon or 0.0,
-    delta=config.privacy.delta,
-    neighboring_relation=_RELATION,
-    accountant="rdp",
-  )
+  counting: Any = {
+    "delta": config.privacy.delta,
+    "neighboring_relation": _RELATION,
+    "accountant": "rdp",
+  }
+
+  def run_event(noise_multiplier: float) -> accounting.DpEvent:
+    # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
+    # noise.
+    return accounting.composed(of(noise_multiplier).event, config.num_rounds)
+
+  attack = attack_of(config.privacy)
+  if attack is not None:
+    return accounting.calibrate_noise_to_attack(run_event, attack, **counting)
+  epsilon = config.privacy.epsilon or 0.0
+  return accounting.calibrate_noise_multiplier(run_event, epsilon=epsilon, **counting)
 
 
 def seed_of(key: jax.Array) -> int:
-  """All bits of a key, as a seed of NumPy's."""
+  """Returns all bits of a key, as a seed for NumPy."""
   return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
 
 
 def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Promise:
-  """Under zero-out, for one client of `num_clients`."""
+  """Returns the guarantee for one client of `num_clients`, under zero-out."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
 
@@ -168,7 +179,7 @@ def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Pr
     relation=_RELATION,
     unit="user",
     accountant="rdp",
-    # Without amplification: the server that is to learn nothing knows who takes part.
+    # Without amplification: the server, from which data are hidden, knows who takes part.
     step_event=lambda step: found.event,
     remaining_event=lambda start: accounting.composed(
       found.event, config.num_rounds - start

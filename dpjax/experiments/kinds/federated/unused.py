@@ -17,7 +17,7 @@ from dpjax.names import is_path
 
 
 def of_federation(config: FedConfig) -> Unused:
-  """The fields that this run does not read, and what each would need.
+  """Returns the fields that this run does not read, each with the condition that it needs.
 
   >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
   "privacy.method='both'"
@@ -80,7 +80,7 @@ def _federated_privacy(config: FedConfig) -> Unused:
   privacy = config.privacy
   room = "privacy"
   method = privacy.method
-  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget")
+  promise = ("epsilon", "noise_multiplier", "l2_clip_norm", "epsilon_budget", "attacker")
   reported = method != "none" or config.audit.enabled
   simulated = f"{room}.simulated_cohort", f"{room}.simulated_clients"
   return (

@@ -1,4 +1,4 @@
-"""Which settings of a run of relevance its method reads; see `unused`."""
+"""Settings of a run of relevance that its method does not read; see `unused`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data.published import is_embedded
+from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.unused import of_model, of_options
-from dpjax.relevance.lrp import Lrp
-from dpjax.relevance.settings import Paper, Rigorous
+from dpjax.relevance.settings import Rigorous
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
-# Methods that perturb gradients.
+# Methods that perturb gradients, and so have a plan.
 PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)
 _CLAIMED = ("adlm", "ilm")
 
 
 def of(config: RelevanceConfig) -> Unused:
-  """The fields that one curve does not read, and what each would need.
+  """Returns the fields that one curve does not read, each with the condition that it needs.
 
   >>> from dpjax.experiments.kinds.relevance.config import RelevanceConfig
   >>> of(RelevanceConfig())["weight_decay"]
@@ -39,6 +39,17 @@ def of(config: RelevanceConfig) -> Unused:
   noised = radp or method in _CLAIMED
   public = rigorous and config.rigorous.model1 == "public"
   of_audit = (f"audit.{f.name}" for f in dataclasses.fields(audit) if f.name != "enabled")
+  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
+  of_paper = _table(
+    (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
+    (config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
+  )
+  # Every method reads lrp: for its relevance, or for the heat maps of its result.
+  lrp = _table(
+    (config.lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
+    (config.lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
+    (config.lrp.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
+  )
   return (
     _data(config.data)
     | of_model(config.model)
@@ -61,25 +72,31 @@ def of(config: RelevanceConfig) -> Unused:
       (noised or audit.canary_runs, "audit.canary_runs, or a method that noises records",
        "audit.enabled"),
     )
-    | (_paper(config.paper) if paper else {})
+    | (of_paper if paper else {})
     | (_rigorous(config.rigorous) if rigorous else {})
-    | _lrp(config.lrp)
+    | lrp
   )  # fmt: skip
 
 
 def _table(*rows: tuple[bool, str, str]) -> Unused:
-  """Returns field -> reason for rows (condition, its words, fields) whose condition fails."""
+  """Returns field -> reason for rows (condition, its words, fields) whose condition is
+  false."""
   return {name: what for holds, what, names in rows if not holds for name in names.split()}
 
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  is_file = data.name.endswith(".npz")
+  declared = takes_declaration(data.name)
+  is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
-  return needs(not embedded, "data that lie in a folder", "data.data_dir") | {
-    "data.max_length": "text, and relevance is of images",
-    "data.num_users": "users that the data name (launch.federate)",
-  }
+  return (
+    needs(declared, "a table or a folder of images", "data.declaration")
+    | needs(not embedded, "data that lie in a folder", "data.data_dir")
+    | {
+      "data.max_length": "text, and relevance is of images",
+      "data.num_users": "users that the data name (launch.federate)",
+    }
+  )
 
 
 def of_dataset(dataset: Any) -> Unused:
@@ -91,7 +108,8 @@ def of_dataset(dataset: Any) -> Unused:
 
 
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
-  """Model 1 is the first net, model 2 the second; one may be what the other is not."""
+  """Returns the unused fields of the nets. Model 1 is the first, model 2 the second; each
+  may be of another type."""
   method = config.method
   second = config.model
   reduced = rigorous and config.rigorous_model is not None
@@ -110,14 +128,6 @@ def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
 
 def _takes_activation(model: ModelConfig) -> bool:
   return "activation" in models.options(model.name) and "activation" not in model.options
-
-
-def _paper(how: Paper) -> Unused:
-  of_preset = "paper.beta_norm paper.times_batch_size paper.draw"
-  return _table(
-    (how.preset == "custom", "paper.preset='custom'", of_preset),
-    (how.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
-  )
 
 
 def _rigorous(how: Rigorous) -> Unused:
@@ -162,12 +172,3 @@ def _private(config: RelevanceConfig, rigorous: bool) -> Unused:
   }
   unread = [f"private.{name}" for name, is_used in used.items() if not is_used]
   return needs(False, f"a method that reads it, not {method!r}", *unread)
-
-
-def _lrp(how: Lrp) -> Unused:
-  """Read by every method: by its relevance, or by the heat maps of its result."""
-  return _table(
-    (how.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
-    (how.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
-    (how.input_rule == "z_box", "lrp.input_rule='z_box'", "lrp.low lrp.high"),
-  )

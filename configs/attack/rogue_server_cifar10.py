@@ -1,0 +1,46 @@
+"""A server that sends a model made to leak, against eight clients with batches of CIFAR-10.
+
+  python -m launch.attack --config=configs/attack/rogue_server_cifar10.py --workdir=runs/rogue
+
+The first layer of the model that it sends is 512 bins (Fowl et al. 2022). One gradient then
+shows most images of a batch, exactly; and so does a sum over four clients, however it is made.
+Needs the prepared CIFAR-10.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.attack import common
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
+
+_MODEL = ModelConfig(name="mlp", options={"features": (512,), "activation": "relu"})
+_LOCAL = {
+  "federate.privacy.method": "local",
+  "federate.privacy.epsilon": None,
+  "federate.privacy.l2_clip_norm": 0.1,
+}
+_NOISE = "federate.privacy.noise_multiplier"
+_DEFENCES: dict[str, dict[str, Any]] = {
+  "none": {},
+  "clipping": {**_LOCAL, _NOISE: 0.0},
+  "noise .01": {**_LOCAL, _NOISE: 0.01},
+  "noise 2": {**_LOCAL, _NOISE: 2.0},
+  "secure sum of 4": {"federate.secure_sum": "secagg", "federate.clients_per_round": 4},
+  "4 local steps": {"federate.local.epochs": 4},
+  "top-k": {"federate.compression": "top_k"},
+}
+
+
+def get_config() -> AttackConfig:
+  """Seven defences at batches of 32, and an honest model of the same shape."""
+  rows: dict[str, dict[str, Any]] = {"honest server, none": {"attack": "dense_first"}}
+  for defence, fields in _DEFENCES.items():
+    rows[f"rogue server, {defence}"] = fields
+  return AttackConfig(
+    federate=common.clients("cifar10", _MODEL, count=8, batch=32),
+    attack="imprint",
+    rows=rows,
+    title="a rogue server, CIFAR-10, batches of 32",
+  )

@@ -1,0 +1,314 @@
+"""Bounds on attackers: guarantees in place of an epsilon, and their calibration.
+
+An attack here is a test of membership: from all that a run releases it says whether a record
+was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.02191):
+
+- `TruePositiveRate`: TPR at one false positive rate.
+- `Advantage`: the largest TPR - FPR, which is delta at epsilon 0.
+- `GaussianDp`: mu of Gaussian DP (Dong, Roth and Su 2022), up to delta.
+- `BayesRisk`: the least chance of error of an attacker who has a prior (Kulynych et al. 2025,
+  arXiv 2507.06969, proposition D.1).
+
+All are read from the privacy profile epsilon -> delta of the whole run, whose every pair is
+proved. Nothing goes by way of one pair (epsilon, delta), nor by the central limit.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.loss_masses import Profile
+from dpjax.accounting.text import lower, upper
+from dpjax.accounting.trade_off import pairs_of
+from dpjax.validate import UserError
+
+# Number of epsilons in a first search for the best tangent, and around the best of them.
+_COARSE = 257
+_FINE = 65
+# e^-40 is below the rounding of a rate.
+_LARGEST = 40.0
+
+
+def true_positive_rate(profile: Profile, fpr: float) -> float:
+  """Returns the largest true positive rate of any test at a false positive rate in (0, 1).
+
+  It is the least over epsilon of e^epsilon FPR + delta and of
+  1 - e^-epsilon (1 - FPR - delta): Proposition 2.12 of Dong, Roth and Su 2022.
+
+  Guarantee: an upper bound: each epsilon gives one, and the search may only miss the least.
+
+  >>> from dpjax import accounting
+  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> round(true_positive_rate(profile, 0.01), 4)  # Phi(Phi^-1(.01) + 1) is .0924
+  0.0924
+  """
+  validate.open_unit(fpr=fpr)
+
+  def steep(epsilons: np.ndarray) -> np.ndarray:
+    return np.exp(epsilons) * fpr + profile(epsilons)
+
+  def flat(epsilons: np.ndarray) -> np.ndarray:
+    return 1 - np.exp(-epsilons) * (1 - fpr - profile(epsilons))
+
+  best = 1.0
+  # Above log(1 / FPR) the first line is above 1. Both are convex, the first in e^epsilon and
+  # the second in e^-epsilon, so the best point lies beside the best of the coarse ones.
+  for line, last in ((steep, min(-math.log(fpr), _LARGEST)), (flat, _LARGEST)):
+    coarse = np.linspace(0, last, _COARSE)
+    nearest = int(np.argmin(line(coarse)))
+    sides = coarse[max(nearest - 1, 0)], coarse[min(nearest + 1, _COARSE - 1)]
+    best = min(best, float(line(np.linspace(*sides, _FINE)).min()))
+  # Guessing reaches the rate itself, so rounding must not promise less.
+  return max(best, fpr)
+
+
+def advantage(profile: Profile) -> float:
+  """Returns the largest TPR - FPR of any test, which is delta at epsilon 0.
+
+  >>> from dpjax import accounting
+  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> round(advantage(profile), 4)  # 2 Phi(1/2) - 1
+  0.3829
+  """
+  return float(profile([0.0])[0])
+
+
+def bayes_risk(profile: Profile, prior: float) -> float:
+  """Returns the least chance of error of any attacker who knows the prior of membership.
+
+  With epsilon = |log(prior / (1 - prior))| it is min(prior, 1 - prior) (1 - delta(epsilon)):
+  the tangent of the trade-off curve whose slope is the odds.
+
+  Args:
+    prior: chance in (0, 1) that the record is there; of either of two values that are guessed.
+
+  Guarantee: a lower bound.
+
+  >>> from dpjax import accounting
+  >>> profile = accounting.privacy_profile(accounting.gaussian_event(1.0))
+  >>> round(bayes_risk(profile, 0.5), 4)  # Phi(-1/2)
+  0.3085
+  """
+  validate.open_unit(prior=prior)
+  return min(prior, 1 - prior) * (1 - float(profile([_log_odds(prior)])[0]))
+
+
+def _log_odds(prior: float) -> float:
+  # log1p keeps the digits of a prior near 0, where 1 - prior rounds to 1.
+  return abs(math.log(prior) - math.log1p(-prior))
+
+
+class AttackBound(abc.ABC):
+  """Bound on an attacker. A run keeps it if `cost(profile, delta) <= limit`.
+
+  `cost` falls as the noise grows.
+  """
+
+  @property
+  @abc.abstractmethod
+  def limit(self) -> float:
+    """The largest cost that keeps the bound."""
+
+  @abc.abstractmethod
+  def cost(self, profile: Profile, delta: float) -> float:
+    """Returns an upper bound on what an attacker gains, as `limit` measures it.
+
+    Args:
+      profile: the profile of the whole run.
+      delta: slack of `GaussianDp`; the others hold without any.
+    """
+
+  @abc.abstractmethod
+  def words(self, delta: float) -> str:
+    """Returns the guarantee as a clause, without a full stop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TruePositiveRate(AttackBound):
+  """No test of membership has a true positive rate above `tpr` at the false positive rate `fpr`.
+
+  Raises:
+    UserError: a rate outside (0, 1), or a `tpr` that a guess reaches.
+
+  >>> TruePositiveRate(tpr=0.01, fpr=0.1)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: tpr=0.01: must be above fpr=0.1, which a guess reaches at any noise
+  """
+
+  tpr: float
+  fpr: float
+
+  def __post_init__(self) -> None:
+    validate.open_unit(tpr=self.tpr, fpr=self.fpr)
+    if self.tpr <= self.fpr:
+      raise UserError(
+        f"must be above fpr={self.fpr!r}, which a guess reaches at any noise",
+        field="tpr",
+        value=self.tpr,
+      )
+
+  @property
+  def limit(self) -> float:
+    return self.tpr - self.fpr
+
+  def cost(self, profile: Profile, delta: float) -> float:
+    return true_positive_rate(profile, self.fpr) - self.fpr
+
+  def words(self, delta: float) -> str:
+    return (
+      f"no test of membership has a true positive rate above {upper(self.tpr)} at a false "
+      f"positive rate of {lower(self.fpr)}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantage(AttackBound):
+  """No test of membership has a TPR - FPR above `advantage`.
+
+  Raises:
+    UserError: outside (0, 1).
+  """
+
+  advantage: float
+
+  def __post_init__(self) -> None:
+    validate.open_unit(advantage=self.advantage)
+
+  @property
+  def limit(self) -> float:
+    return self.advantage
+
+  def cost(self, profile: Profile, delta: float) -> float:
+    return advantage(profile)
+
+  def words(self, delta: float) -> str:
+    return (
+      "no test of membership has a true positive rate more than "
+      f"{upper(self.advantage)} above its false positive rate"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianDp(AttackBound):
+  """No test of membership beats one between N(0, 1) and N(mu, 1), up to delta.
+
+  For every false positive rate, TPR <= Phi(Phi^-1(FPR) + mu) + delta. Of a sampled mechanism
+  this is a bound on its whole trade-off curve, proved by the curve, and not the limit of many
+  steps. Without the slack a curve that is known up to some loss has no mu.
+
+  Raises:
+    UserError: mu <= 0.
+  """
+
+  mu: float
+
+  def __post_init__(self) -> None:
+    validate.positive(mu=self.mu)
+
+  @property
+  def limit(self) -> float:
+    return self.mu
+
+  def cost(self, profile: Profile, delta: float) -> float:
+    return pairs_of(profile, delta).mu(delta)
+
+  def words(self, delta: float) -> str:
+    return (
+      f"no test of membership beats one between two normal laws of deviation 1 that lie "
+      f"{upper(self.mu)} apart, up to {upper(delta)} of its true positive rate"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class BayesRisk(AttackBound):
+  """No attacker who knows the `prior` of membership errs less often than `bayes_risk`.
+
+  Raises:
+    UserError: a number outside (0, 1), or a risk that no noise reaches: a guess of the likelier
+      answer errs with probability min(prior, 1 - prior).
+  """
+
+  bayes_risk: float
+  prior: float
+
+  def __post_init__(self) -> None:
+    validate.open_unit(bayes_risk=self.bayes_risk, prior=self.prior)
+    least = min(self.prior, 1 - self.prior)
+    if self.bayes_risk >= least:
+      raise UserError(
+        f"must be below {least!r}, the error of a guess at prior={self.prior!r}",
+        field="bayes_risk",
+        value=self.bayes_risk,
+      )
+
+  @property
+  def limit(self) -> float:
+    return 1 - self.bayes_risk / min(self.prior, 1 - self.prior)
+
+  def cost(self, profile: Profile, delta: float) -> float:
+    return float(profile([_log_odds(self.prior)])[0])
+
+  def words(self, delta: float) -> str:
+    return (
+      f"an attacker who knows that the record is there with probability {self.prior!r} errs "
+      f"with probability {lower(self.bayes_risk)} or more"
+    )
+
+
+def attack_bound(
+  *,
+  tpr: float | None = None,
+  fpr: float | None = None,
+  advantage: float | None = None,
+  mu: float | None = None,
+  bayes_risk: float | None = None,
+  prior: float | None = None,
+) -> AttackBound | None:
+  """Returns the one bound that these numbers state; None where all are None.
+
+  Raises:
+    UserError: numbers of two bounds, one of a pair without the other, or out of range.
+
+  >>> attack_bound(tpr=0.1, fpr=0.01)
+  TruePositiveRate(tpr=0.1, fpr=0.01)
+  >>> attack_bound(tpr=0.1, mu=1.0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: tpr, mu: are numbers of several guarantees; give those of one
+  """
+  # Each guarantee with the numbers that state it.
+  ways = {
+    TruePositiveRate: {"tpr": tpr, "fpr": fpr},
+    Advantage: {"advantage": advantage},
+    GaussianDp: {"mu": mu},
+    BayesRisk: {"bayes_risk": bayes_risk, "prior": prior},
+  }
+  stated = {
+    kind: numbers
+    for kind, numbers in ways.items()
+    if any(value is not None for value in numbers.values())
+  }
+  if not stated:
+    return None
+  if len(stated) > 1:
+    names = [
+      name
+      for numbers in stated.values()
+      for name, value in numbers.items()
+      if value is not None
+    ]
+    raise UserError(
+      f"{', '.join(names)}: are numbers of several guarantees; give those of one"
+    )
+  ((kind, numbers),) = stated.items()
+  for name, value in numbers.items():
+    if value is None:
+      (other,) = numbers.keys() - {name}
+      raise UserError(f"must be given with {other}", field=name, value=None)
+  return kind(**numbers)

@@ -1,0 +1,243 @@
+"""Files of a run's trade-off curve and privacy loss, which others can read and compose.
+
+- `trade_off.csv`: a header `alpha,beta`, then the corners of the curve. Whatever the test, at a
+  false positive rate of at most alpha its false negative rate is at least beta. The curve is
+  straight between two rows, so interpolation by lines keeps the bound.
+- `privacy_loss.npz`: the privacy loss distribution in the form of dp_accounting. Each direction
+  holds the arguments of its `DensePLDPmf`: `remove_discretization`, `remove_lower_loss`,
+  `remove_probs`, `remove_infinity_mass`, and the same with `add_` where adding a record differs
+  from removing it. All estimates are pessimistic.
+
+A file of a stranger's is read as data, never as code, and refused in one line where it is no
+bound on any mechanism.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pathlib
+import zipfile
+from typing import Any, Unpack
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+
+from dpjax import files, validate
+from dpjax.accounting.epsilon import Counting, loss_distribution
+from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.loss_masses import LossMasses, masses_of, pld_of
+from dpjax.accounting.trade_off import TradeOff
+from dpjax.validate import UserError
+
+CURVE = "trade_off.csv"
+LOSSES = "privacy_loss.npz"
+_HEADER = ("alpha", "beta")
+_FIELDS = ("discretization", "lower_loss", "probs", "infinity_mass")
+# Limits on a file that is read: rows of a curve, and masses of one direction.
+_MOST_ROWS = 10**6
+_MOST_MASSES = 10**7
+_MOST_BYTES = 2**30
+# Rounding of sums over a curve's differences, and over 1e6 masses by FFT, is below this.
+_ROUNDING = 1e-9
+# Surplus mass above 1 that connecting the dots may leave: 3e-9 a step.
+_SURPLUS = 1e-2
+
+
+def write_curve(pairs: TradeOff, path: str | os.PathLike) -> None:
+  """Writes the corners of a trade-off curve as CSV, atomically; see `read_curve`."""
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow(_HEADER)
+  alphas, betas = pairs.points()
+  # `float` writes the shortest text that reads back as the same number.
+  writer.writerows(zip(map(float, alphas), map(float, betas)))
+  files.replace_file(path, text.getvalue().encode())
+
+
+def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
+  """Returns false positive rates and the least false negative rate at each, [k] and [k].
+
+  Raises:
+    UserError: no such file, another header, what is no number, NaN, a rate outside [0, 1],
+      rates that do not rise from 0 to 1, and betas that rise, that are above 1 - alpha, or that
+      are not convex: no mechanism has such a curve.
+
+  >>> import tempfile
+  >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+  ...   _ = file.write("alpha,beta\\n0,1\\n0.2,0.2\\n1,0\\n")
+  ...   file.flush()
+  ...   alphas, betas = read_curve(file.name)
+  >>> np.interp(0.1, alphas, betas).round(3)
+  np.float64(0.6)
+  """
+  place = f"curve={str(path)[-120:]!r}"
+  alphas, betas = _rates(_text(path, place).splitlines(), place)
+  if len(alphas) < 2 or alphas[0] != 0 or alphas[-1] != 1:
+    raise UserError(f"{place}: alpha must go from 0 to 1")
+  widths = np.diff(alphas)
+  if (widths <= 0).any():
+    raise UserError(f"{place}: alpha must rise from row to row")
+  # Each inner point lies on or below the line between its neighbours.
+  share = widths[:-1] / (widths[:-1] + widths[1:])
+  chord = betas[:-2] + share * (betas[2:] - betas[:-2])
+  # Values that must not be above 0, for each rule of a trade-off function.
+  excess = {
+    "beta must never rise with alpha": np.diff(betas),
+    "beta must be at most 1 - alpha, which a guess reaches": betas + alphas - 1,
+    "beta must be convex in alpha": betas[1:-1] - chord,
+  }
+  for rule, values in excess.items():
+    if (values > _ROUNDING).any():
+      raise UserError(f"{place}: {rule}")
+  return alphas, betas
+
+
+def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the two columns of a file's lines."""
+  if not lines or tuple(lines[0].split(",")) != _HEADER:
+    raise UserError(f"{place}: must begin with the header alpha,beta")
+  if len(lines) > _MOST_ROWS:
+    raise UserError(f"{place}: must have at most {_MOST_ROWS} rows")
+  rows = []
+  for number, line in enumerate(lines[1:], start=2):
+    try:
+      alpha, beta = map(float, line.split(","))
+    except ValueError:
+      raise UserError(f"{place}: row {number} must be two numbers, alpha,beta") from None
+    # NaN compares as false, so it is refused here, too.
+    if not (0 <= alpha <= 1 and 0 <= beta <= 1):
+      raise UserError(f"{place}: row {number} must be two rates in [0, 1]")
+    rows.append((alpha, beta))
+  alphas, betas = np.array(rows, float).reshape(-1, 2).T
+  return alphas, betas
+
+
+def write_losses(
+  event: DpEvent, path: str | os.PathLike, **counting: Unpack[Counting]
+) -> bool:
+  """Writes the privacy loss distribution of an event as npz, atomically; see `read_losses`.
+
+  Guarantee: pessimistic: what the rounding of its convolutions could take away is added to the
+  mass at infinity.
+
+  Returns:
+    False, and writes nothing, where an accountant has none: by Renyi DP, and for replaced
+    records that are accounted as one removed and one added.
+
+  Raises UserError as `epsilon` does.
+  """
+  found = loss_distribution(event, **counting)
+  if found is None:
+    return False
+  pld, rounding = found
+  arrays: dict[str, Any] = {}
+  for name, part in zip(("remove", "add"), masses_of(pld)):
+    arrays[f"{name}_discretization"] = np.float64(part.interval)
+    arrays[f"{name}_lower_loss"] = np.int64(part.lowest)
+    # The Fourier transform leaves masses of about -1e-18.
+    arrays[f"{name}_probs"] = np.maximum(part.probs, 0.0)
+    arrays[f"{name}_infinity_mass"] = np.float64(min(1.0, part.infinity_mass + rounding))
+  files.replace_file(path, lambda file: np.savez_compressed(file, **arrays))
+  return True
+
+
+def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
+  """Returns the privacy loss distribution of a file; it composes with others of its interval.
+
+  Raises:
+    UserError: no such file, no npz, other entries, NaN, negative masses, or masses whose sum
+      is not 1.
+
+  >>> import pathlib, tempfile
+  >>> from dpjax.accounting import gaussian_event
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...   path = pathlib.Path(folder) / "privacy_loss.npz"
+  ...   _ = write_losses(gaussian_event(2.0), path)
+  ...   twice = read_losses(path).self_compose(2)
+  >>> round(twice.get_epsilon_for_delta(1e-5), 2)  # as one Gaussian of 2 / sqrt(2)
+  2.94
+  """
+  place = f"losses={str(path)[-120:]!r}"
+  arrays = _arrays(path, place)
+  names = {f"remove_{field}" for field in _FIELDS}
+  both = names | {f"add_{field}" for field in _FIELDS}
+  if set(arrays) not in (names, both):
+    raise UserError(
+      f"{place}: must hold remove_discretization, remove_lower_loss, remove_probs and "
+      "remove_infinity_mass, and all or none of the same of add_"
+    )
+  parts = [_checked(arrays, "remove", place)]
+  if set(arrays) == both:
+    parts.append(_checked(arrays, "add", place))
+    if parts[0].interval != parts[1].interval:
+      raise UserError(f"{place}: both directions must have one discretization")
+  return pld_of(parts)
+
+
+def _text(path: str | os.PathLike, place: str) -> str:
+  validate.no_pipe(path, place)
+  try:
+    if pathlib.Path(path).stat().st_size > _MOST_BYTES:
+      raise UserError(f"{place}: must be at most {_MOST_BYTES} bytes")
+    return pathlib.Path(path).read_text(encoding="utf-8")
+  except OSError as error:
+    raise UserError(f"{place}: cannot be read ({error.strerror})") from None
+  except UnicodeDecodeError:
+    raise UserError(f"{place}: must be text") from None
+
+
+def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
+  """Returns the arrays of an npz. None may hold objects, since a pickle is code."""
+  validate.no_pipe(path, place)
+  try:
+    with zipfile.ZipFile(path) as archive:
+      # Checks the declared unpacked size before anything is unpacked.
+      if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
+        raise UserError(f"{place}: must unpack to at most {_MOST_BYTES} bytes")
+    with np.load(path, allow_pickle=False) as archive:
+      return dict(archive)
+  except OSError as error:
+    reason = error.strerror or "no npz"
+    raise UserError(f"{place}: cannot be read ({reason})") from None
+  except (
+    ValueError,
+    EOFError,
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+  ) as error:
+    if isinstance(error, UserError):
+      raise
+    raise UserError(f"{place}: must be an npz of numbers") from None
+
+
+def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses:
+  """Returns one direction. Raises UserError where it is no privacy loss of any mechanism."""
+  values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
+  probs = values.pop("probs")
+  if any(value.shape != () or value.dtype.kind not in "iuf" for value in values.values()):
+    raise UserError(
+      f"{place}: {', '.join(f'{name}_{field}' for field in values)} must be numbers"
+    )
+  if probs.ndim != 1 or probs.dtype.kind != "f" or not 1 <= len(probs) <= _MOST_MASSES:
+    raise UserError(f"{place}: {name}_probs must be 1 to {_MOST_MASSES} floats in a row")
+  interval = float(values["discretization"])
+  infinity_mass = float(values["infinity_mass"])
+  validate.positive(**{f"{place}: {name}_discretization": interval})
+  lowest = float(values["lower_loss"])
+  # NaN is in no range.
+  if not (abs(lowest) < 2**53 and lowest == int(lowest)):
+    raise UserError(f"{place}: {name}_lower_loss must be an integer")
+  if not (0 <= infinity_mass <= 1 and np.isfinite(probs).all() and (probs >= 0).all()):
+    raise UserError(
+      f"{place}: {name}_probs and {name}_infinity_mass must be probabilities, not NaN or negative"
+    )
+  total = float(probs.sum()) + infinity_mass
+  # Missing mass would claim too much privacy. A pessimistic grid may hold slightly more.
+  if not 1 - _ROUNDING <= total <= 1 + _SURPLUS:
+    raise UserError(
+      f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"
+    )
+  return LossMasses(interval, int(lowest), np.asarray(probs, float), infinity_mass)

@@ -1,0 +1,147 @@
+"""A server that sends a leaking model: it obtains the inputs of a whole batch, one from
+each bin.
+
+Fowl et al. 2022, "Robbing the Fed" (arXiv:2110.13057), section 3, with the model's own first layer
+in place of an added one. Every unit of that layer measures the same thing of an input: its
+product with one random direction. Unit i is active where that exceeds the threshold c_i. What
+follows treats all units alike. So the gradient of unit i sums the inputs above c_i, each times its
+factor in the gradient of the bias. The difference of two neighbouring units holds the inputs
+between their thresholds. One that is there alone is the ratio of kernel and bias.
+
+| who takes part                 | what is left                                              |
+| ------------------------------ | --------------------------------------------------------- |
+| one client, or a secure sum    | the same: gradients add up, and so do the bins            |
+| clipping, of all or of each    | the same: a ratio, which no common factor changes         |
+| noise of the client            | nothing: a bin of one input is smaller than the noise     |
+| several local steps            | mixtures, as the units move apart                         |
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks import recovery
+from dpjax.types import ArrayTree, HostArray, Params
+from dpjax.validate import UserError
+
+# Below this share of the largest, the difference of two biases is rounding.
+_EMPTY = 1e-5
+
+
+def imprint(
+  params: Params,
+  public: HostArray,
+  *,
+  layer: str = "dense_0",
+  gain: float = 1.0,
+  seed: int = 0,
+) -> Params:
+  """Returns parameters whose gradient shows the inputs of a batch; see the module.
+
+  Args:
+    params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
+    public: [N, ...], inputs like those that are sought: the thresholds are quantiles of what
+      is measured of them, so that k bins are equally likely.
+    layer: name of the first layer.
+    gain: scale of the kernel after it, by which a bin's gradient grows.
+    seed: seed of the direction. A mean of pixels would tie inputs that a random direction
+      separates.
+
+  Raises:
+    UserError: no such layer, one without a bias, inputs of another size, no finite ones, or no
+      kernel with k rows after it.
+
+  >>> kernel, bias = np.ones((4, 2)), np.zeros(2)
+  >>> params = {"dense_0": {"kernel": kernel, "bias": bias}, "head": {"kernel": kernel.T}}
+  >>> public = np.array([[0.0] * 4, [1.0] * 4, [2.0] * 4])
+  >>> trap = imprint(params, public)
+  >>> np.round(public @ trap["dense_0"]["kernel"] + trap["dense_0"]["bias"], 3)[:, 0] > 0
+  array([False,  True,  True])
+  """
+  validate.positive(gain=gain)
+  validate.integer_at_least(0, seed=seed)
+  first = recovery.layer(params, layer)
+  size, units = first["kernel"].shape
+  if "bias" not in first:
+    raise UserError("must have a bias, which is the threshold", field="layer", value=layer)
+  direction = np.random.default_rng(seed).normal(size=size) / np.sqrt(size)
+  measured = _inputs(public, size) @ direction  # [N]
+  thresholds = np.quantile(measured, np.arange(units) / units)
+  # The lowest bin begins below all public inputs, since a client's input may be smaller.
+  thresholds[0] -= np.ptp(measured)
+  kernel = np.broadcast_to(direction[:, None], (size, units))
+  leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
+  changed = []
+  num_alike = 0
+  for path, leaf in leaves:
+    name = "/" + "/".join(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+    value = leaf
+    if name.endswith(f"/{layer}/kernel"):
+      value = np.asarray(kernel, leaf.dtype)
+    elif name.endswith(f"/{layer}/bias"):
+      value = np.asarray(-thresholds, leaf.dtype)
+    elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
+      num_alike += 1
+      value = _alike(np.asarray(leaf), gain)
+    changed.append(value)
+  if not num_alike:
+    raise UserError(
+      f"must be followed by a kernel of {units} rows", field="layer", value=layer
+    )
+  return jax.tree.unflatten(treedef, changed)
+
+
+def _inputs(public: HostArray, size: int) -> np.ndarray:
+  """Returns the public inputs, [N, size] in float64. Raises UserError for another size, or
+  non-finite ones."""
+  shape = np.shape(public)
+  if not shape or not shape[0] or np.size(public) != shape[0] * size:
+    raise UserError(f"must be inputs of {size} numbers, got shape {shape}", field="public")
+  inputs = np.asarray(public, np.float64).reshape(-1, size)
+  if not np.isfinite(inputs).all():
+    raise UserError("must be finite", field="public")
+  return inputs
+
+
+def _alike(kernel: np.ndarray, gain: float) -> np.ndarray:
+  """Returns a kernel of equal rows, so that all active units have the same gradient."""
+  row = np.asarray(kernel, np.float64)[0]
+  row = row / max(float(np.max(np.abs(row))), 1e-30)
+  # Divided by the number of units, so that many active ones do not saturate the next layer.
+  return np.broadcast_to((gain * row / len(kernel)).astype(kernel.dtype), kernel.shape)
+
+
+def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") -> np.ndarray:
+  """Returns the inputs in the bins of `imprint`: [B, d], zeros where there are no more
+  bins.
+
+  Args:
+    seen: the gradient of a batch under those parameters, a client's message of one step, or the
+      sum of many: any common factor is allowed.
+    batch_size: B; as many fullest bins are taken.
+
+  Raises:
+    UserError: batch_size < 1, no such layer, or one without a bias.
+
+  >>> kernel = np.array([[4.0, 3.0], [6.0, 3.0]])  # both inputs, and the second alone
+  >>> seen = {"dense_0": {"kernel": kernel, "bias": np.array([2.0, 1.0])}}
+  >>> read_imprint(seen, batch_size=2).tolist()
+  [[1.0, 3.0], [3.0, 3.0]]
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  first = recovery.layer(seen, layer)
+  if "bias" not in first:
+    raise UserError(
+      "must have a bias, by whose gradient is divided", field="layer", value=layer
+    )
+  # The last unit has no neighbour above: its bin covers everything above its threshold.
+  kernels = -np.diff(first["kernel"], axis=1, append=0.0)  # [d, k]
+  biases = -np.diff(first["bias"], append=0.0)
+  largest = np.max(np.abs(biases))
+  inputs = np.zeros((batch_size, kernels.shape[0]))
+  full = np.flatnonzero(np.abs(biases) > _EMPTY * largest)
+  fullest = full[np.argsort(-np.abs(biases[full]), kind="stable")][:batch_size]
+  inputs[: len(fullest)] = (kernels[:, fullest] / biases[fullest]).T
+  return inputs

@@ -1,0 +1,245 @@
+"""Folders of images: one folder for each class, PNG or JPEG files of a declared size.
+
+    scans/declaration.toml
+    scans/train/healthy/0001.png      with split = "folders"
+    scans/test/healthy/0907.png
+
+A declaration (a dict, or a TOML or JSON file of one) has the keys `classes` (names of the folders,
+in the order of the labels), `height`, `width`, `channels` (1: grey, 3: colours), `resize` (false:
+another size is refused), `split` and `num_examples`. `split` is "folders", or `test_share` and
+`salt`: by a hash of the name of the file, which may then lie in scans/healthy/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data import table_declaration
+from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
+from dpjax.data.rows import stay_in_files
+from dpjax.validate import UserError, Verbatim
+
+DECLARATION = "declaration.toml"
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+_KEYS = (
+  "classes", "height", "width", "channels", "resize", "split", "num_examples",
+)  # fmt: skip
+# Most pixels of an image before it is resized: more would be a malicious file.
+_MOST_PIXELS = 2**27
+# Modes of Pillow that become grey or colours without a change of range. 16-bit images are
+# refused.
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+
+
+class Images(NamedTuple):
+  """Everything that is public about a folder of images."""
+
+  classes: tuple[str, ...]
+  height: int
+  width: int
+  channels: int
+  resize: bool = False
+  test_share: float | None = None  # None: folders train and test
+  salt: int = 0
+  num_examples: int | None = None
+
+
+def parse(source: Any) -> Images:
+  """Parses the declaration from a dict. Raises UserError that names the key.
+
+  >>> parse({"classes": ["cat", "dog"], "height": 8, "width": 8, "channels": 1,
+  ...        "split": "folders"}).resize
+  False
+  """
+  keys = table_declaration.mapping(source, "declaration", _KEYS)
+  for name in ("height", "width", "channels", "split", "classes"):
+    if name not in keys:
+      raise UserError("must be declared", field=name)
+  split = keys.pop("split")
+  way: dict[str, Any] = {}
+  if split != "folders":
+    way = table_declaration.mapping(split, "split", ("test_share", "salt"))
+    validate.open_unit(**{"split.test_share": way.get("test_share")})
+    validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
+  sizes = {name: keys[name] for name in ("height", "width")}
+  validate.integer_in(1, 2**14, **sizes)
+  validate.one_of((1, 3), channels=keys["channels"])
+  if not isinstance(keys.get("resize", False), bool):
+    raise UserError("must be true or false", field="resize", value=keys["resize"])
+  if keys.get("num_examples") is not None:
+    validate.integer_at_least(1, num_examples=keys["num_examples"])
+  classes = table_declaration.texts(keys.pop("classes"), "classes")
+  for name in classes:
+    if pathlib.PurePath(name).name != name or name == "..":
+      raise UserError("must be names of folders", field="classes", value=name)
+  return Images(classes=classes, **keys, **way)
+
+
+def is_image_folder(path: pathlib.Path, declaration: Any = None) -> bool:
+  """Returns whether a folder contains images: it has a declaration, or one is given."""
+  return declaration is not None or (path / DECLARATION).is_file()
+
+
+def image_folder(
+  path: str | os.PathLike[str],
+  declaration: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+  *,
+  resident: bool | None = True,
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of a folder of class folders: x float32 [n, height, width, channels] in [0, 1].
+
+  Args:
+    path: path of the folder. Its files are taken in the order of their names; hidden ones are left
+      out.
+    declaration: what is public about it (see the module): a dict or the path of a file. None:
+      declaration.toml in the folder.
+    resident: in memory; False: images are decoded as they are drawn; None: by their size.
+
+  Each image becomes numbers by itself. Transparency is dropped.
+
+  Raises:
+    UserError: one line that names the file.
+  """
+  path = pathlib.Path(path)
+  at = "declaration"
+  if not isinstance(declaration, Mapping):
+    source = path / DECLARATION if declaration is None else declaration
+    at = f"declaration='{source}'"
+    declaration = table_declaration.read(source)
+  try:
+    declared = parse(declaration)
+  except UserError as error:
+    raise UserError(f"{at}: {error}") from error
+  try:
+    files = _files(path, declared)
+    parts = [_part(path, files[split], declared, split, resident) for split in files]
+  except UserError as error:
+    raise UserError(f"{error}", field="name", value=Verbatim(f"'{path}/'")) from error
+  return parts[0], parts[1]
+
+
+def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, int]]]:
+  """Returns files of each split, relative to the folder, with the number of their class."""
+  found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
+  if declared.test_share is None:
+    _only(path, (*found, DECLARATION))
+    for split, files in found.items():
+      files += _of_classes(path, split, declared)
+    return found
+  _only(path, (*declared.classes, DECLARATION))
+  for name, label in _of_classes(path, "", declared):
+    text = f"{declared.salt} {name}".encode(errors="surrogateescape")
+    # 53 bits of a hash of its own name, so that no other file moves it between train and
+    # test.
+    share = (int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 11) / 2**53
+    found["test" if share < declared.test_share else "train"].append((name, label))
+  return found
+
+
+def _only(path: pathlib.Path, known: tuple[str, ...]) -> None:
+  """Raises UserError for unexpected or missing entries of a folder."""
+  try:
+    there = {each.name for each in os.scandir(path) if not each.name.startswith(".")}
+  except OSError as error:
+    raise UserError(f"cannot be read as a folder ({error.strerror})") from error
+  extra = sorted(there - set(known))
+  if extra:
+    raise UserError(f"holds {extra[0]!r:.60}; must be of {', '.join(known)}")
+  absent = [name for name in known if name not in there and name != DECLARATION]
+  if absent:
+    raise UserError(f"has no folder {absent[0]!r:.60}")
+
+
+def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[str, int]]:
+  if split:
+    _only(path / split, declared.classes)
+  found = []
+  for label, name in enumerate(declared.classes):
+    folder = pathlib.PurePath(split, name)
+    for each in sorted(os.listdir(path / folder)):
+      if each.startswith("."):
+        continue
+      if not each.lower().endswith(_SUFFIXES):
+        raise UserError(f"{folder / each}: must be a .png or .jpg file")
+      found.append((str(folder / each), label))
+  return found
+
+
+class _Source:
+  """Images read by place, as uint8 [k, height, width, channels]."""
+
+  def __init__(self, path: pathlib.Path, names: list[str], declared: Images):
+    self._path = path
+    self._names = names
+    self._declared = declared
+
+  def __len__(self) -> int:
+    return len(self._names)
+
+  def read(self, places: np.ndarray) -> np.ndarray:
+    declared = self._declared
+    shape = (len(places), declared.height, declared.width, declared.channels)
+    out = np.empty(shape, np.uint8)
+    for row, place in zip(out, places):
+      row[...] = _decoded(self._path, self._names[place], declared)
+    return out
+
+
+def _part(
+  path: pathlib.Path,
+  files: list[tuple[str, int]],
+  declared: Images,
+  split: str,
+  resident: bool | None,
+) -> Dataset:
+  if not files:
+    raise UserError(f"has no image for {split}")
+  source = _Source(path, [name for name, _ in files], declared)
+  y = np.array([label for _, label in files])
+  common: dict[str, Any] = {
+    "num_classes": len(declared.classes),
+    "name": path.name,
+    "split": split,
+    "nominal_size": declared.num_examples if split == "train" else None,
+  }
+  size = 4 * len(files) * declared.height * declared.width * declared.channels
+  if stay_in_files(size, resident):
+    return in_files(source, y, **common)
+  return from_arrays(source.read(np.arange(len(files))), y, **common)
+
+
+def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
+  """Decodes one file to uint8 pixels [height, width, channels]."""
+  # Imported here: it is slow.
+  from PIL import Image
+
+  size = (declared.width, declared.height)
+  validate.no_pipe(path / name, name)
+  try:
+    with Image.open(path / name, formats=("PNG", "JPEG")) as image:
+      # The header alone was read: nothing is decoded before its size is known.
+      if image.size != size and not declared.resize:
+        raise UserError(
+          f"{name}: is {image.size[0]} x {image.size[1]} pixels, not {size[0]} x {size[1]}; "
+          "declare resize = true, or scale it"
+        )
+      if image.size[0] * image.size[1] > _MOST_PIXELS:
+        raise UserError(f"{name}: has more than {_MOST_PIXELS} pixels")
+      if image.mode not in _MODES:
+        raise UserError(f"{name}: has pixels of kind {image.mode!r}; must have 8 bits each")
+      pixels = image.convert("L" if declared.channels == 1 else "RGB")
+      if pixels.size != size:
+        pixels = pixels.resize(size, Image.Resampling.BILINEAR)
+      return np.asarray(pixels).reshape(size[1], size[0], declared.channels)
+  except UserError:
+    raise
+  # Pillow raises these and SyntaxError for damaged files.
+  except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    raise UserError(f"{name}: is no readable image ({first_line(error)})") from error

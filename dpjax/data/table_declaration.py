@@ -1,0 +1,345 @@
+"""Declaration of a table: its public facts, written by the owner before any row is read.
+
+A declaration is a dict, or a TOML or JSON file of one. Its keys:
+
+- `columns`: the features by name, in the order of the inputs. A number has `lower` and `upper`, a
+  category has `values`. `missing` is what stands for no value. `other` is the value of a category
+  that stands for those which are not listed.
+- `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
+  labels have `columns`, and two `values`: the text of no, then that of yes.
+- `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
+  file; or `test_share` and `salt`, by a hash of the row's number.
+- `ignore`: columns that are not read. "*": all that are not declared.
+- `missing_values`: texts that mean no value; by default the empty text.
+- `num_examples`: a public number near that of the training rows.
+- `delimiter` and `encoding` of a CSV file: by default a comma (a tab in .tsv) and UTF-8.
+
+Nothing here looks at data. Bounds and lists of values that are taken from the rows (their
+minimum, their distinct values) would tell of single records, and no epsilon would cover it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import json
+import os
+import pathlib
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from dpjax import validate
+from dpjax.data.targets import Interval, Labels
+from dpjax.validate import UserError, Verbatim
+
+_KEYS = (
+  "columns", "target", "split", "ignore", "missing_values", "num_examples", "delimiter",
+  "encoding",
+)  # fmt: skip
+_MOST_BYTES = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+  """A column of numbers, scaled from [lower, upper] to [0, 1]; numbers beyond are clipped.
+
+  Args:
+    missing: what stands for no value, in the units of the column; None: it is refused.
+  """
+
+  bounds: Interval
+  missing: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Category:
+  """A column of texts, with one input for each of its values: 1 where it matches, else 0.
+
+  Args:
+    values: all that may stand there.
+    missing: the value that stands for none; None: it is refused.
+    other: the value that stands for those that are not listed; None: they are refused.
+  """
+
+  values: tuple[str, ...]
+  missing: str | None = None
+  other: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+  """Rule for the test rows: one of a column, a second file, or a hash."""
+
+  column: str | None = None
+  train: tuple[str, ...] = ()
+  test: tuple[str, ...] = ()
+  test_file: str | None = None
+  test_share: float | None = None
+  salt: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+  """Everything that is public about a table; see the module for the keys of its file."""
+
+  columns: Mapping[str, Number | Category]
+  # The columns that hold the target, and how each is read.
+  target_columns: tuple[str, ...]
+  target_kind: Number | Category
+  split: Split
+  ignore: tuple[str, ...] = ()
+  missing_values: tuple[str, ...] = ("",)
+  num_examples: int | None = None
+  delimiter: str | None = None
+  encoding: str = "utf-8-sig"
+
+  @property
+  def target(self) -> Interval | Labels | None:
+    """The target of the data set; None: classes."""
+    if isinstance(self.target_kind, Number):
+      return self.target_kind.bounds
+    return Labels(self.target_columns) if len(self.target_columns) > 1 else None
+
+  @property
+  def num_classes(self) -> int:
+    """Outputs of a model: classes, labels, or 1 for a number."""
+    if isinstance(self.target_kind, Number):
+      return 1
+    several = len(self.target_columns)
+    return several if several > 1 else len(self.target_kind.values)
+
+  @property
+  def width(self) -> int:
+    """Inputs of a model: one for a number, one for each value of a category."""
+    kinds = self.columns.values()
+    return sum(len(kind.values) if isinstance(kind, Category) else 1 for kind in kinds)
+
+
+def parse(source: Any) -> Declaration:
+  """Parses a declaration from a dict.
+
+  Raises:
+    UserError: one line that names the key.
+
+  >>> parse({
+  ...   "columns": {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}},
+  ...   "target": {"column": "ill", "values": ["no", "yes"]},
+  ...   "split": {"test_share": 0.2},
+  ... }).width
+  3
+  """
+  keys = mapping(source, "declaration", _KEYS)
+  columns = mapping(keys.get("columns"), "columns")
+  if not columns:
+    raise UserError("must declare at least one column of inputs", field="columns")
+  kinds = {name: _column(each, f"columns.{name}") for name, each in columns.items()}
+  target_columns, target_kind = _target(keys.get("target"))
+  split = _split(keys.get("split"))
+  ignore = keys.get("ignore", [])
+  ignored = ("*",) if ignore == "*" else texts(ignore, "ignore", least=0)
+  declared = [*kinds, *target_columns, *([split.column] if split.column else []), *ignored]
+  twice = [name for name in declared if declared.count(name) > 1]
+  if twice:
+    raise UserError("is declared twice", field="column", value=twice[0])
+  num_examples = keys.get("num_examples")
+  if num_examples is not None:
+    validate.integer_at_least(1, num_examples=num_examples)
+  return Declaration(
+    columns=kinds,
+    target_columns=target_columns,
+    target_kind=target_kind,
+    split=split,
+    ignore=ignored,
+    missing_values=texts(keys.get("missing_values", [""]), "missing_values", least=0),
+    num_examples=num_examples,
+    delimiter=_delimiter(keys.get("delimiter")),
+    encoding=_encoding(keys.get("encoding")),
+  )
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+  """Reads the dict of a TOML or JSON file.
+
+  Raises:
+    UserError: one line that names the file.
+  """
+  path = pathlib.Path(path)
+  at = f"declaration='{path}'"
+  validate.no_pipe(path, at)
+  try:
+    if path.stat().st_size > _MOST_BYTES:
+      raise UserError(f"{at}: is larger than {_MOST_BYTES} bytes")
+    text = path.read_text(encoding="utf-8-sig")
+    return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+  except FileNotFoundError as error:
+    raise UserError(
+      f"{at}: there is no such file; it says what is public about the data: bounds of "
+      "numbers, values of categories, the target and the split (docs/your_data.md)"
+    ) from error
+  # The parsers' errors are ValueErrors, as for bad UTF-8; deep nesting gives a
+  # RecursionError.
+  except (OSError, ValueError, RecursionError) as error:
+    if isinstance(error, UserError):
+      raise
+    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+    kind = "JSON" if path.suffix == ".json" else "TOML"
+    raise UserError(f"{at}: is no {kind} ({reason})") from error
+
+
+def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
+  """Returns a dict with text keys. Where `known` lists any, all keys must be in it."""
+  if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    got = Verbatim("nothing" if value is None else type(value).__name__)
+    raise UserError(f"must be a table of keys and values, not {got}", field=field)
+  for key in value:
+    if known and key not in known:
+      hint = validate.did_you_mean(key, known)
+      raise UserError(
+        f"has an unknown key {key!r:.60}; must be of {', '.join(known)}{hint}", field=field
+      )
+  return dict(value)
+
+
+def text_of(value: Any, field: str) -> str:
+  """Returns a column's value as text, as the file has it; integers and booleans become
+  words."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  if isinstance(value, int):
+    return str(value)
+  if not isinstance(value, str) or value != value.strip():
+    raise UserError(
+      "must be text without spaces around it, or an integer", field=field, value=value
+    )
+  return value
+
+
+def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
+  """Returns distinct texts from a list, at least the required number."""
+  if not isinstance(value, (list, tuple)) or len(value) < least:
+    raise UserError(f"must be a list of at least {least}", field=field, value=value)
+  seen: dict[str, None] = {}
+  for each in value:
+    text = text_of(each, field)
+    if text in seen:
+      raise UserError(f"names {text!r:.60} twice", field=field)
+    seen[text] = None
+  return tuple(seen)
+
+
+def _column(value: Any, field: str) -> Number | Category:
+  keys = mapping(value, field, ("lower", "upper", "values", "missing", "other"))
+  of_other = ("lower", "upper") if "values" in keys else ("other",)
+  for name in of_other:
+    if name in keys:
+      raise UserError(
+        "numbers have lower and upper, categories values and other", field=f"{field}.{name}"
+      )
+  return _category(keys, field) if "values" in keys else _number(keys, field)
+
+
+def _category(keys: dict[str, Any], field: str) -> Category:
+  values = texts(keys["values"], f"{field}.values")
+  stands = {}
+  for name in ("missing", "other"):
+    if name in keys:
+      stands[name] = text_of(keys[name], f"{field}.{name}")
+      validate.one_of(values, **{f"{field}.{name}": stands[name]})
+  return Category(values, **stands)
+
+
+def _number(keys: dict[str, Any], field: str) -> Number:
+  absent = [name for name in ("lower", "upper") if name not in keys]
+  if absent:
+    raise UserError(
+      f"has no {absent[0]!r}: must declare public bounds, lower and upper, or the values of a "
+      "category; nothing is estimated from private rows",
+      field=field,
+    )
+  try:
+    bounds = Interval(keys["lower"], keys["upper"])
+  except UserError as error:
+    raise error.within(field) from error
+  missing = keys.get("missing")
+  if missing is None:
+    return Number(bounds)
+  is_number = isinstance(missing, (int, float)) and not isinstance(missing, bool)
+  # NaN is in no interval.
+  if not is_number or not bounds.lower <= missing <= bounds.upper:
+    raise UserError(
+      f"must be a number in [{bounds.lower}, {bounds.upper}]",
+      field=f"{field}.missing",
+      value=missing,
+    )
+  return Number(bounds, float(missing))
+
+
+def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
+  keys = mapping(value, "target", ("column", "columns", "values", "lower", "upper"))
+  if ("column" in keys) == ("columns" in keys):
+    raise UserError("must have `column`, or `columns` of several labels", field="target")
+  if "column" in keys:
+    columns = (text_of(keys.pop("column"), "target.column"),)
+    return columns, _column(keys, "target")
+  columns = texts(keys.pop("columns"), "target.columns", least=2)
+  kind = _column(keys, "target")
+  if not isinstance(kind, Category) or len(kind.values) != 2:
+    raise UserError(
+      "must have two `values` for several columns: the text of no, then that of yes",
+      field="target",
+    )
+  return columns, kind
+
+
+def _split(value: Any) -> Split:
+  field = "split"
+  keys = mapping(
+    value, field, ("column", "train", "test", "test_file", "test_share", "salt")
+  )
+  ways = [name for name in ("column", "test_file", "test_share") if name in keys]
+  if len(ways) != 1:
+    raise UserError("must have one of `column`, `test_file` and `test_share`", field=field)
+  of_way = {"column": ("train", "test"), "test_share": ("salt",)}.get(ways[0], ())
+  for name in keys:
+    if name not in (*ways, *of_way):
+      raise UserError(f"is not read with `{ways[0]}`", field=f"{field}.{name}")
+  if ways == ["column"]:
+    train = texts(keys.get("train"), f"{field}.train")
+    test = texts(keys.get("test"), f"{field}.test")
+    both = set(train) & set(test)
+    if both:
+      raise UserError("must not be in `train` too", field=f"{field}.test", value=min(both))
+    return Split(column=text_of(keys["column"], f"{field}.column"), train=train, test=test)
+  if ways == ["test_file"]:
+    return Split(test_file=text_of(keys["test_file"], f"{field}.test_file"))
+  validate.open_unit(**{f"{field}.test_share": keys["test_share"]})
+  salt = keys.get("salt", 0)
+  validate.integer_in(0, 2**63 - 1, **{f"{field}.salt": salt})
+  return Split(test_share=float(keys["test_share"]), salt=salt)
+
+
+def _delimiter(value: Any) -> str | None:
+  if value is None:
+    return None
+  known = isinstance(value, str) and len(value) == 1 and value not in '"\r\n \0'
+  if not known:
+    raise UserError("must be one character", field="delimiter", value=value)
+  return value
+
+
+def _encoding(value: Any) -> str:
+  if value is None:
+    # Also accepts the byte order mark that spreadsheet programs write.
+    return "utf-8-sig"
+  try:
+    name = codecs.lookup(value).name
+    # Codecs from bytes to bytes (zip, base64) are not text encodings.
+    "".encode(name)
+  except (LookupError, TypeError, ValueError) as error:
+    raise UserError(
+      "must be an encoding that Python knows, as 'utf-8', 'utf-16' or 'latin-1'",
+      field="encoding",
+      value=value,
+    ) from error
+  return "utf-8-sig" if name == "utf-8" else name

@@ -1,0 +1,249 @@
+"""Rows of CSV and Parquet files, several thousand at a time, unconverted.
+
+No message shows a cell of a row: it names the line and the column, for whoever may open the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+CSV_SUFFIXES = (".csv", ".tsv")
+PARQUET_SUFFIX = ".parquet"
+SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
+# Most characters of one row. A file without line ends would be read whole into memory.
+_MOST_OF_ROW = 2**24
+_ROWS = 2**14
+
+
+class Block(NamedTuple):
+  """Several rows, by column."""
+
+  # [k] of each requested column: text, or Parquet's own type; None: null
+  cells: Mapping[str, Sequence[Any]]
+  places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
+
+  def told(self, index: int, word: str) -> str:
+    """Returns the place of a row, for a message."""
+    return f"{word} {self.places[index]}"
+
+
+def blocks(
+  path: pathlib.Path, wanted: Any, *, delimiter: str | None, encoding: str
+) -> Iterator[Block]:
+  """Yields the rows of a file.
+
+  Args:
+    wanted: (names of all columns) -> names of those to read; it may raise UserError.
+    delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
+    encoding: encoding of a CSV file.
+
+  Raises:
+    UserError: a file that cannot be read to its end as what it says it is.
+  """
+  validate.no_pipe(path, f"name='{path}'")
+  if path.suffix.lower() == PARQUET_SUFFIX:
+    yield from _parquet(path, wanted)
+    return
+  tab = "\t" if path.suffix.lower() == ".tsv" else ","
+  try:
+    _check_mark(path, encoding)
+    with path.open(encoding=encoding, newline="") as stream:
+      yield from _csv(stream, wanted, tab if delimiter is None else delimiter)
+  except FileNotFoundError as error:
+    raise UserError("there is no such file") from error
+  except UnicodeError as error:
+    shown = encoding.removesuffix("-sig")
+    raise UserError(
+      f"is not text in {shown}; declare its `encoding`, such as 'latin-1' or 'utf-16'"
+    ) from error
+  except OSError as error:
+    raise UserError(f"cannot be read ({error.strerror})") from error
+
+
+def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
+  """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
+
+  Raises:
+    UserError: a column that is no list of plain cells, or columns of several lengths.
+  """
+  names = [str(name) for name in columns]
+  held = dict(zip(names, columns.values()))
+  cells = {}
+  for name in _chosen(names, wanted):
+    array = np.asarray(held[name])
+    if array.ndim != 1 or array.dtype.kind not in "biufUO":
+      raise UserError(
+        f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
+        f"of shape {array.shape}"
+      )
+    # pandas and NumPy mark a missing value by NaN, which is not equal to itself.
+    cells[name] = [None if cell != cell else cell for cell in array.tolist()]
+  sizes = {len(column) for column in cells.values()}
+  if len(sizes) != 1:
+    raise UserError(f"its columns must be equally long, not {sorted(sizes)}")
+  size = sizes.pop()
+  if size:
+    yield Block(cells, range(1, size + 1))
+
+
+def word(path: pathlib.Path) -> str:
+  """Returns the word for a row of the file: a line of a CSV file, a row of a Parquet file.
+
+  >>> word(pathlib.Path("a.csv")), word(pathlib.Path("a.parquet"))
+  ('line', 'row')
+  """
+  return "row" if path.suffix.lower() == PARQUET_SUFFIX else "line"
+
+
+def _check_mark(path: pathlib.Path, encoding: str) -> None:
+  """Raises for UTF-16 declared as another encoding: latin-1 would read it as garbage."""
+  with path.open("rb") as stream:
+    mark = stream.read(4)
+  if (
+    mark[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding and "32" not in encoding
+  ):
+    raise UserError("begins with the mark of UTF-16; declare encoding = 'utf-16'")
+  if mark == b"PK\x03\x04" or mark[:2] == b"\x1f\x8b":
+    raise UserError("is an archive; unpack it first")
+
+
+class _Lines:
+  """Lines of a stream, of bounded length."""
+
+  def __init__(self, stream: TextIO):
+    self._stream = stream
+    self.number = 0  # of lines that were read
+    # Length of the row that is being read; a quoted cell may span many lines.
+    self.taken = 0
+
+  def __iter__(self) -> _Lines:
+    return self
+
+  def __next__(self) -> str:
+    line = self._stream.readline(_MOST_OF_ROW + 1)
+    if not line:
+      raise StopIteration
+    self.number += 1
+    self.taken += len(line)
+    if self.taken > _MOST_OF_ROW:
+      raise UserError(
+        f"line {self.number}: a row is longer than {_MOST_OF_ROW} characters; is a quote left "
+        "open, or does the file have no line ends?"
+      )
+    return line
+
+
+def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+  """Yields (first line, cells) of each row, without blank lines at the end."""
+  lines = _Lines(stream)
+  reader = csv.reader(lines, delimiter=delimiter, strict=True)
+  blank = 0
+  while True:
+    first = lines.number + 1
+    lines.taken = 0
+    try:
+      row = next(reader)
+    except StopIteration:
+      return
+    except csv.Error as error:
+      raise UserError(f"line {first}: {error}") from error
+    if not row:
+      blank = blank or first
+    elif blank:
+      raise UserError(f"line {blank}: is blank, and rows follow it")
+    else:
+      yield first, [cell.strip() for cell in row]
+
+
+def _csv(stream: TextIO, wanted: Any, delimiter: str) -> Iterator[Block]:
+  rows = _rows(stream, delimiter)
+  header = next(rows, None)
+  if header is None:
+    raise UserError("is empty; its first line must name the columns")
+  names = header[1]
+  chosen = _chosen(names, wanted)
+  places: list[int] = []
+  held: list[list[str]] = []
+  for line, row in rows:
+    if len(row) != len(names):
+      raise UserError(
+        f"line {line}: has {len(row)} cells, and the first line names {len(names)} columns"
+      )
+    places.append(line)
+    held.append(row)
+    if len(held) == _ROWS:
+      yield _block(places, held, chosen)
+      places = []
+      held = []
+  if held:
+    yield _block(places, held, chosen)
+
+
+def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> Block:
+  columns = list(zip(*rows))
+  return Block({name: columns[place] for name, place in chosen.items()}, places)
+
+
+def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
+  """Returns the places of the columns to read. Raises UserError for two columns of one
+  name."""
+  twice = [name for name, count in _counts(names).items() if count > 1]
+  if twice:
+    raise UserError(f"has two columns named {twice[0]!r:.60}")
+  return {name: names.index(name) for name in wanted(names)}
+
+
+def _counts(names: Sequence[str]) -> dict[str, int]:
+  counts = dict.fromkeys(names, 0)
+  for name in names:
+    counts[name] += 1
+  return counts
+
+
+def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[Block]:
+  try:
+    parquet = importlib.import_module("pyarrow.parquet")
+  except ImportError as error:
+    raise UserError("needs pyarrow: pip install 'dpjax[tables]'") from error
+  arrow = importlib.import_module("pyarrow")
+  try:
+    with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
+      chosen = list(_chosen(file.schema_arrow.names, wanted))
+      count = 0
+      for batch in file.iter_batches(_ROWS, columns=chosen):
+        cells = {
+          name: _plain(arrow, batch.column(batch.schema.get_field_index(name)), name)
+          for name in chosen
+        }
+        yield Block(cells, range(count + 1, count + 1 + batch.num_rows))
+        count += batch.num_rows
+  except FileNotFoundError as error:
+    raise UserError("there is no such file") from error
+  # Arrow's own errors are of these kinds.
+  except (arrow.ArrowException, OSError) as error:
+    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+    raise UserError(f"is no readable Parquet file ({reason})") from error
+
+
+def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
+  """Returns a column's text, numbers or booleans as Python objects."""
+  kind = column.type
+  if arrow.types.is_dictionary(kind):
+    column = column.dictionary_decode()
+    kind = column.type
+  types = arrow.types
+  checks = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
+  if not any(check(kind) for check in (*checks, types.is_boolean, types.is_null)):
+    raise UserError(
+      f"column {name!r:.60}: holds {kind!s:.60}; must be text, numbers or booleans"
+    )
+  return column.to_pylist()

@@ -1,0 +1,375 @@
+"""Tables: CSV and Parquet files with declared columns, as two `Dataset`s.
+
+Inputs are float32 [n, width]: numbers scaled from their public bounds to [0, 1], a category as
+one input for each of its public values. `table_declaration` says what is declared. Each row
+becomes inputs by itself, whatever the others hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data import table_declaration, table_files
+from dpjax.data.dataset import Dataset
+from dpjax.data.table_declaration import Category, Declaration, Number
+from dpjax.validate import UserError, Verbatim
+
+# A file, or columns by name, such as a frame.
+Source = Any
+_Held = pathlib.Path | Mapping[str, Any]
+# The file of a declaration, or its content; None: the file beside the table.
+Declared = str | os.PathLike[str] | Mapping[str, Any] | None
+Pair = tuple[Dataset, Dataset]
+
+
+class _Part(NamedTuple):
+  """The content read from one file; its arrays are as private as the file."""
+
+  x: np.ndarray  # [n, width] float32
+  y: np.ndarray  # [n], or [n, labels]
+  is_test: np.ndarray  # [n] bool
+  fields: list[str]  # [n] of the column that was asked for beside them
+  clipped: dict[str, int]  # by column: numbers beyond their bounds
+
+
+def is_table(name: str) -> bool:
+  """Returns whether a data name is the path of a table.
+
+  >>> is_table("people.csv"), is_table("people.npz")
+  (True, False)
+  """
+  return name.lower().endswith(table_files.SUFFIXES)
+
+
+def table(source: Source, declaration: Declared = None, *, name: str | None = None) -> Pair:
+  """(train, test) of a table, as inputs in [0, 1] and targets.
+
+  Args:
+    source: path of a .csv, .tsv or .parquet file (the last needs `pip install
+      'dpjax[tables]'`). The first line of a CSV file names the columns; spaces around cells do
+      not count. Or the columns themselves: a dict of them by name, or a frame of pandas, polars,
+      PyArrow or Hugging Face's `datasets`. There NaN and None mean no value.
+    declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
+      or JSON file of one. None: the file beside it of the same name, people.toml or
+      people.json for people.csv.
+    name: name of the data set; None: that of the file.
+
+  Numbers beyond their bounds are clipped. How many were is private, and nobody is told:
+  `clipped_cells` counts them for a release under noise.
+
+  Raises:
+    UserError: one line that names the file, and the line and column where a row is wrong. It
+      never shows a cell.
+
+  >>> train, test = table(
+  ...   {"age": [30, 90, 60], "sex": ["f", "m", "f"], "ill": ["no", "yes", "no"]},
+  ...   {
+  ...     "columns": {"age": {"lower": 0, "upper": 120}, "sex": {"values": ["f", "m"]}},
+  ...     "target": {"column": "ill", "values": ["no", "yes"]},
+  ...     "split": {"test_share": 0.5, "salt": 3},
+  ...   },
+  ... )
+  >>> train.x.tolist(), train.y.tolist(), test.x.tolist()
+  ([[0.25, 1.0, 0.0], [0.5, 1.0, 0.0]], [0, 0], [[0.75, 0.0, 1.0]])
+  """
+  return table_fields(source, None, declaration, name=name)[0]
+
+
+def table_fields(
+  source: Source,
+  field: str | None,
+  declaration: Declared = None,
+  *,
+  name: str | None = None,
+) -> tuple[Pair, tuple[list[str], list[str]]]:
+  """Returns ((train, test), the texts of the column `field` of each): `table` with one more
+  column."""
+  held = _held(source)
+  declared = _declaration(held, declaration)
+  parts = _parts(held, declared, field)
+  if name is None:
+    name = "table" if isinstance(held, Mapping) else held.stem
+  pair = []
+  fields = []
+  for split in ("train", "test"):
+    rows = np.flatnonzero(parts.is_test == (split == "test"))
+    if not len(rows):
+      raise _about(held, f"has no row for {split}; see `split` of its declaration")
+    dataset = Dataset(
+      x=parts.x[rows],
+      y=parts.y[rows],
+      name=name,
+      num_classes=declared.num_classes,
+      split=split,
+      nominal_size=declared.num_examples if split == "train" else None,
+      target=declared.target,
+    )
+    pair.append(dataset)
+    fields.append([parts.fields[row] for row in rows] if field is not None else [])
+  return (pair[0], pair[1]), (fields[0], fields[1])
+
+
+def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
+  """NOT private: how many numbers of each column are beyond its bounds, over all rows.
+
+  One record moves each count by one at most. So release it through a mechanism of
+  `dpjax.mechanisms` with sensitivity 1 for each column, or look at it and tell nobody.
+
+  Args:
+    source, declaration: as in `table`.
+
+  >>> clipped_cells({"age": [30, 130], "fold": ["a", "b"], "ill": ["no", "yes"]}, {
+  ...   "columns": {"age": {"lower": 0, "upper": 120}},
+  ...   "target": {"column": "ill", "values": ["no", "yes"]},
+  ...   "split": {"column": "fold", "train": ["a"], "test": ["b"]},
+  ... })
+  {'age': 1}
+  """
+  held = _held(source)
+  return _parts(held, _declaration(held, declaration), None).clipped
+
+
+def _held(source: Source) -> _Held:
+  """Returns a path, or columns by name, from any object that holds a table."""
+  if isinstance(source, str | os.PathLike):
+    return pathlib.Path(source)
+  if isinstance(source, Mapping):
+    return source
+  # `columns` (pandas, polars) or `column_names` (Arrow, Hugging Face) hold names. Arrow's
+  # `columns` are arrays.
+  names = getattr(source, "column_names", None)
+  names = getattr(source, "columns", None) if names is None else names
+  if names is None:
+    raise UserError(
+      f"must be a path, a dict of columns or a frame, not {type(source).__name__}; of anything "
+      "else, such as a torch Dataset or a grain source, make arrays for "
+      "dpjax.data.from_arrays, or a class for in_files (docs/your_data.md)",
+      field="source",
+    )
+  return {str(name): source[name] for name in names}
+
+
+def _about(source: _Held, must: str) -> UserError:
+  if isinstance(source, Mapping):
+    return UserError(f"table: {must}")
+  return UserError(must, field="name", value=Verbatim(f"'{source}'"))
+
+
+def _declaration(source: _Held, declaration: Declared) -> Declaration:
+  """Returns the declaration of a table; errors name its file, or the argument."""
+  at = "declaration"
+  if declaration is None:
+    if isinstance(source, Mapping):
+      raise UserError("must say what is public about the columns", field="declaration")
+    beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
+    declaration = next((each for each in beside if each.exists()), beside[0])
+  if not isinstance(declaration, Mapping):
+    at = f"declaration='{os.fspath(declaration)}'"
+    declaration = table_declaration.read(declaration)
+  try:
+    return table_declaration.parse(declaration)
+  except UserError as error:
+    raise UserError(f"{at}: {error}") from error
+
+
+def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
+  """Returns the rows of the table, and of a second file if the declaration names one."""
+  part = _read(source, declared, field)
+  second = declared.split.test_file
+  if second is None:
+    return part
+  if isinstance(source, Mapping):
+    raise UserError("is of files, and the columns are given", field="split.test_file")
+  other = _read(source.parent / second, declared, field)
+  clipped = {name: count + other.clipped[name] for name, count in part.clipped.items()}
+  return _Part(
+    x=np.concatenate([part.x, other.x]),
+    y=np.concatenate([part.y, other.y]),
+    is_test=np.concatenate([part.is_test, np.ones(len(other.x), bool)]),
+    fields=part.fields + other.fields,
+    clipped=clipped,
+  )
+
+
+def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> list[str]:
+  """Returns the columns to read, out of all. Raises UserError for missing or surplus ones."""
+  marked = () if declared.split.column is None else (declared.split.column,)
+  beside = () if field is None else (field,)
+  needed = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
+  for name in needed:
+    if name not in names:
+      hint = validate.did_you_mean(name, names)
+      raise UserError(f"has no column {name!r:.60}{hint}")
+  if declared.ignore != ("*",):
+    known = {*needed, *declared.ignore}
+    unknown = next((name for name in names if name not in known), None)
+    if unknown is not None:
+      raise UserError(
+        f"column {unknown!r:.60} is not declared; add it to `columns`, or to `ignore`"
+      )
+  return list(needed)
+
+
+def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
+  wanted = functools.partial(_needed, declared=declared, field=field)
+  if isinstance(source, Mapping):
+    word = "row"
+    blocks = table_files.in_memory(source, wanted)
+  else:
+    word = table_files.word(source)
+    blocks = table_files.blocks(
+      source, wanted, delimiter=declared.delimiter, encoding=declared.encoding
+    )
+  clipped = {name: 0 for name, kind in declared.columns.items() if isinstance(kind, Number)}
+  xs = []
+  ys = []
+  masks = []
+  fields: list[str] = []
+  count = 0
+  try:
+    for block in blocks:
+      cells = _Cells(block, declared, word)
+      xs.append(cells.inputs(clipped))
+      ys.append(cells.targets())
+      masks.append(cells.is_test(count))
+      fields += [] if field is None else cells.texts(field)
+      count += len(block.places)
+  except UserError as error:
+    raise _about(source, str(error)) from error
+  if not count:
+    raise _about(source, "holds no rows below the names of its columns")
+  return _Part(
+    np.concatenate(xs), np.concatenate(ys), np.concatenate(masks), fields, clipped
+  )
+
+
+class _Cells:
+  """The cells of a block, converted as the declaration says."""
+
+  def __init__(self, block: table_files.Block, declared: Declaration, word: str):
+    self._block = block
+    self._declared = declared
+    self._word = word
+    self._none = frozenset(declared.missing_values)
+
+  def _wrong(self, index: int, column: str, what: str) -> UserError:
+    # The cell itself is private, and messages end in logs.
+    return UserError(
+      f"{self._block.told(index, self._word)}, column {column!r:.60}: {what}"
+    )
+
+  def texts(self, column: str) -> list[str]:
+    """Returns the cells of a column as text; a missing one is the empty text."""
+    found = []
+    for cell in self._block.cells[column]:
+      text = str(cell).lower() if isinstance(cell, bool) else str(cell)
+      found.append("" if cell is None else text.strip())
+    return found
+
+  def numbers(self, column: str, kind: Number) -> np.ndarray:
+    """Returns [k] float64, finite, in the units of the column."""
+    out = np.empty(len(self._block.places), np.float64)
+    for index, cell in enumerate(self._block.cells[column]):
+      if cell is None or cell in self._none:
+        if kind.missing is None:
+          raise self._wrong(
+            index, column, "holds no value; declare what stands for it: missing = NUMBER"
+          )
+        out[index] = kind.missing
+        continue
+      try:
+        # Python parses 1_000 as a number, but no table means it so.
+        number = float(cell) if not isinstance(cell, str) or "_" not in cell else np.nan
+      # OverflowError: Parquet's integers are never that large, but JSON's may be.
+      except (ValueError, OverflowError):
+        number = np.nan
+      if not np.isfinite(number):
+        raise self._wrong(
+          index, column, "is no finite number; write 3.5, without units or separators"
+        )
+      out[index] = number
+    return out
+
+  def places(self, column: str, kind: Category) -> np.ndarray:
+    """Returns [k]: the number of each cell's value in its category."""
+    place = {value: index for index, value in enumerate(kind.values)}
+    other = None if kind.other is None else place[kind.other]
+    out = np.empty(len(self._block.places), np.int32)
+    for index, text in enumerate(self.texts(column)):
+      known = place.get(text)
+      # A declared value may be spelled like a missing one, such as the empty text.
+      if known is None and text in self._none:
+        if kind.missing is None:
+          raise self._wrong(
+            index, column, "holds no value; declare what stands for it: missing = VALUE"
+          )
+        known = place[kind.missing]
+      known = other if known is None else known
+      if known is None:
+        raise self._wrong(
+          index, column, "is none of the declared values; add it, or declare other = VALUE"
+        )
+      out[index] = known
+    return out
+
+  def inputs(self, clipped: dict[str, int]) -> np.ndarray:
+    """Returns [k, width] float32; counts numbers beyond their bounds in `clipped`."""
+    columns = []
+    for name, kind in self._declared.columns.items():
+      if isinstance(kind, Category):
+        places = self.places(name, kind)
+        columns.append(np.eye(len(kind.values), dtype=np.float32)[places])
+        continue
+      numbers = self.numbers(name, kind)
+      bounds = kind.bounds
+      clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
+      # From [-1, 1], where the difference of two large bounds does not overflow.
+      columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
+    return np.concatenate(columns, axis=1, dtype=np.float32)
+
+  def targets(self) -> np.ndarray:
+    """Returns [k] int32 classes, float32 numbers scaled to [-1, 1], or int32 labels [k,
+    labels]."""
+    columns = self._declared.target_columns
+    kind = self._declared.target_kind
+    if isinstance(kind, Number):
+      return kind.bounds.scaled(self.numbers(columns[0], kind))
+    found = [self.places(name, kind) for name in columns]
+    return found[0] if len(found) == 1 else np.stack(found, axis=1)
+
+  def is_test(self, before: int) -> np.ndarray:
+    """Returns [k] bool: whether a row is for the test. `before`: number of rows above
+    these."""
+    split = self._declared.split
+    size = len(self._block.places)
+    if split.test_share is not None:
+      return hashed(np.arange(before, before + size), split.salt) < split.test_share
+    if split.column is None:
+      return np.zeros(size, bool)
+    both = Category((*split.train, *split.test))
+    return self.places(split.column, both) >= len(split.train)
+
+
+def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
+  """Returns [n] numbers in [0, 1) that depend only on row numbers and a salt.
+
+  Both are public, so who is in the test says nothing about what a row holds. The function is
+  SplitMix64 (Steele, Lea and Flood 2014), fixed for ever.
+
+  >>> hashed(np.arange(3), salt=0).round(3).tolist()
+  [0.883, 0.432, 0.026]
+  """
+  # uint64 arithmetic of NumPy arrays wraps around, which the generator requires.
+  start = np.array([salt], np.uint64) * np.uint64(0xD1342543DE82EF95)
+  z = start + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+  z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  z = z ^ (z >> np.uint64(31))
+  return (z >> np.uint64(11)).astype(np.float64) / 2**53

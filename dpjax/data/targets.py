@@ -1,0 +1,156 @@
+"""Targets other than classes: one number of each example, or several yes-no labels.
+
+A `Dataset` without a target holds classes. The bounds of a number and the names of labels are
+public: whoever holds the data declares them, and nothing is estimated from the rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from dpjax.types import HostArray
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+  """A number of each example between public bounds. A `Dataset` holds it scaled to [-1, 1].
+
+  Args:
+    lower, upper: bounds in the units of the data, finite, lower < upper.
+
+  >>> Interval(0, 400).scaled([0.0, 300.0, 900.0])
+  array([-1. ,  0.5,  1. ], dtype=float32)
+  >>> Interval(0, 400).original(np.float32(0.5))
+  300.0
+  """
+
+  lower: float
+  upper: float
+
+  def __post_init__(self):
+    for name in ("lower", "upper"):
+      value = getattr(self, name)
+      is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+      if not is_number or not math.isfinite(value):
+        raise UserError("must be a finite number", field=name, value=value)
+      # 0 and 0.0 are one bound, and the digest of the data uses the text.
+      object.__setattr__(self, name, float(value))
+    if not self.lower < self.upper:
+      raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
+    # Products with a wider range overflow in float32, in which models compute.
+    if not 1e-30 < self.half_width < 1e30:
+      raise UserError("must lie 2e-30 to 2e30 above lower", field="upper", value=self.upper)
+
+  @property
+  def half_width(self) -> float:
+    """Half of upper - lower: the value of a scaled 1 in units of the data."""
+    return self.upper / 2 - self.lower / 2
+
+  def scaled(self, values: HostArray) -> np.ndarray:
+    """Scales numbers in units of the data [n] to float32 [n] in [-1, 1]; numbers beyond are
+    clipped.
+
+    Raises:
+      UserError: a value that is not finite. How many are beyond is a query on private data,
+        so nobody is told.
+    """
+    numbers = np.asarray(values, np.float64)
+    if not np.isfinite(numbers).all():
+      raise UserError("every value must be finite", field="y")
+    middle = self.lower / 2 + self.upper / 2
+    return np.clip((numbers - middle) / self.half_width, -1, 1).astype(np.float32)
+
+  def original(self, scaled: Any) -> Any:
+    """Converts scaled numbers back to units of the data, in float64."""
+    middle = self.lower / 2 + self.upper / 2
+    numbers = np.asarray(scaled, np.float64) * self.half_width + middle
+    return numbers if numbers.ndim else float(numbers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+  """Several labels of each example, each of which holds (1) or does not (0).
+
+  Args:
+    names: names of the labels, in the order of the columns of `y`; distinct.
+
+  >>> Labels(("asthma", "diabetes")).names
+  ('asthma', 'diabetes')
+  """
+
+  names: tuple[str, ...]
+
+  def __post_init__(self):
+    names = tuple(self.names)
+    if not names or not all(isinstance(name, str) and name for name in names):
+      raise UserError("must be one text or more", field="labels", value=self.names)
+    if len(set(names)) < len(names):
+      raise UserError("must be distinct", field="labels", value=self.names)
+    object.__setattr__(self, "names", names)
+
+
+# Targets other than classes that a `Dataset` may hold.
+Target = Interval | Labels
+
+
+def check(y: Any, num_examples: int, target: Target, num_classes: int) -> None:
+  """Raises UserError where the targets of a data set do not match its `target`."""
+  wanted: Any = (num_examples,)
+  dtype: Any = np.float32
+  width = 1
+  if isinstance(target, Labels):
+    width = len(target.names)
+    wanted = (num_examples, width)
+    dtype = np.int32
+  elif not isinstance(target, Interval):
+    raise UserError("must be an Interval, Labels or None", field="target", value=target)
+  if num_classes != width:
+    raise UserError(
+      f"must be {width}, the outputs of {target}", field="num_classes", value=num_classes
+    )
+  if not isinstance(y, np.ndarray) or y.dtype != dtype or y.shape != wanted:
+    kind = f"{getattr(y, 'dtype', type(y).__name__)} {getattr(y, 'shape', '')}"
+    raise UserError(f"must be a {np.dtype(dtype)} array {wanted}, got {kind}", field="y")
+  if isinstance(target, Labels) and not np.isin(y, (0, 1)).all():
+    raise UserError("must hold 0 and 1 alone", field="y")
+  if isinstance(target, Interval) and not (np.abs(y) <= 1).all():
+    raise UserError("must be scaled to [-1, 1]", field="y")
+
+
+def as_targets(values: Any, target: Target) -> np.ndarray:
+  """Converts anything NumPy reads, in the units of the data, to the targets of a `Dataset`.
+
+  Args:
+    values: numbers [n] for an `Interval`; 0 and 1 [n, labels] for `Labels`.
+  """
+  try:
+    array = np.asarray(values)
+  # NumPy raises it for ragged nested lists, for example.
+  except ValueError as error:
+    raise UserError("is not a rectangular array", field="y") from error
+  if array.dtype.kind not in "biuf":
+    raise UserError(f"must hold numbers, got {array.dtype}", field="y")
+  if isinstance(target, Interval):
+    return target.scaled(array)
+  if not np.isin(array, (0, 1)).all():
+    raise UserError("must hold 0 and 1 alone", field="y")
+  return array.astype(np.int32)
+
+
+def needs_classes(dataset: Any, what: str) -> None:
+  """Raises UserError where a data set holds no classes.
+
+  Args:
+    dataset: a `Dataset`, or a `Federation` of one.
+    what: the setting that needs them, as "audit.enabled=True".
+  """
+  target = getattr(getattr(dataset, "dataset", dataset), "target", None)
+  if target is None:
+    return
+  kind = "numbers" if isinstance(target, Interval) else "several labels"
+  raise UserError(f"{what}: needs data with one class for each example, not {kind}")

@@ -1,0 +1,175 @@
+"""Text files: an example is a line, or a window of a declared number of tokens.
+
+A declaration (a dict, or a TOML or JSON file of one) has the keys `example` ("line" or "window"),
+`length` (tokens of an example: longer lines are cut, shorter ones padded), `tokenizer` (none: the
+bytes of UTF-8; else a tokenizer.json that was trained on PUBLIC text), `split` (`test_file`, or
+`test_share` and `salt`: by a hash of the number of the example) and `num_examples`.
+
+What an example is decides whom an epsilon hides: one line, or one window. A person who wrote
+several of them is hidden in none.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.data import table_declaration, tables, text
+from dpjax.data.dataset import Dataset, first_line, from_arrays
+from dpjax.validate import UserError, Verbatim
+
+SUFFIX = ".txt"
+_KEYS = ("example", "length", "tokenizer", "split", "num_examples")
+_MOST_TOKENS = 2**20
+# (text -> ids from 1 on, number of ids including the padding)
+Tokens = tuple[Callable[[str], list[int]], int]
+
+
+class Texts(NamedTuple):
+  """Everything that is public about a file of text."""
+
+  example: str
+  length: int
+  tokenizer: str | None = None
+  test_file: str | None = None
+  test_share: float | None = None
+  salt: int = 0
+  num_examples: int | None = None
+
+
+def parse(source: Any) -> Texts:
+  """Parses a declaration from a dict. Raises UserError that names the key.
+
+  >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length
+  64
+  """
+  keys = table_declaration.mapping(source, "declaration", _KEYS)
+  validate.one_of(("line", "window"), example=keys.get("example", "nothing"))
+  validate.integer_in(1, _MOST_TOKENS, length=keys.get("length"))
+  way = table_declaration.mapping(
+    keys.pop("split", None), "split", ("test_file", "test_share", "salt")
+  )
+  if ("test_file" in way) == ("test_share" in way):
+    raise UserError("must have one of `test_file` and `test_share`", field="split")
+  if "test_share" in way:
+    validate.open_unit(**{"split.test_share": way["test_share"]})
+    validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
+  elif "salt" in way:
+    raise UserError("is not read with `test_file`", field="split.salt")
+  for name, value in {"tokenizer": keys.get("tokenizer"), **way}.items():
+    if name in ("tokenizer", "test_file") and not isinstance(value, str | None):
+      raise UserError("must be the path of a file", field=name, value=value)
+  if keys.get("num_examples") is not None:
+    validate.integer_at_least(1, num_examples=keys["num_examples"])
+  return Texts(**keys, **way)
+
+
+def text_file(
+  path: str | os.PathLike[str],
+  declaration: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+) -> tuple[Dataset, Dataset]:
+  """(train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
+
+  Args:
+    path: path of a .txt file.
+    declaration: what is public about it (see the module): a dict or the path of a file. None:
+      the file beside it of the same name, posts.toml for posts.txt.
+
+  Bytes have 256 tokens. Those of a tokenizer are its own plus 1, because 0 is the padding, and
+  paths of it and of the test file are relative to the folder of `path`. Blank lines are left out.
+
+  Raises:
+    UserError: one line: a file that is not there or is no UTF-8, or has nothing for a split.
+  """
+  path = pathlib.Path(path)
+  at = "declaration"
+  if not isinstance(declaration, Mapping):
+    source = path.with_suffix(".toml") if declaration is None else declaration
+    at = f"declaration='{source}'"
+    declaration = table_declaration.read(source)
+  try:
+    declared = parse(declaration)
+    tokens = _tokens(path.parent, declared)
+  except UserError as error:
+    raise UserError(f"{at}: {error}") from error
+  x = _examples(path, declared, tokens[0])
+  if declared.test_file is not None:
+    other = _examples(path.parent / declared.test_file, declared, tokens[0])
+    parts = {"train": x, "test": other}
+  else:
+    is_test = tables.hashed(np.arange(len(x)), declared.salt) < declared.test_share
+    parts = {"train": x[~is_test], "test": x[is_test]}
+  pair = []
+  for split, rows in parts.items():
+    if not len(rows):
+      raise UserError(
+        f"has no {declared.example} for {split}", field="name", value=str(path)
+      )
+    dataset = from_arrays(
+      rows,
+      np.zeros(len(rows), np.int32),
+      num_classes=1,
+      vocab_size=tokens[1],
+      name=path.stem,
+      split=split,
+      nominal_size=declared.num_examples if split == "train" else None,
+    )
+    pair.append(dataset)
+  return pair[0], pair[1]
+
+
+def _tokens(folder: pathlib.Path, declared: Texts) -> Tokens:
+  if declared.tokenizer is None:
+    return lambda line: list(line.encode()), text.VOCAB_SIZE
+  path = folder / declared.tokenizer
+  at = f"tokenizer='{path}'"
+  validate.no_pipe(path, at)
+  try:
+    tokenizers = importlib.import_module("tokenizers")
+  except ImportError as error:
+    raise UserError(f"{at}: needs: pip install tokenizers") from error
+  try:
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+  # The library, in Rust, raises plain exceptions.
+  except Exception as error:
+    raise UserError(f"{at}: is no tokenizer.json ({first_line(error)})") from error
+
+  def ids(line: str) -> list[int]:
+    # From 1 on: 0 is the padding, which the loss leaves out.
+    return [token + 1 for token in tokenizer.encode(line).ids]
+
+  return ids, tokenizer.get_vocab_size() + 1
+
+
+def _examples(
+  path: pathlib.Path, declared: Texts, ids: Callable[[str], list[int]]
+) -> np.ndarray:
+  """Returns int32 [n, length] of one file."""
+  at = Verbatim(f"'{path}'")
+  validate.no_pipe(path, f"name={at}")
+  try:
+    content = path.read_text(encoding="utf-8-sig")
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"is no UTF-8 at byte {error.start}; convert it first", field="name", value=at
+    ) from error
+  except OSError as error:
+    raise UserError(f"cannot be read ({error.strerror})", field="name", value=at) from error
+  if "\0" in content:
+    raise UserError("holds a zero byte, which is the padding", field="name", value=at)
+  length = declared.length
+  if declared.example == "line":
+    rows = [ids(line)[:length] for line in content.split("\n") if line.strip()]
+  else:
+    stream = ids(content)
+    rows = [stream[start : start + length] for start in range(0, len(stream), length)]
+  out = np.full((len(rows), length), text.PADDING_ID, np.int32)
+  for row, tokens in zip(out, rows):
+    row[: len(tokens)] = tokens
+  return out

@@ -1,0 +1,69 @@
+"""The guarantee of a run in an attacker's terms, as a section of a config."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Protocol
+
+from dpjax import accounting
+from dpjax.experiments.config import rules
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass
+class AttackerConfig:
+  """Largest success of a membership attack, in place of an epsilon: the numbers of one
+  bound.
+
+  See `dpjax.accounting.attack_bound`.
+  """
+
+  tpr: Annotated[
+    float | None, rules.OPEN_UNIT, "largest true positive rate of any attack, at fpr"
+  ] = None
+  fpr: Annotated[float | None, rules.OPEN_UNIT, "false positive rate of tpr"] = None
+  advantage: Annotated[
+    float | None, rules.OPEN_UNIT, "or the largest TPR - FPR of any attack"
+  ] = None
+  mu: Annotated[
+    float | None, rules.POSITIVE, "or mu of Gaussian DP, up to privacy.delta"
+  ] = None
+  bayes_risk: Annotated[
+    float | None, rules.OPEN_UNIT, "or the least chance of error of an attacker, at prior"
+  ] = None
+  prior: Annotated[
+    float | None, rules.OPEN_UNIT, "chance of membership that such an attacker knows"
+  ] = None
+
+
+class _Private(Protocol):
+  """A section of a config that states a guarantee."""
+
+  epsilon: float | None
+  noise_multiplier: float | None
+  attacker: AttackerConfig
+
+
+def attack_of(privacy: _Private) -> accounting.AttackBound | None:
+  """Returns the bound that a config's noise is calibrated to; None for other calibrations.
+
+  Raises:
+    UserError: numbers of two bounds, a missing one, or an epsilon or a noise beside them.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
+  >>> attack_of(PrivacyConfig(epsilon=None, attacker=AttackerConfig(mu=0.5)))
+  GaussianDp(mu=0.5)
+  """
+  try:
+    attack = accounting.attack_bound(**dataclasses.asdict(privacy.attacker))
+  except UserError as error:
+    raise error.within("privacy.attacker") from None
+  for name in ("epsilon", "noise_multiplier"):
+    value = getattr(privacy, name)
+    if attack is not None and value is not None:
+      raise UserError(
+        f"give it or privacy.attacker, not both (--config.privacy.{name}=none)",
+        field=f"privacy.{name}",
+        value=value,
+      )
+  return attack

@@ -1,0 +1,156 @@
+"""Digests of configs: names that keep two configs from sharing noise and batches.
+
+| version | names what decides a run                        | runs       |
+| ------- | ----------------------------------------------- | ---------- |
+| 1       | without fields that came later, at an old value | up to 0.2  |
+| 2       | all of it                                       | since then |
+
+A published result keeps its name of version 1: a new field gets a row of `_LATER`. It changes
+every name of version 2, as it changes dpjax's code, which keys follow, too. A result states the
+version of its run as `digest_version`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import names
+
+# Version of runs that begin now.
+VERSION = 2
+
+
+def canonical(value: object, exact: bool = False) -> Any:
+  """Converts values to JSON data that are equal exactly where the values are.
+
+  A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
+  "options": what a dict of options holds has the type that it is given with, and a model may
+  ask for it, so True, 1 and 1.0 are three values.
+
+  >>> canonical(1.0) == canonical(1), canonical({"options": 1.0}) == canonical({"options": 1})
+  (True, False)
+  """
+  if isinstance(value, Mapping):
+    free = lambda name: exact or "options" in str(name).split(".")
+    pairs = [[str(name), canonical(entry, free(name))] for name, entry in value.items()]
+    return {"mapping": sorted(pairs, key=lambda pair: pair[0])}
+  if isinstance(value, (list, tuple)):
+    return [canonical(entry, exact) for entry in value]
+  if isinstance(value, (np.generic, np.ndarray, jax.Array)) and value.ndim == 0:
+    value = value.item()
+  if exact and isinstance(value, bool):
+    return {"boolean": str(value)}
+  if isinstance(value, (int, float)):
+    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
+    kind = "float" if exact and whole and isinstance(value, float) else "number"
+    return {kind: str(int(value)) if whole else repr(value)}
+  return value if value is None or isinstance(value, str) else {"other": repr(value)}
+
+
+def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """Returns the digest of a config by the present version.
+
+  Args:
+    kind: kind of run. fields: everything that determines its result, the seed included.
+
+  >>> of_config("central", {"a": 1, "b": 2}) == of_config("central", {"b": 2.0, "a": 1})
+  True
+  """
+  return VERSIONS[VERSION](kind, fields)
+
+
+def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """Returns 32 bytes that identify a config and the files that it names: equal for equal
+  ones.
+
+  The order of dicts is no matter (`canonical`), nor is the code that carries it out.
+
+  Args:
+    kind: kind of run. fields: everything that determines its result, the seed included.
+  """
+  # The version is part of the name, so no config has one name in both versions.
+  text = json.dumps([2, kind, canonical(fields), canonical(names.sources(fields))])
+  return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+
+
+# --- version 1, for results published earlier
+
+
+# Later fields, in any section -> the behaviour of runs before they existed.
+_LATER: dict[str, Any] = {
+  "normalization": {"name": "per_example"},
+  "mirrored": False,
+  "colours": "rgb",
+  "trainable": {"name": "all"},
+  "safetensors": False,
+  "pretrained": None,
+  "client_state": "memory",
+  "num_examples": None,
+  "num_users": None,
+  "declaration": None,
+  "neighboring_relation": "",
+  "line_search": False,
+  "queries": 1,
+  "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
+}
+# The same for fields of one kind of run, by dotted names.
+_LATER_OF: dict[str, dict[str, Any]] = {
+  "central": {"loss": "auto"},
+  "federated": {"loss": "auto", "secure_sum": {"name": "none"}},
+  # A central run has always had a budget of memory.
+  "attack": {"federate.memory_budget_gb": None},
+}
+# Fields of a disabled audit as an earlier version wrote them, by the audit's present kind.
+_AUDITS_OFF: dict[Any, dict[str, Any]] = {
+  "gradient": {
+    "num_canaries": 1000,
+    "kind": "mislabelled",
+    "score": "loss",
+    "method": "one_run",
+  },
+  "direction": {"method": "one_run"},
+  "auto": {"num_canaries": 50, "kind": "direction", "method": "one_run"},
+}
+
+
+def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
+  """Returns the name of a config as in results up to 0.2; arguments as in `digest_v2`."""
+  sources = names.sources(fields)
+  later = _LATER_OF.get(kind, {})
+  before = _before(fields, later)
+  # A config that names no file had no entry for files.
+  of_files = [canonical(sources)] if sources else []
+  text = json.dumps([kind, canonical(before), *of_files])
+  return hashlib.sha256(f"dpjax config {text}".encode()).digest()
+
+
+def _before(
+  fields: Mapping[str, Any], later: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
+  """Removes later fields whose value is the earlier behaviour."""
+  kept = {}
+  for name, entry in fields.items():
+    path = prefix + name
+    if any(
+      key in old and entry == old[key] for key, old in ((name, _LATER), (path, later))
+    ):
+      continue
+    if name == "audit" and isinstance(entry, Mapping) and not entry["enabled"]:
+      entry = {**entry, **_AUDITS_OFF.get(entry.get("kind"), {})}
+    # Options belong to a user's model, whose fields may have any of these names.
+    nested = isinstance(entry, Mapping) and name != "options"
+    kept[name] = _before(entry, later, f"{path}.") if nested else entry
+  return kept
+
+
+VERSIONS: dict[int, Callable[[str, Mapping[str, Any]], bytes]] = {
+  1: digest_v1,
+  2: digest_v2,
+}

@@ -1,0 +1,136 @@
+"""Trade-off curves and privacy losses as files: what is written is read, all else is refused."""
+
+import io
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import special
+
+from dpjax import accounting
+from dpjax.accounting import trade_off_files
+from dpjax.validate import UserError
+
+_RUN = accounting.composed(
+  accounting.poisson_sampled_event(accounting.gaussian_event(1.0), sampling_prob=0.2), 3
+)
+
+
+def test_a_curve_that_is_written_is_read_again(tmp_path):
+  pairs = accounting.pairs_of(
+    accounting.privacy_profile(accounting.gaussian_event(1)), 1e-5
+  )
+  trade_off_files.write_curve(pairs, tmp_path / "curve.csv")
+  alphas, betas = trade_off_files.read_curve(tmp_path / "curve.csv")
+  assert (tmp_path / "curve.csv").read_text().startswith("alpha,beta\n0.0,")
+  rates = np.linspace(0.001, 0.999, 500)
+  exact = special.ndtr(-special.ndtri(rates) - 1)
+  drawn = np.interp(rates, alphas, betas)
+  assert (drawn <= exact).all() and np.allclose(drawn, exact, atol=1e-4)
+
+
+def test_losses_compose_with_those_of_dp_accounting(tmp_path):
+  path = tmp_path / "losses.npz"
+  assert trade_off_files.write_losses(_RUN, path)
+  found = trade_off_files.read_losses(path)
+  exact = accounting.epsilon(_RUN, delta=1e-5)
+  assert found.get_epsilon_for_delta(1e-5) == pytest.approx(exact, rel=1e-6)
+  # Whoever adds a mechanism of their own to it knows only its grid.
+  other = pld_lib.from_gaussian_mechanism(
+    2.0, value_discretization_interval=float(np.load(path)["remove_discretization"])
+  )
+  whole = accounting.epsilon(
+    accounting.joined([_RUN, accounting.gaussian_event(2.0)]), delta=1e-5
+  )
+  assert found.compose(other).get_epsilon_for_delta(1e-5) == pytest.approx(whole, rel=1e-3)
+
+
+def test_what_has_no_losses_writes_none(tmp_path):
+  path = tmp_path / "losses.npz"
+  assert not trade_off_files.write_losses(_RUN, path, accountant="rdp")
+  assert not trade_off_files.write_losses(accounting.gaussian_event(0), path)
+  assert not path.exists()
+
+
+_CURVES = {
+  "another header": ("fpr,fnr\n0,1\n1,0\n", "must begin with the header"),
+  "no number": ("alpha,beta\n0,1\nx,0\n", "row 3 must be two numbers"),
+  "three columns": ("alpha,beta\n0,1,2\n", "row 2 must be two numbers"),
+  "NaN": ("alpha,beta\n0,nan\n1,0\n", r"row 2 must be two rates in \[0, 1\]"),
+  "infinity": ("alpha,beta\n0,1\ninf,0\n", "row 3 must be two rates"),
+  "above one": ("alpha,beta\n0,1.5\n1,0\n", "row 2 must be two rates"),
+  "no rows": ("alpha,beta\n", "alpha must go from 0 to 1"),
+  "half": ("alpha,beta\n0,1\n0.5,0\n", "alpha must go from 0 to 1"),
+  "alpha falls": ("alpha,beta\n0,1\n0.5,0.2\n0.4,0.3\n1,0\n", "alpha must rise"),
+  "beta rises": ("alpha,beta\n0,0.2\n0.5,0.3\n1,0\n", "beta must never rise"),
+  "above a guess": ("alpha,beta\n0,1\n0.5,0.6\n1,0\n", "beta must be at most 1 - alpha"),
+  "bent": ("alpha,beta\n0,0.5\n0.3,0.5\n0.6,0\n1,0\n", "beta must be convex"),
+}
+
+
+@pytest.mark.parametrize("name", _CURVES)
+def test_a_strangers_curve_that_no_mechanism_has_is_one_line(tmp_path, name):
+  text, message = _CURVES[name]
+  (tmp_path / "curve.csv").write_text(text)
+  with pytest.raises(UserError, match=message) as error:
+    trade_off_files.read_curve(tmp_path / "curve.csv")
+  assert "\n" not in str(error.value)
+
+
+def _arrays(**changed):
+  arrays = {
+    "remove_discretization": np.float64(0.5),
+    "remove_lower_loss": np.int64(-1),
+    "remove_probs": np.array([0.25, 0.25, 0.5]),
+    "remove_infinity_mass": np.float64(0.0),
+  }
+  return {name: value for name, value in (arrays | changed).items() if value is not None}
+
+
+_LOSSES = {
+  "an entry is missing": ({"remove_probs": None}, "must hold"),
+  "one direction is half there": ({"add_probs": np.ones(1)}, "must hold"),
+  "NaN": ({"remove_probs": np.array([0.5, np.nan])}, "not NaN or negative"),
+  "a NaN of mass": ({"remove_infinity_mass": np.float64("nan")}, "not NaN or negative"),
+  "negative": ({"remove_probs": np.array([1.5, -0.5])}, "not NaN or negative"),
+  "too little": ({"remove_probs": np.array([0.5, 0.4])}, "must sum to 1, not 0.9"),
+  "too much": ({"remove_probs": np.array([0.9, 0.4])}, "must sum to 1, not 1.3"),
+  "no row": ({"remove_probs": np.ones((1, 1))}, "floats in a row"),
+  "no grid": ({"remove_discretization": np.float64(0)}, "must be a finite number > 0"),
+  "text": ({"remove_lower_loss": np.array("1")}, "must be numbers"),
+  "half a step": ({"remove_lower_loss": np.float64(0.5)}, "must be an integer"),
+  "an object": ({"remove_probs": np.array([None, {}])}, "must be an npz of numbers"),
+}
+
+
+@pytest.mark.parametrize("name", _LOSSES)
+def test_a_strangers_losses_that_no_mechanism_has_are_one_line(tmp_path, name):
+  changed, message = _LOSSES[name]
+  np.savez(tmp_path / "losses.npz", **_arrays(**changed))
+  with pytest.raises(UserError, match=message) as error:
+    trade_off_files.read_losses(tmp_path / "losses.npz")
+  assert "\n" not in str(error.value)
+
+
+def test_the_losses_that_those_are_made_of_are_read(tmp_path):
+  np.savez(tmp_path / "losses.npz", **_arrays())
+  found = trade_off_files.read_losses(tmp_path / "losses.npz")
+  assert found.get_delta_for_epsilon(0.0) == pytest.approx(0.5 * -np.expm1(-0.5))
+
+
+def test_no_npz_is_one_line(tmp_path):
+  whole = io.BytesIO()
+  np.savez(whole, **_arrays())
+  for content in (b"", b"no zip", whole.getvalue()[:200], whole.getvalue()[:-30]):
+    (tmp_path / "losses.npz").write_bytes(content)
+    with pytest.raises(
+      UserError, match="must be an npz of numbers|cannot be read"
+    ) as error:
+      trade_off_files.read_losses(tmp_path / "losses.npz")
+    assert "\n" not in str(error.value)
+  with pytest.raises(UserError, match="cannot be read .No such file"):
+    trade_off_files.read_losses(tmp_path / "absent.npz")
+  with pytest.raises(UserError, match="cannot be read .No such file"):
+    trade_off_files.read_curve(tmp_path / "absent.csv")
+  with pytest.raises(UserError, match="must be a file"):
+    trade_off_files.read_curve("/dev/null")

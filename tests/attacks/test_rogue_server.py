@@ -1,0 +1,138 @@
+"""A server whose model is made to leak: a whole batch is read from one gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dpjax import attacks, losses, models
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+_UNITS = 128
+_BATCH = 16
+
+
+def _examples(count, seed):
+  rng = np.random.default_rng(seed)
+  x = rng.random((count, 4, 4, 1)).astype(np.float32)
+  return Example(jnp.asarray(x), jnp.asarray(rng.integers(0, 3, count), jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def network():
+  model = models.build("mlp", num_classes=3, features=(_UNITS,), activation="relu")
+  params = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 1)))
+  loss = losses.softmax_cross_entropy(model.apply)
+  return loss, params
+
+
+@pytest.fixture(scope="module")
+def trap(network):
+  _, params = network
+  return attacks.imprint(params, _examples(2000, seed=9).x)
+
+
+@pytest.fixture(scope="module")
+def views(network, trap):
+  """What a client sends of the trap: plain, and with each example clipped."""
+  loss, _ = network
+  return {
+    None: attacks.gradient_view(loss, trap),
+    0.01: attacks.gradient_view(loss, trap, l2_clip_norm=0.01),
+  }
+
+
+def _exact(examples, seen, batch=_BATCH):
+  """Share of the examples that come back to four digits."""
+  guesses = attacks.read_imprint(seen, batch_size=batch)
+  inputs = np.reshape(examples.x, (len(examples.x), -1))
+  errors = np.abs(inputs[:, None] - guesses[None]).max(axis=2)
+  return np.mean(errors.min(axis=1) < 1e-4)
+
+
+@pytest.mark.parametrize("l2_clip_norm", [None, 0.01])
+def test_as_many_come_back_as_are_alone_in_their_bins(views, l2_clip_norm):
+  """Of B inputs in k bins of equal chance, (1 - 1/k)^(B - 1) of them are."""
+  shares = [
+    _exact(examples, views[l2_clip_norm](examples))
+    for examples in (_examples(_BATCH, seed) for seed in range(20))
+  ]
+  alone = (1 - 1 / _UNITS) ** (_BATCH - 1)
+  assert np.mean(shares) == pytest.approx(alone, abs=0.07)
+
+
+def test_an_honest_model_gives_none(network):
+  loss, params = network
+  view = attacks.gradient_view(loss, params)
+  shares = [
+    _exact(examples, view(examples))
+    for examples in (_examples(_BATCH, seed) for seed in range(5))
+  ]
+  assert max(shares) == 0
+
+
+def test_a_sum_of_clients_gives_all_of_them(views):
+  """What a secure sum hides is who sent what; the bins add up like everything else."""
+  clients = [_examples(4, seed) for seed in range(4)]
+  padded = [
+    jax.tree.map(lambda leaf: jnp.tile(leaf, (4, *[1] * (leaf.ndim - 1))), one)
+    for one in clients
+  ]
+  total = jax.tree.map(lambda *leaves: sum(leaves), *map(views[None], padded))
+  everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *clients)
+  assert _exact(everyone, total) > 0.7
+
+
+@pytest.mark.parametrize("factor", [-0.1, 1e-6, 3e4])
+def test_no_common_factor_hides_it(views, factor):
+  examples = _examples(_BATCH, seed=3)
+  seen = views[None](examples)
+  scaled = jax.tree.map(lambda leaf: factor * leaf, seen)
+  assert _exact(examples, scaled) == _exact(examples, seen) > 0.7
+
+
+def test_noise_of_the_client_hides_it(views):
+  examples = _examples(_BATCH, seed=3)
+  leaves, treedef = jax.tree.flatten(views[0.01](examples))
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  # Noise multiplier 1 on a mean of the batch, each example clipped to .01.
+  noisy = [
+    leaf + 0.01 / _BATCH * jax.random.normal(key, leaf.shape)
+    for leaf, key in zip(leaves, keys)
+  ]
+  assert _exact(examples, jax.tree.unflatten(treedef, noisy)) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000), batch=st.integers(1, 40))
+def test_what_is_read_has_the_shape_and_is_finite(views, seed, batch):
+  examples = _examples(_BATCH, seed)
+  guesses = attacks.read_imprint(views[None](examples), batch_size=batch)
+  assert guesses.shape == (batch, 16)
+  assert np.isfinite(guesses).all()
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"layer": "dense_9"}, "layer='dense_9': must name one of the layers"),
+    (
+      {"public": np.zeros((3, 5))},
+      "public: must be inputs of 16 numbers, got shape (3, 5)",
+    ),
+    ({"public": np.zeros((0, 16))}, "public: must be inputs of 16 numbers"),
+    ({"public": np.full((2, 16), np.nan)}, "public: must be finite"),
+    ({"gain": 0.0}, "gain=0.0"),
+    ({"layer": "head", "public": np.zeros((3, 128))}, "layer='head'"),
+  ],
+)
+def test_wrong_arguments_are_one_line(network, changes, words):
+  _, params = network
+  arguments = {"public": np.zeros((3, 16)), **changes}
+  with pytest.raises(UserError) as caught:
+    attacks.imprint(params, **arguments)
+  assert words in str(caught.value)
+  assert "\n" not in str(caught.value)

@@ -1,0 +1,407 @@
+"""Tables: what is declared is what is read, and all else ends in one line without a cell."""
+
+import csv
+import io
+import json
+import pathlib
+import tempfile
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from dpjax import data
+from dpjax.data import table_declaration, table_files, tables
+from dpjax.validate import UserError
+
+_PEOPLE = "age,sex,job,ill\n30,f,nurse,no\n150,m,,yes\n60,f,smith,no\n-5,m,nurse,yes\n"
+
+
+def declared(**changes):
+  keys = {
+    "columns": {
+      "age": {"lower": 0, "upper": 120},
+      "sex": {"values": ["f", "m"]},
+      "job": {"values": ["nurse", "smith"], "missing": "smith"},
+    },
+    "target": {"column": "ill", "values": ["no", "yes"]},
+    "split": {"test_share": 0.5, "salt": 5},
+  }
+  return {name: value for name, value in (keys | changes).items() if value is not None}
+
+
+def written(folder, text=_PEOPLE, name="people.csv") -> pathlib.Path:
+  path = pathlib.Path(folder) / name
+  path.write_bytes(text if isinstance(text, bytes) else text.encode())
+  return path
+
+
+def refused(path, declaration=None) -> str:
+  """The one line with which a table is refused."""
+  with pytest.raises(UserError) as caught:
+    tables.table(path, declared() if declaration is None else declaration)
+  (line,) = str(caught.value).splitlines()
+  return line
+
+
+def whole(pair):
+  """Inputs and targets of both splits, as sorted rows: the split itself is another test."""
+  rows = [
+    (*x.tolist(), *np.ravel(y).tolist()) for part in pair for x, y in zip(part.x, part.y)
+  ]
+  return sorted(rows)
+
+
+def test_numbers_are_scaled_by_their_bounds_and_categories_are_one_hot(tmp_path):
+  pair = tables.table(written(tmp_path), declared())
+  # age / 120, clipped; f, m; nurse, smith (also for the empty cell); ill.
+  wanted = [
+    (0.25, 1, 0, 1, 0, 0),
+    (1.0, 0, 1, 0, 1, 1),
+    (0.5, 1, 0, 0, 1, 0),
+    (0.0, 0, 1, 1, 0, 1),
+  ]
+  assert whole(pair) == sorted(wanted)
+  assert pair[0].x.dtype == np.float32 and pair[0].num_classes == 2
+  assert tables.clipped_cells(tmp_path / "people.csv", declared()) == {"age": 2}
+
+
+def test_nothing_is_learnt_from_other_rows(tmp_path):
+  """What one row becomes is the same whatever stands in the others."""
+  rows = _PEOPLE.splitlines()
+  alone = written(tmp_path, "\n".join([*rows[:2], *rows[1:2] * 3]), name="alone.csv")
+  usual = whole(tables.table(written(tmp_path), declared()))
+  assert (
+    set(whole(tables.table(alone, declared()))) == {usual[1]} == {(0.25, 1, 0, 1, 0, 0)}
+  )
+
+
+def test_the_split_follows_from_the_numbers_of_rows_alone(tmp_path):
+  count = 4000
+  text = lambda age: "age,ill\n" + "".join(f"{age},no\n" for _ in range(count))
+  keys = declared(
+    columns={"age": {"lower": 0, "upper": 9}}, split={"test_share": 0.25, "salt": 7}
+  )
+  sizes = [len(tables.table(written(tmp_path, text(age)), keys)[1]) for age in (1, 8)]
+  assert sizes[0] == sizes[1]
+  # Four standard deviations of a binomial of 4000 at 1/4.
+  assert abs(sizes[0] - count / 4) < 4 * np.sqrt(count * 3 / 16)
+  other = keys | {"split": {"test_share": 0.25, "salt": 8}}
+  assert len(tables.table(tmp_path / "people.csv", other)[1]) != sizes[0]
+
+
+def test_the_hash_is_that_of_the_paper():
+  """SplitMix64 of seed 0: the first outputs that its authors' C code prints."""
+  outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+  wanted = [(value >> 11) / 2**53 for value in outputs]
+  assert tables.hashed(np.arange(3), salt=0).tolist() == wanted
+
+
+def test_splits_by_column_and_by_a_second_file(tmp_path):
+  marked = written(tmp_path, "age,fold,ill\n12,a,no\n24,b,yes\n36,a,yes\n")
+  columns = {"age": {"lower": 0, "upper": 120}}
+  by_column = {"column": "fold", "train": ["a"], "test": ["b"]}
+  train, test = tables.table(marked, declared(columns=columns, split=by_column))
+  np.testing.assert_allclose(train.x[:, 0], [0.1, 0.3], rtol=1e-6)
+  np.testing.assert_allclose(test.x[:, 0], [0.2], rtol=1e-6)
+  first = written(tmp_path, "age,ill\n12,no\n36,yes\n", name="train.csv")
+  written(tmp_path, "ill,age\nyes,24\n", name="held.csv")
+  keys = declared(columns=columns, split={"test_file": "held.csv"})
+  assert whole(tables.table(first, keys)) == whole((train, test))
+  assert len(tables.table(first, keys)[1]) == 1
+
+
+def test_a_declaration_lies_beside_the_file_or_where_it_is_named(tmp_path):
+  path = written(tmp_path)
+  assert "people.toml': there is no such file" in refused_beside(path)
+  (tmp_path / "people.json").write_text(json.dumps(declared(num_examples=3)))
+  train, _ = data.load("people.csv", data_dir=tmp_path)
+  assert train.nominal_size == 3
+  (tmp_path / "other.toml").write_text(
+    'target = {column = "ill", values = ["no", "yes"]}\nignore = "*"\n'
+    "split = {test_share = 0.5, salt = 5}\n[columns]\nage = {lower = 0, upper = 120}\n"
+  )
+  train, _ = data.load("people.csv", data_dir=tmp_path, declaration="other.toml")
+  assert train.x.shape[1:] == (1,)
+
+
+def refused_beside(path) -> str:
+  with pytest.raises(UserError) as caught:
+    tables.table(path)
+  return str(caught.value)
+
+
+def test_numbers_and_several_labels_as_targets(tmp_path):
+  path = written(tmp_path, "age,dose,a,b\n30,5,1,0\n60,20,0,0\n90,-4,1,1\n")
+  columns = {"age": {"lower": 0, "upper": 120}}
+  keys = declared(
+    columns=columns, target={"column": "dose", "lower": 0, "upper": 10}, ignore=["a", "b"]
+  )
+  train, test = tables.table(path, keys)
+  assert train.target == data.Interval(0, 10) and train.num_classes == 1
+  assert sorted(np.concatenate([train.y, test.y]).tolist()) == [-1.0, 0.0, 1.0]
+  labels = {"columns": ["a", "b"], "values": [0, 1]}
+  train, test = tables.table(
+    path, declared(columns=columns, target=labels, ignore=["dose"])
+  )
+  assert train.target == data.Labels(("a", "b")) and train.num_classes == 2
+  assert sorted(np.concatenate([train.y, test.y]).tolist()) == [[0, 0], [1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("", "is empty; its first line must name the columns"),
+    ("age,sex,job,ill\n", "holds no rows"),
+    ("age,sex,ill\n1,f,no\n", "has no column 'job'"),
+    ("age,sex,jbo,ill\n1,f,a,no\n", "has no column 'job' (did you mean 'jbo'?)"),
+    ("age,age,sex,job,ill\n1,1,f,nurse,no\n", "has two columns named 'age'"),
+    ("age,sex,job,ill,id\n1,f,nurse,no,4\n", "column 'id' is not declared"),
+    ("age,sex,job,ill\n1,f,nurse\n", "line 2: has 3 cells, and the first line names 4"),
+    ("age,sex,job,ill\n1,f,nurse,no,9\n", "line 2: has 5 cells"),
+    (_PEOPLE.replace("30", "nan"), "line 2, column 'age': is no finite number"),
+    (_PEOPLE.replace("60", "inf"), "line 4, column 'age': is no finite number"),
+    (_PEOPLE.replace("60", "1e999"), "line 4, column 'age': is no finite number"),
+    (_PEOPLE.replace("60", "1_0"), "line 4, column 'age': is no finite number"),
+    (_PEOPLE.replace("60", "'sixty'"), "line 4, column 'age': is no finite number"),
+    (_PEOPLE.replace("60", ""), "line 4, column 'age': holds no value"),
+    (_PEOPLE.replace(",f,", ",x,"), "line 2, column 'sex': is none of the declared"),
+    (_PEOPLE.replace("150,m", "150,"), "line 3, column 'sex': holds no value"),
+    (_PEOPLE.replace("60,f,smith,no", "\n60,f,smith,no"), "line 4: is blank"),
+    (_PEOPLE.replace("30", '"30'), "line 2:"),
+    (_PEOPLE.replace("30", '"3"0'), "line 2: "),
+    (_PEOPLE.encode("utf-16"), "begins with the mark of UTF-16"),
+    (_PEOPLE.replace("smith", "smïth").encode("latin-1"), "is not text in utf-8"),
+    (b"PK\x03\x04 and so on", "is an archive"),
+    (b"\x00\x01\x02\x03", "has no column 'age'"),
+  ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line_that_shows_no_cell(tmp_path, text, says):
+  line = refused(written(tmp_path, text))
+  assert says in line and line.startswith(f"name='{tmp_path}/people.csv': ")
+  assert not any(cell in line for cell in ("sixty", "nurse", "150", "1e999"))
+
+
+def test_a_row_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+  monkeypatch.setattr(table_files, "_MOST_OF_ROW", 1000)
+  endless = "age,sex,job,ill\n" + "1," * 3000
+  assert "a row is longer than 1000 characters" in refused(written(tmp_path, endless))
+  # An open quote takes the lines after it into one cell.
+  quoted = "age,sex,job,ill\n" + '1,f,"nurse,no\n' + "2,f,nurse,no\n" * 300
+  assert "is a quote left open" in refused(written(tmp_path, quoted))
+
+
+@pytest.mark.parametrize(
+  "change, says",
+  [
+    ({"columns": {}}, "must declare at least one column"),
+    (
+      {"columns": {"age": {"lower": 9, "upper": 1}}},
+      "columns.age.upper=1.0: must be > lower",
+    ),
+    ({"columns": {"age": {"lower": 0}}}, "columns.age: has no 'upper'"),
+    ({"columns": {"age": {}}}, "nothing is estimated from private rows"),
+    ({"columns": {"age": {"lower": 0, "upper": "x"}}}, "columns.age.upper='x'"),
+    ({"columns": {"age": {"lower": 0, "upper": float("nan")}}}, "columns.age.upper=nan"),
+    ({"columns": {"age": {"min": 0}}}, "unknown key 'min'"),
+    ({"columns": {"sex": {"values": []}}}, "columns.sex.values=[]"),
+    ({"columns": {"sex": {"values": ["f", "f"]}}}, "columns.sex.values: names 'f' twice"),
+    ({"columns": {"sex": {"values": [0.5]}}}, "must be text"),
+    ({"columns": {"sex": {"values": ["f"], "missing": "m"}}}, "columns.sex.missing='m'"),
+    ({"columns": {"age": {"lower": 0, "upper": 1, "missing": 7}}}, "columns.age.missing=7"),
+    ({"target": None}, "target: must be a table of keys and values, not nothing"),
+    (
+      {"target": {"column": "sex", "values": ["f", "m"]}},
+      "column='sex': is declared twice",
+    ),
+    ({"target": {"columns": ["a", "b"], "values": [1, 2, 3]}}, "two `values`"),
+    ({"split": {"test_share": 1.0}}, "split.test_share=1.0"),
+    ({"split": {"test_share": 0.1, "test_file": "a.csv"}}, "split: must have one of"),
+    ({"split": {"test_file": "a.csv", "salt": 1}}, "split.salt: is not read"),
+    ({"split": {"column": "f", "train": ["a"], "test": ["a"]}}, "split.test='a'"),
+    ({"delimiter": ";;"}, "delimiter=';;': must be one character"),
+    ({"encoding": "utf-88"}, "encoding='utf-88': must be an encoding"),
+    ({"encoding": "zlib"}, "encoding='zlib'"),
+    ({"num_examples": 0}, "num_examples=0"),
+    ({"colums": {}}, "did you mean 'columns'"),
+  ],
+)
+def test_a_wrong_declaration_names_its_key(tmp_path, change, says):
+  line = refused(written(tmp_path), declared(**change))
+  assert line.startswith("declaration: ") and says in line
+
+
+@pytest.mark.parametrize(
+  "name, text, says",
+  [("a.toml", "columns = ", "is no TOML"), ("a.json", "{", "is no JSON"),
+   ("a.toml", b"\xff\xfe", "is no TOML"), ("a.json", "[" * 5000, "is no JSON")],
+)  # fmt: skip
+def test_a_file_that_is_no_declaration_is_named(tmp_path, name, text, says):
+  other = written(tmp_path, text, name=name)
+  assert f"declaration='{other}': {says}" in refused(written(tmp_path), other)
+
+
+def test_a_delimiter_an_encoding_and_a_byte_order_mark(tmp_path):
+  usual = whole(tables.table(written(tmp_path), declared()))
+  semicolons = written(tmp_path, _PEOPLE.replace(",", " ; "), name="a.csv")
+  assert whole(tables.table(semicolons, declared(delimiter=";"))) == usual
+  tabs = written(tmp_path, _PEOPLE.replace(",", "\t"), name="a.tsv")
+  assert whole(tables.table(tabs, declared())) == usual
+  marked = written(tmp_path, b"\xef\xbb\xbf" + _PEOPLE.encode(), name="b.csv")
+  assert whole(tables.table(marked, declared())) == usual
+  wide = written(tmp_path, _PEOPLE.encode("utf-16"), name="c.csv")
+  assert whole(tables.table(wide, declared(encoding="utf-16"))) == usual
+  ends = written(tmp_path, _PEOPLE.replace("\n", "\r\n") + "\r\n\r\n", name="d.csv")
+  assert whole(tables.table(ends, declared())) == usual
+
+
+def test_parquet_reads_as_the_csv_does(tmp_path):
+  arrow = pytest.importorskip("pyarrow")
+  parquet = pytest.importorskip("pyarrow.parquet")
+  rows = list(csv.DictReader(io.StringIO(_PEOPLE)))
+  columns = {name: [row[name] or None for row in rows] for name in rows[0]}
+  columns["age"] = [float(age) for age in columns["age"]]
+  path = tmp_path / "people.parquet"
+  parquet.write_table(arrow.table(columns), path)
+  usual = whole(tables.table(written(tmp_path), declared()))
+  assert whole(tables.table(path, declared())) == usual
+  as_index = arrow.table(columns)
+  as_index = as_index.set_column(1, "sex", as_index["sex"].dictionary_encode())
+  parquet.write_table(as_index, path)
+  assert whole(tables.table(path, declared())) == usual
+  columns["age"][2] = float("nan")
+  parquet.write_table(arrow.table(columns), path)
+  assert "row 3, column 'age': is no finite number" in refused(path)
+  parquet.write_table(arrow.table(columns | {"age": [[1.0]] * 4}), path)
+  assert "column 'age': holds list" in refused(path)
+  path.write_bytes(b"PAR1 and nothing else")
+  assert "is no readable Parquet file" in refused(path)
+
+
+class _Frame:
+  """What pandas and polars have: names in `columns`, a column by its name."""
+
+  columns = ("age", "sex", "job", "ill")
+
+  def __getitem__(self, name):
+    rows = csv.DictReader(io.StringIO(_PEOPLE))
+    cells = [row[name] or None for row in rows]
+    return np.array(cells, np.float64 if name == "age" else object)
+
+
+def test_frames_read_as_the_file_does(tmp_path):
+  usual = whole(tables.table(written(tmp_path), declared()))
+  assert whole(tables.table(_Frame(), declared())) == usual
+  arrow = pytest.importorskip("pyarrow")
+  columns = {name: _Frame()[name] for name in _Frame.columns}
+  assert whole(tables.table(arrow.table(columns), declared())) == usual
+  assert whole(tables.table(columns, declared())) == usual
+  columns["age"][1] = np.nan
+  with pytest.raises(UserError, match="table: row 2, column 'age': holds no value"):
+    tables.table(columns, declared())
+  with pytest.raises(UserError, match="table: its columns must be equally long"):
+    tables.table(columns | {"age": [1.0]}, declared())
+  with pytest.raises(UserError, match="source: must be a path.*torch Dataset"):
+    tables.table([1, 2], declared())
+  with pytest.raises(UserError, match="declaration: must say what is public"):
+    tables.table(columns)
+
+
+def test_clients_are_the_values_of_a_column(tmp_path):
+  path = written(
+    tmp_path,
+    "ward,age,ill\n" + "".join(f"{'ab'[i % 2]},{i},no\n" for i in range(40)),
+  )
+  keys = declared(columns={"age": {"lower": 0, "upper": 40}}, ignore=["ward"])
+  pair = data.natural_federation(str(path), client_id="ward", declaration=keys)
+  assert pair[0].client_ids == ("a", "b")
+  ages = pair[0].client("b").x[:, 0] * 40
+  assert len(ages) and (np.round(ages) % 2 == 1).all()
+
+
+# --- whatever is written reads back, or is refused
+
+
+_TEXT = st.text(
+  st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=6
+)
+_CELL = st.one_of(
+  _TEXT,
+  st.floats().map(repr),
+  st.integers().map(str),
+  st.sampled_from(
+    ["", " ", "nan", "f", "m", " f", '"', '"f"', "f\nm", "0", "1e3", "\ufeff"]
+  ),
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(rows=st.lists(st.tuples(_CELL, _CELL), min_size=1, max_size=5))
+def test_generated_tables_round_trip_or_end_in_one_line(rows):
+  """The oracle reads each cell by itself, in Python's own words."""
+  stream = io.StringIO()
+  writer = csv.writer(stream, lineterminator="\n")
+  writer.writerows(
+    [("size", "kind", "fold"), *((*row, "a") for row in rows), (1, "f", "b")]
+  )
+  keys = {
+    "columns": {"size": {"lower": -10, "upper": 10}},
+    "target": {"column": "kind", "values": ["f", "m"]},
+    "split": {"column": "fold", "train": ["a"], "test": ["b"]},
+  }
+
+  def of_cell(text):
+    number = float(text.strip()) if "_" not in text else np.nan
+    return np.clip((number + 10) / 20, 0, 1) if np.isfinite(number) else None
+
+  wanted = []
+  for size, kind in rows:
+    try:
+      wanted.append((of_cell(size), ["f", "m"].index(kind.strip())))
+    except ValueError:
+      wanted.append((None, None))
+  with tempfile.TemporaryDirectory() as folder:
+    path = written(folder, stream.getvalue())
+    try:
+      train, _ = tables.table(path, keys)
+    except UserError as error:
+      assert len(str(error).splitlines()) == 1
+      assert any(None in row for row in wanted)
+      return
+  assert not any(None in row for row in wanted)
+  np.testing.assert_allclose(train.x[:, 0], [row[0] for row in wanted], atol=1e-6)
+  assert train.y.tolist() == [row[1] for row in wanted]
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(content=st.binary(max_size=60))
+def test_bytes_of_any_kind_end_in_one_line(content):
+  with tempfile.TemporaryDirectory() as folder:
+    line = refused(written(folder, content))
+  assert line
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(
+  source=st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | _TEXT,
+    lambda inner: (
+      st.lists(inner, max_size=3)
+      | st.dictionaries(
+        st.sampled_from(
+          ["columns", "target", "split", "values", "lower", "upper", "column"]
+        )
+        | _TEXT,
+        inner,
+        max_size=4,
+      )
+    ),
+    max_leaves=12,
+  )
+)
+def test_any_declaration_is_read_or_refused_in_one_line(source):
+  try:
+    table_declaration.parse(source)
+  except UserError as error:
+    assert len(str(error).splitlines()) == 1

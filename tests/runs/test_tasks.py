@@ -1,0 +1,231 @@
+"""Tasks by the target of the data: numbers and several labels, from loss to result.json."""
+
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn import metrics as oracle
+
+from dpjax import data, losses, metrics
+from dpjax.data import partition
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.attack import build as attack
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+from dpjax.experiments.kinds.federated import build as federated
+from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import loop, writers
+from dpjax.types import Example
+from dpjax.validate import UserError
+
+_RNG = np.random.default_rng(0)
+_X = _RNG.uniform(0, 1, (60, 3)).astype(np.float32)
+_WEIGHTS = _RNG.normal(size=(3, 2)).astype(np.float32)
+
+
+def linear(params, x):
+  return x @ params
+
+
+def test_the_loss_of_several_labels_is_the_mean_of_binary_ones():
+  """Against a float64 loop, also where exp would overflow."""
+  logits = np.array([[3.0, -2.0], [-40.0, 700.0], [0.0, 0.0]])
+  labels = np.array([[1, 0], [1, 1], [0, 1]])
+  loss = losses.sigmoid_cross_entropy(lambda params, x: x)
+  for row, label in zip(logits, labels):
+    wanted = np.mean(
+      [np.logaddexp(0, -z) if y else np.logaddexp(0, z) for z, y in zip(row, label)]
+    )
+    found = loss(None, Example(jnp.array(row, jnp.float32), jnp.array(label)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize("labels", [[1, 0, 1], 1, [[1, 0]]])
+def test_labels_of_another_shape_are_refused_not_broadcast(labels):
+  loss = losses.sigmoid_cross_entropy(linear)
+  with pytest.raises(UserError, match=r"example\.y: must hold 0 or 1 for each of 2 logits"):
+    loss(_WEIGHTS, Example(_X[0], jnp.array(labels)))
+
+
+def test_scores_of_labels_are_those_of_scikit_learn():
+  y = (_RNG.random((60, 2)) < 0.5).astype(np.int32)
+  rows = data.from_arrays(_X, y, target=data.Labels(("a", "b")))
+  found = metrics.evaluate_labels(linear, jnp.array(_WEIGHTS), rows, batch_size=16)
+  logits = _X.astype(np.float64) @ _WEIGHTS
+  shares = 1 / (1 + np.exp(-logits))
+  assert found["exact_match"] == pytest.approx(oracle.accuracy_score(y, logits > 0))
+  assert found["accuracy"] == pytest.approx(1 - oracle.hamming_loss(y, logits > 0))
+  wanted = np.mean([oracle.log_loss(y[:, k], shares[:, k]) for k in range(2)])
+  assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_logit_that_is_no_number_is_a_wrong_answer():
+  rows = data.from_arrays(
+    _X[:4], np.eye(2, dtype=int)[[0, 1, 0, 1]], target=data.Labels(("a", "b"))
+  )
+  found = metrics.evaluate_labels(lambda p, x: jnp.full((len(x), 2), jnp.nan), None, rows)
+  assert found["accuracy"] == 0 and math.isnan(found["loss"])
+
+
+def test_scores_of_numbers_are_those_of_scikit_learn_in_their_own_units():
+  y = 300 * _X[:, 0] + 20 + 10 * _RNG.normal(size=60)
+  rows = data.from_arrays(_X, y, target=data.Interval(0, 400))
+  weights = jnp.array(_WEIGHTS[:, :1])
+  found = metrics.evaluate_regression(linear, weights, rows, batch_size=7)
+  predicted = (_X.astype(np.float64) @ np.asarray(weights))[:, 0] * 200 + 200
+  clipped = np.clip(y, 0, 400)
+  assert found["rmse"] == pytest.approx(oracle.root_mean_squared_error(clipped, predicted))
+  assert found["r2"] == pytest.approx(oracle.r2_score(clipped, predicted))
+  # What training lowers is the same, scaled.
+  loss = losses.mean_squared_error(linear)
+  each = [loss(weights, Example(x, s)) for x, s in zip(rows.x, rows.y)]
+  assert found["loss"] == pytest.approx(np.mean(each), rel=1e-5)
+  assert found["rmse"] == pytest.approx(200 * math.sqrt(found["loss"]))
+
+
+def test_numbers_that_are_all_equal_have_no_r2():
+  rows = data.from_arrays(_X[:3], [5.0] * 3, target=data.Interval(0, 10))
+  assert math.isnan(metrics.evaluate_regression(linear, _WEIGHTS[:, :1], rows)["r2"])
+
+
+@pytest.mark.parametrize(
+  "y, target, says",
+  [
+    ([[0, 2]] * 2, data.Labels(("a", "b")), "must hold 0 and 1 alone"),
+    ([[0], [1]], data.Labels(("a", "b")), "y: must be a int32 array"),
+    ([np.nan, 1.0], data.Interval(0, 1), "y: every value must be finite"),
+    (["a", "b"], data.Interval(0, 1), "y: must hold numbers"),
+    ([[1], [1, 2]], data.Interval(0, 1), "y: is not a rectangular array"),
+    ([[1.0], [2.0]], data.Interval(0, 1), "y: must be a float32 array"),
+  ],
+)
+def test_wrong_targets_are_refused(y, target, says):
+  with pytest.raises(UserError, match=says):
+    data.from_arrays(_X[:2], y, target=target)
+
+
+def test_a_target_is_part_of_which_data_these_are():
+  same = [
+    data.from_arrays(_X[:2], [1.0, 3.0], target=data.Interval(0, 4)) for _ in range(2)
+  ]
+  half = data.from_arrays(_X[:2], [0.5, 1.5], target=data.Interval(0.0, 2.0))
+  assert data.digest(same[0]) == data.digest(same[1]) != data.digest(half)
+  np.testing.assert_array_equal(same[0].y, half.y)
+
+
+# --- runs
+
+
+def _labels():
+  """Whether each of two sums of the inputs is above a half."""
+  y = (_X[:, :2] > 0.5).astype(np.int32)
+  rows = data.from_arrays(_X, y, target=data.Labels(("a", "b")), nominal_size=60)
+  return rows, rows
+
+
+def _config(name, **changes):
+  config = TrainConfig(
+    data=DataConfig(name=name),
+    model=ModelConfig(name="linear"),
+    privacy=PrivacyConfig(epsilon=8.0, delta=1e-4, sampling_prob=0.5),
+    optimizer=OptimizerConfig(learning_rate=0.5),
+    num_steps=6,
+    eval_every=3,
+    checkpoint_every=6,
+  )
+  return fields.replace_all(config, changes)
+
+
+def test_a_private_regression_says_its_error_in_units_of_the_data(tmp_path):
+  result = loop.train(_config("diabetes"), tmp_path / "run")
+  assert result["task"] == "regression" and result["test_accuracy"] is None
+  assert result["epsilon_kind"] == "proved" and 7 < result["epsilon"] <= 8
+  test = data.load("diabetes")[1]
+  # The file holds what `apply` takes: predict by hand from it.
+  arrays = np.load(tmp_path / "run/params.npz")
+  kernel = next(arrays[name] for name in arrays if name.endswith("kernel"))
+  bias = next(arrays[name] for name in arrays if name.endswith("bias"))
+  predicted = test.target.original(test.x @ kernel + bias)[:, 0]
+  truth = test.target.original(test.y)
+  wanted = oracle.root_mean_squared_error(truth, predicted)
+  assert result["test_rmse"] == pytest.approx(wanted, rel=1e-4)
+  assert result["test_r2"] == pytest.approx(oracle.r2_score(truth, predicted), abs=1e-4)
+  assert f"test_rmse={wanted:.4g}"[:12] in writers.headline(result)
+  rows = writers.read_metrics(tmp_path / "run")
+  assert {"test_rmse", "test_r2", "test_loss"} <= set(rows[0])
+  assert (tmp_path / "run/report.png").stat().st_size > 0
+  assert json.loads((tmp_path / "run/result.json").read_text())["test_rmse"] > 0
+
+
+def test_a_private_run_of_several_labels(tmp_path):
+  config = _config(f"{__name__}:_labels")
+  run = build.assemble(config, _labels())
+  assert run.task.name == "multi_label" and run.params["params"]["head"]["bias"].shape == (
+    2,
+  )
+  scores = run.task.evaluate(run.apply, run.params, run.test)
+  assert set(scores) == {"accuracy", "exact_match", "loss"}
+  # One example's gradient is what jax.grad says of its own loss.
+  example = jax.tree.map(lambda leaf: leaf[0], run.train[0:1]._replace(key=None))
+  value = run.loss_fn(run.params, example)
+  logits = run.apply(run.params, _X[:1])[0]
+  wanted = np.mean(np.logaddexp(0, np.where(_X[0, :2] > 0.5, -logits, logits)))
+  np.testing.assert_allclose(value, wanted, rtol=1e-5)
+
+
+def test_what_needs_classes_is_refused_before_it_trains(tmp_path):
+  for change in ({"audit.enabled": True}, {"audit.enabled": True, "audit.kind": "random"}):
+    with pytest.raises(UserError, match=r"audit\.enabled=True: needs data with one class"):
+      build.assemble(_config("diabetes", **change))
+  spied = AttackConfig(train=_config("diabetes"))
+  with pytest.raises(UserError, match=r"launch\.attack: needs data with one class"):
+    attack.load_data(spied)
+  fed = fields.replace_all(FedConfig(), {"data.name": "diabetes", "model.name": "linear"})
+  for law in federated.loading.BY_CLASS:
+    dealt = fields.replace_all(fed, {"partition": law, "partition.num_clients": 5})
+    with pytest.raises(UserError, match=f"partition='{law}': needs data with one class"):
+      federated.load_data(dealt)
+
+
+def test_numbers_are_learnt_by_clients_too(tmp_path):
+  config = fields.replace_all(
+    FedConfig(),
+    {
+      "data.name": "diabetes",
+      "model.name": "linear",
+      "partition.num_clients": 5,
+      "clients_per_round": 5,
+      "privacy.method": "none",
+      "num_rounds": 2,
+      "eval_every": 1,
+    },
+  )
+  result = loop.train(config, tmp_path / "run")
+  assert result["task"] == "regression" and result["test_rmse"] > 0
+  assert result["rounds_to_accuracy"] == {"0.97": None, "0.99": None}
+  assert "heterogeneity" not in result
+  early = fields.replace(config, "stop_at_accuracy", 0.5)
+  with pytest.raises(UserError, match=r"stop_at_accuracy=0\.5: needs data with one class"):
+    loop.train(early, tmp_path / "early")
+
+
+def test_laws_of_sizes_need_no_classes():
+  train, _ = data.load("diabetes")
+  config = fields.replace_all(
+    FedConfig(),
+    {"data.name": "diabetes", "partition": "power_law", "partition.num_clients": 4},
+  )
+  federation, _ = federated.load_data(config)
+  labels = np.zeros(len(train), np.int32)
+  wanted = partition.power_law(labels, num_clients=4, exponent=1.0, seed=0)
+  assert [len(rows) for rows in federation.indices] == [len(rows) for rows in wanted]
