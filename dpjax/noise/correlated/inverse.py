@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -85,7 +84,7 @@ class InverseBanded:
     given = validate.several(coefficients=self.coefficients)
     validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(given))
     for place, value in enumerate(given[1:], start=1):
-      if not (isinstance(value, numbers.Real) and -1 <= value <= 0):
+      if not (isinstance(value, float | int | np.floating) and -1 <= value <= 0):
         raise UserError("must be in [-1, 0]", field=f"coefficients[{place}]", value=value)
     if given[0] != 1:
       raise UserError("the first must be 1", field="coefficients", value=given[:1])
@@ -278,7 +277,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   comb = np.zeros(run.num_steps)
   comb[: run.min_sep * run.times : run.min_sep] = 1
   filters = np.concatenate([[1.0], -tail])
-  image = signal.lfilter([1.0], filters, comb)
+  image = np.asarray(signal.lfilter([1.0], filters, comb))
   norm = (image**2).sum()
   # image = comb / d(x), d = 1 - sum_j p_j x^j, so d image / d p_j = x^j image / d(x).
   slope = np.pad(signal.lfilter([1.0], filters, image), (len(tail), 0))
@@ -303,7 +302,7 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   column = np.concatenate([[1.0], np.cumprod(1 - np.cumprod(factors))])
   impulse = np.zeros(len(column))
   impulse[0] = 1
-  return column, -signal.lfilter([1.0], column, impulse)[1:]
+  return column, -np.asarray(signal.lfilter([1.0], column, impulse))[1:]
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
