@@ -41,8 +41,8 @@ class Entry(NamedTuple):
   state_bytes: int  # of the optimizer's state
   step_bytes: int  # of the compiled step, all buffers
   bytes_ratio: float  # to white noise
-  step_s: float  # median
-  time_ratio: float  # to white noise
+  step_s: float | None  # median; None: not timed
+  time_ratio: float | None  # to white noise
 
 
 class _Work(NamedTuple):
@@ -121,8 +121,6 @@ def _compiled(work: _Work, strategy: correlated.Correlation) -> _Compiled:
     jax.block_until_ready(state.params)
     return time.perf_counter() - began
 
-  # The first step also pages its memory in.
-  run()
   return _Compiled(
     run=run,
     state_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
@@ -141,7 +139,7 @@ def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[
   Args:
     workload: a name of `WORKLOADS`.
     methods: names of `METHODS`; white noise is measured, too.
-    repeats: steps of each, in turns.
+    repeats: timed steps of each, in turns, after one that pages its memory in; 0: memory alone.
 
   Raises:
     UserError: a name that is none.
@@ -149,15 +147,17 @@ def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[
   validate.one_of(WORKLOADS, workloads=workload)
   for method in methods:
     validate.one_of(METHODS, methods=method)
-  validate.integer_at_least(1, repeats=repeats)
+  validate.integer_at_least(0, repeats=repeats)
   work = WORKLOADS[workload]
   names = list(dict.fromkeys(["white", *methods]))
   compiled = {name: _compiled(work, METHODS[name]) for name in names}
   times: dict[str, list[float]] = {name: [] for name in names}
-  for _ in range(repeats):
+  for turn in range(repeats + 1 if repeats else 0):
     for name, each in compiled.items():
-      times[name].append(each.run())
-  medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+      seconds = each.run()
+      if turn:
+        times[name].append(seconds)
+  medians = {name: statistics.median(took) for name, took in times.items() if took}
   white = compiled["white"]
 
   def entry(name: str) -> Entry:
@@ -173,8 +173,8 @@ def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[
       state_bytes=compiled[name].state_bytes,
       step_bytes=compiled[name].step_bytes,
       bytes_ratio=compiled[name].step_bytes / white.step_bytes,
-      step_s=medians[name],
-      time_ratio=medians[name] / medians["white"],
+      step_s=medians.get(name),
+      time_ratio=medians[name] / medians["white"] if medians else None,
     )
 
   return [entry(name) for name in names]
@@ -201,8 +201,8 @@ def table(entries: Sequence[Entry]) -> str:
       f"{e.copies}",
       f"{e.step_bytes / 1e6:.0f} MB",
       f"{e.bytes_ratio:.2f}",
-      f"{e.step_s:.3f}",
-      f"{e.time_ratio:.2f}",
+      "-" if e.step_s is None else f"{e.step_s:.3f}",
+      "-" if e.time_ratio is None else f"{e.time_ratio:.2f}",
     )
     for e in entries
   ]

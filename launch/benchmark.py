@@ -20,6 +20,7 @@
   python -m launch.benchmark --suite=allocator
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
+  python -m launch.benchmark --suite=correlated --workloads=mlp_10m --notimed
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
@@ -148,6 +149,7 @@ _OF_SUITES = {
   "configs": ("training", "devices", "sweeps"),
   "processes": ("sweeps",),
   "mesh": ("devices",),
+  "timed": ("correlated",),
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": (
     *("gradients", "federated", "training", "population", "secure_sums"),
@@ -226,6 +228,7 @@ flags.DEFINE_integer(
   lower_bound=1,
   upper_bound=10**6,
 )
+flags.DEFINE_bool("timed", True, "correlated: time the steps, beside their memory.")
 flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak memory.")
 
 
@@ -469,7 +472,9 @@ def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(correlated_cost.WORKLOADS, workloads=name)
   entries = []
   for name in names:
-    entries += correlated_cost.measure(name, methods, repeats=options.repeats)
+    entries += correlated_cost.measure(
+      name, methods, repeats=options.repeats if options.timed else 0
+    )
     print(f"measured {name}", file=sys.stderr, flush=True)
     # After each model, so that an interrupted run keeps its results.
     if out is not None:

@@ -682,7 +682,6 @@ def _noise_left() -> list[Row]:
   ]
 
 
-_MODELS = ("mlp_10m", "mlp_100k", "linear", "cnn")
 _COSTS = {
   "white noise": "white",
   "`banded`, 32 bands": "banded_32",
@@ -697,9 +696,9 @@ def _noise_costs() -> list[Row]:
   rows = entries("training/correlated.csv")
 
   def cells(strategy: str) -> Row:
-    each = [one(rows, model=model, strategy=strategy) for model in _MODELS]
-    held = f"{float(each[0]['step_bytes']) / 1e6:,.0f} MB"
-    return [each[0]["copies"], held, *(ratio(row["time_ratio"]) for row in each)]
+    row = one(rows, model="mlp_10m", strategy=strategy)
+    held = f"{float(row['step_bytes']) / 1e6:,.0f} MB"
+    return [row["draws"], row["copies"], held, ratio(row["bytes_ratio"])]
 
   return [[words, *cells(strategy)] for words, strategy in _COSTS.items()]
 
@@ -813,21 +812,8 @@ TABLES = [
   ),
   Table(
     "docs/correlated.md",
-    ["noise", "copies kept", "a step, 1e7 parameters", "time: MLP, 1e7", "MLP, 1e5",
-     "linear, 4e4", "CNN, 2.6e4"],
+    ["noise", "draws in a step", "copies kept", "memory of a step", "of white noise"],
     _noise_costs,
-  ),
-  Table(
-    "docs/correlated.md", ["MNIST", "epsilon 1", "epsilon 2", "epsilon 4", "epsilon 8"],
-    lambda: _curve(
-      "mnist_correlated",
-      {"DP-SGD, secret Poisson batches": "Poisson DP-SGD",
-       "`banded`, 15 bands": "banded, 14 copies kept",
-       "`band_inv_mf`, 4 draws": "BandInvMF, 4 draws",
-       "`bisr`, 16 draws": "BISR, 16 draws",
-       "`lambda_cgd`, 2 draws": "lambda-CGD, 2 draws"},
-      values=["1.0", "2.0", "4.0", "8.0"], digits=3, seeds=3,
-    ),
   ),
 ]  # fmt: skip
 

@@ -166,6 +166,7 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
 
 ROOM = "plans"
 _Z = 1.2
+_LOUD = 2.0
 _CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
@@ -211,7 +212,7 @@ def _numbers(**options: Any) -> dict[str, Any]:
 
 _INVERSES = (
   correlated.BandInvMf(bands=3),
-  correlated.Bisr(bands=3),
+  correlated.Bisr(bands=4),
   correlated.LambdaCgd(),
 )
 # By class, its strategies and what each adds to the name of a case.
@@ -230,21 +231,35 @@ _STRATEGIES: dict[str, dict[str, Any]] = {
 def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
   """A record that takes part in every second of four steps, by zero-out."""
 
-  def played(correlation: Any) -> Plan:
-    shape = NoiseShape(correlation=correlation)
-    return make_plan(**_numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape))
-
-  return [
-    game(
+  def played(
+    which: str, crowd: str, others: np.ndarray, noise_multiplier: float = _Z
+  ) -> Game:
+    shape = NoiseShape(correlation=_STRATEGIES[name][which])
+    numbers = _numbers(sampler=_IN_TURN, num_steps=4, noise_shape=shape)
+    return game(
       ROOM,
       f"correlation:{name}",
       f"a record in every second step, {crowd}{which}",
-      played(strategy),
-      (np.append(0.0, others), np.append(1.0, others)),
+      make_plan(**(numbers | {"noise_multiplier": noise_multiplier})),
+      # The last of four records is in the second and fourth step, the first in those before.
+      (np.append(others, 0.0), np.append(others, 1.0))
+      if crowd == "last"
+      else (np.append(0.0, others), np.append(1.0, others)),
     )
-    for which, strategy in _STRATEGIES[name].items()
+
+  games = [
+    played(which, crowd, others)
+    for which in _STRATEGIES[name]
     for crowd, others in (("alone", _ALONE), ("against others", _CROWD))
   ]
+  if name == "InverseBanded":
+    # The score above is the best against noise C^-1 z. Noise that is drawn again wrongly has
+    # another covariance, against which it may be poor: a learned one sees that. It needs many
+    # draws for a large epsilon, hence the loud noise.
+    loud = played(", Bisr", "last", _ALONE, noise_multiplier=_LOUD)
+    learned = f"{loud.case}, loud noise, a learned score"
+    games.append(dataclasses.replace(loud, case=learned, adversary=linear))
+  return games
 
 
 def _schedule(make_plan: MakePlan = Plan) -> list[Game]:

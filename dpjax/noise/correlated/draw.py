@@ -84,12 +84,11 @@ def add_correlated(
 
   if isinstance(state.memory, Redrawn):
     strategy: Any = correlation
-    row = strategy.redrawn(white_at, state.draws, state.memory, tree)
+    noisy = strategy.redrawn(white_at, state.draws, state.memory, tree)
     memory = state.memory
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
-  # One sum of data and noise: the noise is complete before it is added to data.
-  noisy = trees.add(tree, row)
+    noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     # One public grid serves all steps: that of the least noise.
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))

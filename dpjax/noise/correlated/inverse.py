@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -85,7 +84,7 @@ class InverseBanded:
     given = validate.several(coefficients=self.coefficients)
     validate.integer_in(1, _MOST_BANDS, number_of_coefficients=len(given))
     for place, value in enumerate(given[1:], start=1):
-      if not (isinstance(value, numbers.Real) and -1 <= value <= 0):
+      if not (isinstance(value, float | int | np.floating) and -1 <= value <= 0):
         raise UserError("must be in [-1, 0]", field=f"coefficients[{place}]", value=value)
     if given[0] != 1:
       raise UserError("the first must be 1", field="coefficients", value=given[:1])
@@ -185,15 +184,15 @@ class InverseBanded:
     white: Callable[[jax.Array], ArrayTree],
     draws: jax.Array,
     memory: Redrawn,
-    like: ArrayTree,
+    onto: ArrayTree,
   ) -> Any:
-    """Computes y_t as in `next`, from white noise that is drawn again.
+    """Computes `onto` + y_t, y_t as in `next`, from white noise that is drawn again.
 
     Args:
       white: step -> its white noise.
       draws: t, int32.
       memory: as `init` made it.
-      like: has the structure and shapes of the noise.
+      onto: what gets the noise; each draw is added to it in turn.
 
     Raises:
       UserError: a state of other coefficients or shapes, whose earlier noise was another. NaN
@@ -210,11 +209,11 @@ class InverseBanded:
       )
 
     # A sum that starts from NaN is NaN.
-    start = jax.tree.map(jnp.zeros_like, like)
-    start = trees.only_where(memory.mark == self._mark(like), start, changed)
+    start = trees.only_where(memory.mark == self._mark(onto), onto, changed)
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The oldest first, so that small terms are summed before the large one.
+      # The oldest first and the newest last: given earlier noise, the last sum rounds as that of
+      # white noise does. A buffer for the noise alone would be one more copy of the parameters.
       age = bands - 1 - place
 
       def with_draw(total: ArrayTree) -> Any:
@@ -278,7 +277,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
   comb = np.zeros(run.num_steps)
   comb[: run.min_sep * run.times : run.min_sep] = 1
   filters = np.concatenate([[1.0], -tail])
-  image = signal.lfilter([1.0], filters, comb)
+  image = np.asarray(signal.lfilter([1.0], filters, comb))
   norm = (image**2).sum()
   # image = comb / d(x), d = 1 - sum_j p_j x^j, so d image / d p_j = x^j image / d(x).
   slope = np.pad(signal.lfilter([1.0], filters, image), (len(tail), 0))
@@ -303,7 +302,7 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   column = np.concatenate([[1.0], np.cumprod(1 - np.cumprod(factors))])
   impulse = np.zeros(len(column))
   impulse[0] = 1
-  return column, -signal.lfilter([1.0], column, impulse)[1:]
+  return column, -np.asarray(signal.lfilter([1.0], column, impulse))[1:]
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
