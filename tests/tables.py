@@ -382,7 +382,7 @@ def _compiled() -> list[Row]:
     of = {
       (row["target"][:3], row["method"]): row for row in rows if row["workload"] == workload
     }
-    if not of:
+    if all(method == "ordinary" for _, method in of):
       continue
     batch = next(iter(of.values()))["batch"]
     cells = []

@@ -218,7 +218,8 @@ def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
     contracted = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', each.attributes)
     axes = [int(axis) for axis in json.loads(contracted[1])] if contracted else []
   elif each.opcode == "convolution":
-    return _convolution_flops(each.attributes, *operands[:2], each.arrays[0])
+    inputs, kernel = operands[:2]
+    return _convolution_flops(each.attributes, inputs, kernel, each.arrays[0])
   elif called.startswith("__cudnn$conv"):
     # The shapes are those of the forward convolution, whose input, kernel or output results.
     places = [*operands[:2], each.arrays[0]]
