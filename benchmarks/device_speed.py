@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.collectives import collectives
 from dpjax import gradients
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
+from dpjax.parallel.collectives import collectives
 
 NOTE = (
   "virtual: devices made of one CPU, which share its cores; no measure of accelerators."

@@ -103,6 +103,11 @@ _BUILD: dict[str, Callable[[Workload], Callable]] = {
 }
 
 
+def function(work: Workload, method: str) -> Callable:
+  """Returns (params, batch) -> the gradient that JAX's methods of `METHODS` compute."""
+  return _BUILD[method](work)
+
+
 def why_not(name: str, work: Workload, method: str) -> str:
   """Why a method is not run on a workload; "" where it is."""
   if method in opacus_twins.METHODS and (reason := opacus_twins.why_not(name, method)):
@@ -125,7 +130,7 @@ def _compile(name: str, work: Workload, method: str) -> _Compiled:
     twin = opacus_twins.build(name, work.batch, trees.size(work.params))
     return _Compiled(opacus_twins.step(twin, method))
   start = time.perf_counter()
-  compiled = jax.jit(_BUILD[method](work)).lower(work.params, work.batch).compile()
+  compiled = jax.jit(function(work, method)).lower(work.params, work.batch).compile()
   seconds = time.perf_counter() - start
   run = lambda: jax.block_until_ready(compiled(work.params, work.batch))
   return _Compiled(run, seconds, _buffer_bytes(compiled.memory_analysis()))

@@ -445,7 +445,7 @@ def attackers(
   asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
-    f"{accounting.by_name('rate', rate)}"
+    f"{accounting.lower(rate)}"
     for rate in asked
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))

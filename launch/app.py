@@ -42,6 +42,16 @@ def define_dry_run() -> None:
   )
 
 
+def define_target() -> None:
+  """Defines --target of a launcher whose steps can be compiled for a machine that is not here."""
+  flags.DEFINE_string(
+    "target",
+    None,
+    "With --dry_run: a machine that is not here, such as tpu:v5e:2x4 or gpu:h100:8. The run's "
+    "step is compiled for it (pip install 'dpjax[targets]').",
+  )
+
+
 def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, if the command line sets any of these flags.
 

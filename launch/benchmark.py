@@ -18,6 +18,7 @@
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
   python -m launch.benchmark --suite=allocator
+  python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
@@ -73,6 +74,11 @@ which the larger set must fit into memory. It writes data.csv.
 memory back to the system, and that keep it (`dpjax.parallel.allocator`), in turns; it writes
 allocator.csv.
 
+--suite=compiled compiles the gradients' workloads, at the batch sizes of accelerators, for
+--targets that are not here (pip install -e '.[targets]') by --methods of ordinary, auto and vmap.
+It runs nothing: flops, bytes, memory, kernels, loops and a roofline. What stands in compiled.csv
+of --out is not compiled again.
+
 --suite=correlated measures a step of DP-SGD under correlated noise, by strategy (--methods),
 against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
 it writes correlated.csv.
@@ -92,6 +98,7 @@ from launch import app, config_flag
 try:
   from benchmarks import (
     allocator_speed,
+    compiled,
     correlated_cost,
     data_speed,
     device_speed,
@@ -122,13 +129,14 @@ SUITES = (
   "secure_sums",
   "data",
   "allocator",
+  "compiled",
   "correlated",
 )
 # Flags that only some suites read.
 _OF_SUITES = {
   "workloads": (
     *("gradients", "federated", "secure_sums", "data", "allocator"),
-    "correlated",
+    *("correlated", "compiled"),
   ),
   "folder": ("data",),
   "records": ("data",),
@@ -143,8 +151,9 @@ _OF_SUITES = {
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": (
     *("gradients", "federated", "training", "population", "secure_sums"),
-    "correlated",
+    *("correlated", "compiled"),
   ),
+  "targets": ("compiled",),
   "repeats": (
     *("gradients", "federated", "training", "devices", "sweeps"),
     *("secure_sums", "data", "allocator", "correlated"),
@@ -206,6 +215,9 @@ flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:
 flags.DEFINE_list("processes", ["1", "2"], "sweeps: how many share the runs.")
 flags.DEFINE_string("folder", None, "data: where the records are made; they stay there.")
 flags.DEFINE_list("records", ["10000", "1000000"], "data: sizes of the sets.")
+flags.DEFINE_list(
+  "targets", list(compiled.TARGETS), "compiled: machines that need not be here."
+)
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer(
   "repeats",
@@ -235,6 +247,7 @@ def main() -> None:
     "secure_sums": _secure_sums,
     "data": _data,
     "allocator": _allocator,
+    "compiled": _compiled,
     "correlated": _correlated,
   }
   run[options.suite](options, out)
@@ -427,6 +440,13 @@ def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       data_speed.write(entries, out)
   print(data_speed.table(entries))
+
+
+def _compiled(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  names = options.workloads or list(workloads.NAMES)
+  methods = options.methods or list(compiled.METHODS)
+  compiled.check(names, methods, options.targets)
+  print(compiled.table(compiled.measure(names, methods, options.targets, out=out)))
 
 
 def _allocator(options: flags.FlagValues, out: pathlib.Path | None) -> None:

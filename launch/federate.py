@@ -19,7 +19,8 @@ the promise speaks of: sums, each client's message (local), or decoded sums (dis
 bound is above the proved epsilon, or guesses are too good for the proof, the exit code is 1.
 
 --dry_run prints the plan and ends: epsilon, noise, sampler, rounds, minutes and memory
-(estimates, from a few rounds on zeros); it writes nothing.
+(estimates, from a few rounds on zeros); it writes nothing. With --target=tpu:v5e:2x4 or gpu:h100:8
+the clients' program is compiled for that machine, which need not be there.
 
 On several machines, or several processes of one, each runs its share of every cohort:
 
@@ -50,6 +51,7 @@ flags.DEFINE_bool(
   "audit", False, "Train with canary clients; short for --config.audit.enabled."
 )
 app.define_dry_run()
+app.define_target()
 peers.define()
 
 

@@ -19,7 +19,7 @@ from absl import flags
 from dpjax import parallel as processes
 from dpjax.experiments.run import checkpoint, dry_run, loop
 from dpjax.experiments.run.kind import RunKind
-from dpjax.parallel import PeerLost
+from dpjax.parallel import PeerLost, targets
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
 from launch import app, native_words
@@ -221,7 +221,10 @@ def carry_out(
   if flags.FLAGS.dry_run:
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    return print(dry_run.told(kind, config, workdir))
+    text = flags.FLAGS.target
+    target = None if text is None else targets.parse(text)
+    return print(dry_run.told(kind, config, workdir, target))
+  app.refuse_given(("target",), "--dry_run")
 
   def work() -> None:
     with app.stoppable(workdir):

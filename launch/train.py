@@ -14,6 +14,8 @@ on the true epsilon, and what perfect scores would show. If it is above the prov
 guesses are too good for the proof, the exit code is 1.
 --dry_run prints the plan and ends: epsilon, noise, sampler, steps, minutes and memory (estimates,
 from a few steps on zeros); it is refused what the run would be refused, and writes nothing.
+With --target=tpu:v5e:2x4 or gpu:h100:8 the step is compiled for that machine, which need not be
+there: whether it fits, its memory, what devices send, and the hours that it takes at least.
 --config.release=true takes every key from the operating system and logs nothing private.
 
 Several accelerators share every batch with --config.mesh=data:8; those of several machines, or
@@ -42,6 +44,7 @@ config_flag.define(kind=CENTRAL, default="configs/quickstart.py")
 flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<config name>).")
 flags.DEFINE_bool("audit", False, "Train with canaries; short for --config.audit.enabled.")
 app.define_dry_run()
+app.define_target()
 peers.define()
 
 

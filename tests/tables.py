@@ -373,6 +373,33 @@ def _speeds() -> list[Row]:
   return made
 
 
+def _compiled() -> list[Row]:
+  """Clipped gradients as compiled for one chip of each kind, against the ordinary gradient."""
+  rows = entries("compiled/compiled.csv")
+  labels = {workload: label for label, (workload, _) in _WORKLOADS.items()}
+  made = []
+  for workload, label in labels.items():
+    of = {
+      (row["target"][:3], row["method"]): row for row in rows if row["workload"] == workload
+    }
+    if not of:
+      continue
+    batch = next(iter(of.values()))["batch"]
+    cells = []
+    for platform in ("tpu", "gpu"):
+      for method in ("auto", "vmap"):
+        row = of.get((platform, method))
+        # The ordinary gradient, or the method, may not fit, or may not have been compiled.
+        if row is None or row["status"] != "ok" or not row["memory_ratio"]:
+          said = _NONE if row is None else row["status"]
+          cells.append(re.sub(r"does not fit: (.*)", r"\1, too much", said))
+        else:
+          bound = ratio(row["roofline_ratio"])
+          cells.append(f"{bound}, {ratio(row['memory_ratio'])}")
+    made.append([f"{label}, {int(batch):,}", *cells])
+  return made
+
+
 def _microbatches() -> list[Row]:
   rows = entries("gradients/seventh_run.csv")
   made = []
@@ -711,6 +738,11 @@ TABLES = [
     ["workload, batch", "whole batch", "16 microbatches", "plain `scan`",
      "memory, whole batch", "memory, microbatches"],
     _microbatches,
+  ),
+  Table(
+    "docs/accelerators.md",
+    ["bound, memory, over the ordinary", "TPU v5e, auto", "vmap", "H100, auto", "its vmap"],
+    _compiled,
   ),
   Table("docs/gradients.md", ["config", "steps", "by vmap", "by auto"], _minutes),
   Table(

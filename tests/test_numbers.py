@@ -157,6 +157,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| key | what it says |",
     "| the target | task in `result.json` | loss of one example | scores |",
     "| you have | write |",
+    "| split | a row that is taken out of the file moves |",
     "| `--config.data.name=` | what it reads |",
     "| question | answer |",
   ),

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
   from dpjax.data.registry import EMBEDDED as EMBEDDED
   from dpjax.data.registry import load as load
   from dpjax.data.resident import resident as resident
+  from dpjax.data.resident import resident_bytes as resident_bytes
   from dpjax.data.rows import Rows as Rows
   from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
   from dpjax.data.tables import clipped_cells as clipped_cells

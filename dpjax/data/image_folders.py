@@ -12,7 +12,6 @@ another size is refused), `split` and `num_examples`. `split` is "folders", or `
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pathlib
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.data import table_declaration
+from dpjax.data import table_declaration, tables
 from dpjax.data.dataset import Dataset, first_line, from_arrays, in_files
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError, Verbatim
@@ -135,10 +134,7 @@ def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, in
     return found
   _only(path, (*declared.classes, DECLARATION))
   for name, label in _of_classes(path, "", declared):
-    text = f"{declared.salt} {name}".encode(errors="surrogateescape")
-    # 53 bits of a hash of its own name, so that no other file moves it between train and
-    # test.
-    share = (int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 11) / 2**53
+    share = tables.hashed_text(name, declared.salt)
     found["test" if share < declared.test_share else "train"].append((name, label))
   return found
 
@@ -163,7 +159,11 @@ def _of_classes(path: pathlib.Path, split: str, declared: Images) -> list[tuple[
   found = []
   for label, name in enumerate(declared.classes):
     folder = pathlib.PurePath(split, name)
-    for each in sorted(os.listdir(path / folder)):
+    try:
+      there = sorted(os.listdir(path / folder))
+    except OSError as error:
+      raise UserError(f"{folder}: cannot be read as a folder ({error.strerror})") from error
+    for each in there:
       if each.startswith("."):
         continue
       if not each.lower().endswith(_SUFFIXES):

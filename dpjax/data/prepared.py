@@ -50,7 +50,7 @@ def is_prepared(name: str, root: pathlib.Path) -> bool:
   if not match:
     return False
   infos = (root / match["folder"]).rglob("dataset_info.json")
-  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one
+  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one.
   return any("incomplete" not in info.parent.name for info in infos)
 
 

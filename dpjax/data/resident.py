@@ -66,6 +66,13 @@ class Resident:
     return self._take(self._arrays, indices)
 
 
+def resident_bytes(dataset: Labelled, limit_bytes: int = LIMIT_BYTES) -> int:
+  """Returns the bytes of each device that `resident` would take for a data set: 0 where it stays
+  in the memory of the host."""
+  fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
+  return dataset.x.nbytes + np.asarray(dataset.y).nbytes if fits else 0
+
+
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
   """Moves the data set to the device if it fits into `limit_bytes`. Larger data, and data
   in files, are returned as they are. `placed` as in `Resident`, for several devices."""

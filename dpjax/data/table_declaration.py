@@ -8,7 +8,9 @@ A declaration is a dict, or a TOML or JSON file of one. Its keys:
 - `target`: `column` with `values` (classes), or with `lower` and `upper` (a number). Several
   labels have `columns`, and two `values`: the text of no, then that of yes.
 - `split`: `column` with the texts in it that mean `train` and `test`; or `test_file`, a second
-  file; or `test_share` and `salt`, by a hash of the row's number.
+  file; or `test_share` and `salt`, by a hash of the row's number, and with `column` by a hash of
+  the text there, such as an id. A row that is taken out of the file moves the numbers of all
+  rows below, and no text.
 - `ignore`: columns that are not read. "*": all that are not declared.
 - `missing_values`: texts that mean no value; by default the empty text.
 - `num_examples`: a public number near that of the training rows.
@@ -21,6 +23,7 @@ minimum, their distinct values) would tell of single records, and no epsilon wou
 from __future__ import annotations
 
 import codecs
+import collections
 import dataclasses
 import json
 import os
@@ -69,7 +72,11 @@ class Category:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Rule for the test rows: one of a column, a second file, or a hash."""
+  """Rule for the test rows: one of a column, a second file, or a hash.
+
+  Args:
+    column: with `test_share` the one that is hashed, else the one that says train or test.
+  """
 
   column: str | None = None
   train: tuple[str, ...] = ()
@@ -139,7 +146,7 @@ def parse(source: Any) -> Declaration:
   ignore = keys.get("ignore", [])
   ignored = ("*",) if ignore == "*" else texts(ignore, "ignore", least=0)
   declared = [*kinds, *target_columns, *([split.column] if split.column else []), *ignored]
-  twice = [name for name in declared if declared.count(name) > 1]
+  twice = [name for name, count in collections.Counter(declared).items() if count > 1]
   if twice:
     raise UserError("is declared twice", field="column", value=twice[0])
   num_examples = keys.get("num_examples")
@@ -297,10 +304,12 @@ def _split(value: Any) -> Split:
   keys = mapping(
     value, field, ("column", "train", "test", "test_file", "test_share", "salt")
   )
-  ways = [name for name in ("column", "test_file", "test_share") if name in keys]
+  ways = [name for name in ("test_share", "column", "test_file") if name in keys]
+  if ways == ["test_share", "column"]:
+    ways = ["test_share"]
   if len(ways) != 1:
     raise UserError("must have one of `column`, `test_file` and `test_share`", field=field)
-  of_way = {"column": ("train", "test"), "test_share": ("salt",)}.get(ways[0], ())
+  of_way = {"column": ("train", "test"), "test_share": ("salt", "column")}.get(ways[0], ())
   for name in keys:
     if name not in (*ways, *of_way):
       raise UserError(f"is not read with `{ways[0]}`", field=f"{field}.{name}")
@@ -316,7 +325,8 @@ def _split(value: Any) -> Split:
   validate.open_unit(**{f"{field}.test_share": keys["test_share"]})
   salt = keys.get("salt", 0)
   validate.integer_in(0, 2**63 - 1, **{f"{field}.salt": salt})
-  return Split(test_share=float(keys["test_share"]), salt=salt)
+  column = text_of(keys["column"], "split.column") if "column" in keys else None
+  return Split(test_share=float(keys["test_share"]), salt=salt, column=column)
 
 
 def _delimiter(value: Any) -> str | None:

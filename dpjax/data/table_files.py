@@ -6,7 +6,9 @@ No message shows a cell of a row: it names the line and the column, for whoever 
 from __future__ import annotations
 
 import csv
+import decimal
 import importlib
+import numbers
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
@@ -22,6 +24,10 @@ SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
 # Most characters of one row. A file without line ends would be read whole into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
+# Types of cells in memory. Others could run code of their own, or have no text.
+_PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
+# Of an integer: no float64 is larger, and longer ones have no text.
+_MOST_BITS = 1024
 
 
 class Block(NamedTuple):
@@ -85,14 +91,28 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
         f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
         f"of shape {array.shape}"
       )
+    listed = array.tolist()
+    if array.dtype.kind == "O":
+      listed = [_plain_cell(cell, name, row) for row, cell in enumerate(listed, start=1)]
     # pandas and NumPy mark a missing value by NaN, which is not equal to itself.
-    cells[name] = [None if cell != cell else cell for cell in array.tolist()]
+    cells[name] = [None if cell != cell else cell for cell in listed]
   sizes = {len(column) for column in cells.values()}
   if len(sizes) != 1:
     raise UserError(f"its columns must be equally long, not {sorted(sizes)}")
   size = sizes.pop()
   if size:
     yield Block(cells, range(1, size + 1))
+
+
+def _plain_cell(cell: Any, name: str, row: int) -> Any:
+  """Returns a cell of an object column, None for one without a value; UserError for others."""
+  # The NA of pandas, which is compared with nothing.
+  if cell is None or type(cell).__name__ == "NAType":
+    return None
+  is_long = isinstance(cell, int) and cell.bit_length() > _MOST_BITS
+  if is_long or not isinstance(cell, _PLAIN):
+    raise UserError(f"row {row}, column {name!r:.60}: must be text, a number or a boolean")
+  return cell
 
 
 def word(path: pathlib.Path) -> str:
@@ -194,12 +214,13 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
 
 
 def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
-  """Returns the places of the columns to read. Raises UserError for two columns of one
-  name."""
+  """The places of the columns to read; UserError for two columns of one name."""
+  # First what is lacking: of a file without a header the first line is a row, not to be shown.
+  chosen = wanted(names)
   twice = [name for name, count in _counts(names).items() if count > 1]
   if twice:
     raise UserError(f"has two columns named {twice[0]!r:.60}")
-  return {name: names.index(name) for name in wanted(names)}
+  return {name: names.index(name) for name in chosen}
 
 
 def _counts(names: Sequence[str]) -> dict[str, int]:

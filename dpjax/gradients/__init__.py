@@ -19,11 +19,14 @@ if TYPE_CHECKING:
   from dpjax.gradients.convolutions import (
     canonical_convolutions as canonical_convolutions,
   )
+  from dpjax.gradients.device_mesh import DATA as DATA
   from dpjax.gradients.device_mesh import checked_mesh as checked_mesh
   from dpjax.gradients.device_mesh import laid_out as laid_out
+  from dpjax.gradients.device_mesh import leaf_sharding as leaf_sharding
   from dpjax.gradients.device_mesh import mesh_of as mesh_of
   from dpjax.gradients.device_mesh import on_all as on_all
   from dpjax.gradients.device_mesh import on_one as on_one
+  from dpjax.gradients.device_mesh import row_sharding as row_sharding
   from dpjax.gradients.device_mesh import split_rows as split_rows
   from dpjax.gradients.device_mesh import whole_rows as whole_rows
   from dpjax.gradients.ghost.explain import explain as explain

@@ -33,6 +33,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dpjax import parallel as processes
 from dpjax import trees
 from dpjax.gradients.microbatch import filled
+from dpjax.parallel import targets
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
 
@@ -68,6 +69,15 @@ def mesh_of(text: str) -> Mesh:
 
 def _equal_shares(name: str, count: int) -> list[Any]:
   """Returns that many devices, equally many of each process, process by process."""
+  target = targets.current()
+  if target is not None:
+    # No process is there yet: the devices of all its machines are in a row.
+    devices = target.devices()
+    if count > len(devices):
+      raise UserError(
+        f"needs {count} devices, {target.text} has {len(devices)}", field=name
+      )
+    return devices[:count]
   num_processes = jax.process_count()
   share, rest = divmod(count, num_processes)
   if rest:
@@ -147,6 +157,11 @@ def on_all(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
+def row_sharding(mesh: Mesh) -> NamedSharding:
+  """The sharding of a batch's leaves [B, ...], as `split_rows` places them."""
+  return NamedSharding(mesh, _ROWS)
+
+
 def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
   """Returns the sharding of one leaf of parameters, or of a state.
 
@@ -186,7 +201,7 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
   """
 
   def split(leaf):
-    return _at(filled(leaf, whole_rows(leaf.shape[0], mesh)), NamedSharding(mesh, _ROWS))
+    return _at(filled(leaf, whole_rows(leaf.shape[0], mesh)), row_sharding(mesh))
 
   return jax.tree.map(split, tree)
 

@@ -1,4 +1,5 @@
-"""Several processes as one run: meeting, exchanges, and detection of a lost one."""
+"""Several processes as one run: meeting, exchanges, and detection of a lost one.
+Machines that are not here, as targets of the compiler."""
 
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ if TYPE_CHECKING:
   from dpjax.parallel import client_states as client_states
   from dpjax.parallel import meeting as meeting
   from dpjax.parallel import row_journal as row_journal
+  from dpjax.parallel import targets as targets
   from dpjax.parallel.exchanges import PeerLost as PeerLost
   from dpjax.parallel.exchanges import arrays_from_first as arrays_from_first
   from dpjax.parallel.exchanges import exchange as exchange

@@ -1,6 +1,7 @@
 """Trade-off curves and privacy losses as files: what is written is read, all else is refused."""
 
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -99,6 +100,14 @@ _LOSSES = {
   "no grid": ({"remove_discretization": np.float64(0)}, "must be a finite number > 0"),
   "text": ({"remove_lower_loss": np.array("1")}, "must be numbers"),
   "half a step": ({"remove_lower_loss": np.float64(0.5)}, "must be an integer"),
+  "what cancels a run": (
+    {"remove_lower_loss": np.int64(-40), "remove_probs": np.ones(1)},
+    "would cancel other losses",
+  ),
+  "what cancels it by a tenth": (
+    {"remove_lower_loss": np.int64(-40), "remove_probs": np.array([0.1] + 60 * [0.015])},
+    "would cancel other losses",
+  ),
   "an object": ({"remove_probs": np.array([None, {}])}, "must be an npz of numbers"),
 }
 
@@ -116,6 +125,70 @@ def test_the_losses_that_those_are_made_of_are_read(tmp_path):
   np.savez(tmp_path / "losses.npz", **_arrays())
   found = trade_off_files.read_losses(tmp_path / "losses.npz")
   assert found.get_delta_for_epsilon(0.0) == pytest.approx(0.5 * -np.expm1(-0.5))
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-9, 1e-3, 9e-3])
+def test_a_strangers_losses_never_lower_what_they_are_composed_with(tmp_path, share):
+  event = accounting.gaussian_event(1.0)
+  trade_off_files.write_losses(event, tmp_path / "run.npz")
+  run = trade_off_files.read_losses(tmp_path / "run.npz")
+  grid = float(np.load(tmp_path / "run.npz")["remove_discretization"])
+  # A share of the mass at -8, the rest at 0.
+  probs = np.zeros(int(8 / grid) + 1)
+  probs[0] = share
+  probs[-1] = 1 - share
+  changed = {"remove_discretization": grid, "remove_lower_loss": 1 - len(probs)}
+  np.savez(tmp_path / "losses.npz", **_arrays(**changed, remove_probs=probs))
+  theirs = trade_off_files.read_losses(tmp_path / "losses.npz")
+  for epsilon in (0.0, 1.0, 3.0, 4.0):
+    alone = run.get_delta_for_epsilon(epsilon)
+    whole = run.compose(theirs).get_delta_for_epsilon(epsilon)
+    assert whole >= alone * (1 - 1e-9)
+
+
+def test_mass_that_lacks_by_rounding_is_not_lost_in_many_copies(tmp_path):
+  missing = 9e-10
+  probs = np.array([1 - missing])
+  changed = {"remove_lower_loss": np.int64(0), "remove_probs": probs}
+  np.savez(tmp_path / "losses.npz", **_arrays(**changed))
+  found = trade_off_files.read_losses(tmp_path / "losses.npz").self_compose(1000)
+  assert found.get_delta_for_epsilon(0.0) == pytest.approx(1000 * missing, rel=1e-3)
+
+
+@pytest.mark.parametrize("cost", [1.0, 30.0, 50.0, 100.0])
+def test_lines_between_the_points_are_a_bound_at_tiny_rates_too(cost):
+  pairs = accounting.all_pairs(accounting.pure_dp_event(cost))
+  alphas, betas = pairs.points()
+  rates = np.geomspace(1e-25, 1, 3000)
+  # Randomised response, which has the largest rates of all mechanisms of this epsilon.
+  exact = np.maximum(1 - np.exp(cost) * rates, np.exp(-cost) * (1 - rates))
+  assert (np.interp(rates, alphas, betas) <= exact + 1e-15).all()
+
+
+@pytest.mark.parametrize("shape", [(10**15,), (10**30,), (-5,), (2**40, 0)])
+def test_a_shape_that_nothing_holds_is_one_line(tmp_path, shape):
+  header = io.BytesIO()
+  described = {"descr": "<f8", "fortran_order": False, "shape": shape}
+  np.lib.format.write_array_header_1_0(header, described)
+  with zipfile.ZipFile(tmp_path / "losses.npz", "w") as archive:
+    for name in _arrays():
+      archive.writestr(f"{name}.npy", header.getvalue() + bytes(8))
+  with pytest.raises(UserError):
+    trade_off_files.read_losses(tmp_path / "losses.npz")
+
+
+def test_damaged_bytes_are_read_or_end_in_one_line(tmp_path):
+  whole = io.BytesIO()
+  np.savez_compressed(whole, **_arrays(remove_probs=np.full(1000, 1e-3)))
+  rng = np.random.default_rng(0)
+  for _ in range(300):
+    content = bytearray(whole.getvalue())
+    content[rng.integers(len(content))] = rng.integers(256)
+    (tmp_path / "losses.npz").write_bytes(content)
+    try:
+      trade_off_files.read_losses(tmp_path / "losses.npz")
+    except UserError as error:
+      assert "\n" not in str(error)
 
 
 def test_no_npz_is_one_line(tmp_path):

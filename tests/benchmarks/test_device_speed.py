@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from benchmarks import device_speed
-from benchmarks.collectives import collectives
+from dpjax.parallel.collectives import collectives
 from tests import commands
 
 

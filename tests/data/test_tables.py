@@ -91,6 +91,42 @@ def test_the_split_follows_from_the_numbers_of_rows_alone(tmp_path):
   assert len(tables.table(tmp_path / "people.csv", other)[1]) != sizes[0]
 
 
+def test_a_hashed_id_moves_no_other_row(tmp_path):
+  rows = [f"{age},f,nurse,no,id{age}\n" for age in range(100)]
+  keys = declared(split={"test_share": 0.3, "column": "id", "salt": 7})
+  header = "age,sex,job,ill,id\n"
+  ages = []
+  for text in ("".join(rows), "".join(rows[1:]), "".join(rows[::-1])):
+    train, test = tables.table(written(tmp_path, header + text), keys)
+    assert len(train) + len(test) == text.count("\n") and len(test)
+    ages.append(set((train.x[:, 0] * 120).round().astype(int).tolist()))
+  assert ages[0] - ages[1] <= {0} and ages[1] <= ages[0] and ages[2] == ages[0]
+
+
+class _NoPlainCell:
+  """Has code of its own where a cell is read."""
+
+  def __float__(self):
+    raise RuntimeError("ran")
+
+  __hash__ = __eq__ = __str__ = __float__
+
+
+@pytest.mark.parametrize("column", ["age", "sex"])
+def test_a_cell_that_is_no_plain_one_is_named(column):
+  for cell in ([1], {}, 1j, np.ones(2), 10**5000, b"f", _NoPlainCell()):
+    _check_named(column, cell)
+
+
+def _check_named(column, cell):
+  columns = {"age": [1, 2], "sex": ["f", "m"], "job": ["nurse"] * 2, "ill": ["no"] * 2}
+  cells = np.empty(2, object)
+  cells[0] = columns[column][0]
+  cells[1] = cell
+  with pytest.raises(UserError, match=f"row 2, column '{column}': must be text, a number"):
+    tables.table(columns | {column: cells}, declared())
+
+
 def test_the_hash_is_that_of_the_paper():
   """SplitMix64 of seed 0: the first outputs that its authors' C code prints."""
   outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
@@ -175,6 +211,8 @@ def test_numbers_and_several_labels_as_targets(tmp_path):
     (_PEOPLE.replace("smith", "smïth").encode("latin-1"), "is not text in utf-8"),
     (b"PK\x03\x04 and so on", "is an archive"),
     (b"\x00\x01\x02\x03", "has no column 'age'"),
+    # Without a header the first line is a row, of which no cell is shown.
+    ("4711,4711,nurse,no\n1,f,nurse,no\n", "has no column 'age'"),
   ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_shows_no_cell(tmp_path, text, says):
@@ -219,6 +257,11 @@ def test_a_row_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, mo
     ({"split": {"test_share": 1.0}}, "split.test_share=1.0"),
     ({"split": {"test_share": 0.1, "test_file": "a.csv"}}, "split: must have one of"),
     ({"split": {"test_file": "a.csv", "salt": 1}}, "split.salt: is not read"),
+    ({"split": {"test_share": 0.1, "column": "sex"}}, "column='sex': is declared twice"),
+    (
+      {"split": {"test_share": 0.1, "column": "id", "train": ["a"]}},
+      "split.train: is not read",
+    ),
     ({"split": {"column": "f", "train": ["a"], "test": ["a"]}}, "split.test='a'"),
     ({"delimiter": ";;"}, "delimiter=';;': must be one character"),
     ({"encoding": "utf-88"}, "encoding='utf-88': must be an encoding"),

@@ -8,6 +8,7 @@ import random
 import shutil
 import stat
 import threading
+import types
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, loop, promise, streams, writers
+from dpjax.experiments.run import checkpoint, job, loop, promise, streams, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs.power import Disk
@@ -99,6 +100,20 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   assert f", mu={accounting.upper(result['mu'])}, TPR at most" in promise.told(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]
+
+
+@pytest.mark.parametrize("assumed", ["", "C9: the norm is a guess"])
+def test_a_claimed_run_writes_no_curve_which_could_not_say_so(tmp_path, assumed):
+  event = accounting.gaussian_event(2.0)
+  asked = {"delta": 1e-5, "l2_bound": 1.0, "num_records": 100, "assumed": assumed}
+  stated = promise.of_event(event, **asked)
+  work: Any = types.SimpleNamespace(promise=stated)
+  fitted: Any = types.SimpleNamespace(
+    ledger=accounting.Ledger(), final_epsilon=stated.curve(1)
+  )
+  job._write_curve(work, fitted, tmp_path)
+  assert stated.kind == ("claimed" if assumed else "proved")
+  assert (tmp_path / trade_off_files.CURVE).exists() == (not assumed)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 from jax import lax
 
-from benchmarks.collectives import collectives
 from dpjax import data, gradients, noise, training, transforms
 from dpjax import parallel as processes
 from dpjax.experiments.config import fields
@@ -27,6 +26,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import checkpoint, loop, writers
 from dpjax.gradients import per_example
 from dpjax.noise.correlated import BandedToeplitz
+from dpjax.parallel.collectives import collectives
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler
 

@@ -165,7 +165,7 @@ def overflow(subject: Subject) -> Row:
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
-  # the neighbour may have one more
+  # The neighbour may have one record more.
   each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))

@@ -56,6 +56,51 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
   return drawn
 
 
+def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns memory and roofline of compiled clipped gradients, over an ordinary gradient's.
+
+  Args:
+    rows: of compiled.csv.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  # A target, or a workload, of which the ordinary gradient alone is there has no ratio to show.
+  rows = [row for row in rows if row["method"] != _ORDINARY and row["memory_ratio"]]
+  names = list(dict.fromkeys(row["workload"] for row in rows))
+  machines = list(dict.fromkeys(row["target"] for row in rows))
+  methods = list(dict.fromkeys(row["method"] for row in rows))
+  parts = {"roofline": "roofline_ratio", "memory held": "memory_ratio"}
+  series = [(method, part) for method in methods for part in parts]
+  line = look.font_size * 2.4 / 72
+  drawn = pictures.new_figure(look, height=len(names) * line + 1.5)
+  panels = drawn.subplots(1, max(1, len(machines)), sharey=True, squeeze=False)[0]
+  for axes, machine in zip(panels, machines):
+    axes.axvline(1, color="#000000", linewidth=0.9, linestyle="--")
+    for index, (method, part) in enumerate(series):
+      column = parts[part]
+      mine = [
+        row
+        for row in rows
+        if (row["target"], row["method"]) == (machine, method) and row[column]
+      ]
+      # Series of one workload stand a little below each other, so that none hides another.
+      shift = (index - (len(series) - 1) / 2) * 0.6 / max(len(series), 1)
+      axes.plot(
+        [row[column] for row in mine],
+        [names.index(row["workload"]) + shift for row in mine],
+        linestyle="none", marker=pictures.marker(index), markersize=3.6,
+        color=look.color(index), label=f"{method}: {part}",
+      )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    pictures.dress(axes, look, title=machine, xlabel="over an ordinary gradient (dashed)")
+  pictures.headline(drawn, look, title or "Clipped gradients, compiled and not run")
+  handles, _ = panels[0].get_legend_handles_labels()
+  pictures.key(drawn, look, handles)
+  return drawn
+
+
 def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
   """Returns the seconds of a round: over the clients, and of each way to run one cohort.
 

@@ -347,6 +347,10 @@ def _gradients(table: Table, title: str, look: Look) -> Figure:
   return measured.gradients(table.rows, title=title, look=look)
 
 
+def _compiled(table: Table, title: str, look: Look) -> Figure:
+  return measured.compiled(table.rows, title=title, look=look)
+
+
 def _federated(table: Table, title: str, look: Look) -> Figure:
   return measured.federated(table.rows, title=title, look=look)
 
@@ -386,6 +390,12 @@ LAYOUTS = (
     frozenset({"workload", "method", "status", "compile_ratio"}),
     ("ratio",),
     _gradients,
+  ),
+  Layout(
+    "the benchmark of compiled gradients",
+    frozenset({"target", "workload", "method", "roofline_ratio", "memory_ratio"}),
+    ("roofline_ratio", "memory_ratio"),
+    _compiled,
   ),
   Layout(
     "the benchmark of federated rounds",

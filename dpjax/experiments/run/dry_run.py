@@ -25,6 +25,7 @@ from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
+  for_target,
   loop,
   promise,
   provenance,
@@ -35,6 +36,7 @@ from dpjax.experiments.run import (
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
+from dpjax.parallel import targets
 from dpjax.validate import UserError
 
 # Timed steps after the first one, which compiles.
@@ -77,16 +79,29 @@ class Rehearsal(NamedTuple):
 
   def facts(self) -> dict[str, Any]:
     """Returns the privacy part of the result.json that the run will write."""
-    stated = self.work.promise or promise.NONE
-    return stated.facts(Ledger(), stated.curve(self.work.num_steps))
+    return promised(self.work)
+
+
+def promised(work: Work) -> dict[str, Any]:
+  """Returns the privacy part of the result.json that a run of this work will write."""
+  stated = work.promise or promise.NONE
+  return stated.facts(Ledger(), stated.curve(work.num_steps))
 
 
 class _Enough(Exception):
   """Raised when a work has been timed, to end the run."""
 
 
-def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
+def told(
+  kind: RunKind,
+  config: Any,
+  workdir: pathlib.Path | str,
+  target: targets.Target | None = None,
+) -> str:
   """Returns the plan of a run, as lines.
+
+  Args:
+    target: a machine that is not here: the run's step is compiled for it, and not timed.
 
   Raises:
     UserError: whatever the run would be refused for before its first step, in the same line;
@@ -98,15 +113,13 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
       field="dry_run",
     )
   folder = pathlib.Path(workdir)
-  kind.check(config)
+  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+    kind.check(config)
   # Before the data are read, as in a run.
   owner.known(folder, config)
   loaded = kind.load_data(config, features=False)
-  state = state_of(kind.build(config, loaded), folder)
-  found = rehearsed(kind, config, loaded)
-  work = found.work
-  if work.promise is not None:
-    work.promise.warn()
+  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+    state = state_of(kind.build(config, loaded), folder)
   # Without a declared number of examples, theirs is public: a guarantee under
   # add_or_remove_one would be refused. A guarantee for users hides their numbers of
   # examples.
@@ -115,16 +128,28 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
   count = f"{held.nominal_size or len(held)} x "
   if held.nominal_size is None and isinstance(data, Federation):
     count = ""
-  facts = found.facts()
+  lines = {"data": repr(held).replace(f": {len(held)} x ", f": {count}", 1)}
+  if target is not None:
+    plan = for_target.compiled(lambda c: first_work(kind, c, loaded)[0], config, target)
+    work = plan.work
+    size = plan.program.num_parameters
+    ends = for_target.lines(plan)
+    facts = promised(work)
+  else:
+    found = rehearsed(kind, config, loaded)
+    work = found.work
+    size = found.timing.num_parameters
+    ends = {"time": _minutes(found), "memory": memory()}
+    facts = found.facts()
+  if work.promise is not None:
+    work.promise.warn()
   by = facts["accountant"]
-  lines = {
-    "data": repr(held).replace(f": {len(held)} x ", f": {count}", 1),
+  lines |= {
     **{name: _shown(name, value) for name, value in work.planned().items()},
-    "num_parameters": f"{found.timing.num_parameters:,}",
+    "num_parameters": f"{size:,}",
     "privacy": promise.told(facts) + (f", by {by}" if by else ""),
     work.name: f"{work.num_steps} {work.steps_are}",
-    "time": _minutes(found),
-    "memory": memory(),
+    **ends,
     "workdir": f"{workdir}: {state}",
   }
   return aligned(lines)
@@ -144,6 +169,12 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
+  work, before = first_work(kind, config, loaded)
+  return Rehearsal(work, timed(work)[0], before)
+
+
+def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Work, float]:
+  """(the first work of a run on zeros, the seconds until it begins); see `rehearsed`."""
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
   # Zeros would not be recognised as the data on which the first parameters were trained.
@@ -156,7 +187,7 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
   found = []
 
   def fit(work: Work) -> NoReturn:
-    found.append(Rehearsal(work, timed(work)[0], before))
+    found.append((work, before))
     raise _Enough
 
   # An exception ends the run, since nothing after the first work is needed.

@@ -22,6 +22,7 @@ from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
+from dpjax.parallel import targets
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -58,6 +59,9 @@ class Work(NamedTuple):
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
+  # () -> the program of a step, for the devices of `parallel.targets.compiling_for`; None: no
+  # machine that is not here can be planned for
+  program: Callable[[], targets.Program] | None = None
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict
@@ -141,8 +145,13 @@ def single(work: Work) -> Play:
 
 
 def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
-  """Writes the trade-off curve of a private run beside its result."""
+  """Writes the trade-off curve of a run with a proof beside its result.
+
+  The file says nothing but rates. So a claim, or a bound on a deployment, could not say so in it.
+  """
   promise = work.promise or NONE
+  if promise.kind != "proved":
+    return
   profile = promise.profile(fitted.ledger, fitted.final_epsilon)
   if profile is not None and promise.delta:
     pairs = pairs_of(profile, promise.delta)

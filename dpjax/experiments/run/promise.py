@@ -64,7 +64,7 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
-  # For a simulation, whose steps differ from those of the larger deployment.
+  # Profile of the larger deployment, whose steps differ from those of its simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
@@ -341,7 +341,8 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
   if attack is None:
     return ""
   return textwrap.fill(
-    f"The noise was calibrated so that {attack.words(delta)}.",
+    f"The noise was calibrated so that {attack.words(delta)}, by the accounting below and under "
+    "its assumptions.",
     width=92,
     break_on_hyphens=False,
   )

@@ -24,6 +24,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.gradients import loss_checks
+from dpjax.parallel import targets
 
 # Most clients of one block on one device.
 MOST = 32
@@ -202,6 +203,7 @@ class Dispatch(NamedTuple):
   send: Callable[[Any], Any] | None = None
   fetch: Callable[[Any], Any] = jax.device_get  # leaves of all devices -> [K, ...], NumPy
   budget: ByteBudget = ByteBudget(MOST_BYTES)
+  apart: NamedSharding | None = None  # of a block and its memories; None: of one device
 
 
 class Blocks:
@@ -214,25 +216,45 @@ class Blocks:
     self._placed = shared.Placed(way.everywhere)
     self._add = jax.jit(trees.add)
 
-  def _dispatched(
-    self, context: Context, cohort: Cohort
-  ) -> Iterator[tuple[ClientBlock, Any]]:
-    """Yields each block with its pending results."""
+  def _cut(self, context: Context, cohort: Cohort) -> tuple[Context, Iterator[Any]]:
+    """(what all blocks of a round share, (memories, block) of each), on the host."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:
       data = jax.tree.map(np.asarray, context.data)
       # Rows travel with the blocks, so no device needs the whole data set.
       context = context._replace(data=None)
-    context = self._placed(context._replace(memories=None))
     size = self._way.size(cohort.size)
-    budget = self._way.budget
-    for block in blocks(cohort, size, data, budget):
-      given = shared.row(memories, block.places), block
+    cut = blocks(cohort, size, data, self._way.budget)
+    given = ((shared.row(memories, block.places), block) for block in cut)
+    return context._replace(memories=None), given
+
+  def _dispatched(
+    self, context: Context, cohort: Cohort
+  ) -> Iterator[tuple[ClientBlock, Any]]:
+    """Yields each block with its pending results."""
+    context, pairs = self._cut(context, cohort)
+    context = self._placed(context)
+    for given in pairs:
+      block = given[1]
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
 
+  def _lowered(self, context: Context, cohort: Cohort) -> targets.Program:
+    """The program of the first block, whose clients have the most steps, for a target."""
+    context, pairs = self._cut(context, cohort)
+    first, *others = pairs
+    if self._way.everywhere is None:
+      context, first = targets.on_device((context, first))
+    else:
+      context = targets.placed(context, lambda leaf: self._way.everywhere)
+      first = targets.placed(first, lambda leaf: self._way.apart)
+    lowered = self._way.program.lower(context, *first)  # type: ignore[attr-defined]
+    return targets.Program(lowered, calls=1 + len(others))
+
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
+    if targets.current() is not None and cohort.size:
+      raise targets.Reached(self._lowered(context, cohort))
     sums = None
     kept = []
     rows = []

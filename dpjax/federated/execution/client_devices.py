@@ -31,6 +31,7 @@ from dpjax.federated.execution.client_blocks import (
   run_block,
 )
 from dpjax.federated.execution.context import Context, MapClients, Partial, Run
+from dpjax.parallel import targets
 from dpjax.validate import UserError
 
 # A random name, which no client can guess in order to sum over others.
@@ -40,7 +41,7 @@ _APART = PartitionSpec(_AXIS)
 
 
 def _devices(num_devices: int | None) -> list[Any]:
-  devices = jax.local_devices()
+  devices = targets.local_devices()
   if num_devices is None:
     return devices
   validate.integer_at_least(1, num_devices=num_devices)
@@ -90,7 +91,9 @@ def _over_devices(
 
     program, send, fetch = parallel(on_device, _APART if partial is None else _SAME, mesh)
     budget = ByteBudget(memory_budget, mesh.size)
-    return Blocks(client, partial, Dispatch(program, size, everywhere, send, fetch, budget))
+    apart = NamedSharding(mesh, _APART)
+    way = Dispatch(program, size, everywhere, send, fetch, budget, apart)
+    return Blocks(client, partial, way)
 
   return bind
 

@@ -150,7 +150,7 @@ def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int)
   # A column of ones: the same product also gives the step of the bias.
   ones = np.full((len(inputs), 1), constant(party, 1.0))
   columns = np.concatenate([inputs, ones], axis=1).T  # [d_in + 1, B]
-  # Rate over batch size is a shift, and merged with the truncation.
+  # Rate over batch size is a power of two: a shift, which is merged with the truncation.
   step = matmul(party, columns, error, surplus=party.frac_bits + shift)
   return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
 

@@ -468,7 +468,7 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
 def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
   with socket.create_server(("127.0.0.1", 0)) as server:
     pipe.send((None, server.getsockname()))
-    # Waits until all are there.
+    # Waits until all parties are ready.
     pipe.recv()
     # The parties notice its end, and report it.
     with contextlib.suppress(UserError):

@@ -58,6 +58,7 @@ from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
+from dpjax.parallel import targets
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
@@ -506,6 +507,30 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from read if split is None else map(split, read)
 
 
+def _program(run: Run, step: Any) -> targets.Program:
+  """A jitted step, lowered for the devices of a target, on a batch of the run's shape."""
+  state = jax.eval_shape(run.algorithm.init, run.params)
+  batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
+  mesh = run.mesh
+  rows = len(batch.mask)
+  if mesh is None:
+    state, batch = targets.on_device((state, batch))
+  else:
+    # As `batches` and `dp_sgd` place them.
+    apart = gradients.row_sharding(mesh)
+    rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
+    batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
+    batch = targets.placed(batch, lambda leaf: apart)
+    state = targets.placed(state, functools.partial(gradients.leaf_sharding, mesh))
+  return targets.Program(
+    step.lower(state, batch),
+    calls=run.plan.slices,
+    num_parameters=trees.size(normalization.beside(run.params, run.statistics)),
+    rows=rows,
+    data_bytes=data.resident_bytes(run.train),
+  )
+
+
 def work(config: TrainConfig, run: Run) -> Work:
   """Returns the training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
@@ -551,6 +576,7 @@ def work(config: TrainConfig, run: Run) -> Work:
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,
     before_steps=None if run.statistics is None else run.statistics._asdict(),
+    program=functools.partial(_program, run, later),
     planned=lambda: facts.planned(config, run),
     describe=lambda state, stated, rows: facts.of(
       config, run, own(state), stated["epsilon"]

@@ -49,6 +49,7 @@ from dpjax.experiments.run.streams import Streams
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
+from dpjax.parallel import targets
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -477,6 +478,24 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
   if target is not None:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
+
+  def program() -> targets.Program:
+    if config.execution in ("loop", "pmap"):
+      raise UserError(
+        "must be 'auto', 'vmap' or 'shard_map' for a machine that is not here",
+        field="execution",
+        value=config.execution,
+      )
+    state = fed.algorithm.init(fed.params, fed.federation.num_clients)
+    drawn = fed.algorithm.cohorts(fed.federation, fed.work, rng=fed.random.sampler)
+    for cohort in audit.marked(fed.audited, drawn):
+      try:
+        fed.algorithm.round(state, cohort)
+      except targets.Reached as reached:
+        size = trees.size(audit.of_model(fed.audited, fed.params))
+        return reached.program._replace(num_parameters=size)
+    raise UserError("has no client in any of its cohorts", field="privacy.sampler")
+
   return Work(
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
@@ -497,6 +516,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     rows_on_disk=config.client_state == "disk",
     name="rounds",
     steps_are="communication rounds",
+    program=program,
     planned=lambda: facts.planned(config, fed),
     describe=lambda state, stated, rows: facts.of(
       config, fed, state, rows, stated["epsilon"]

@@ -96,7 +96,7 @@ def of(
   # An exact function of the users' labels: named as such where users are promised privacy,
   # and left out with the other diagnostics.
   public = config.privacy.method == "none"
-  # It compares the class shares of clients, so it needs classes.
+  # Heterogeneity compares the class shares of clients, so it needs classes.
   of_classes = fed.federation.dataset.target is None
   if of_classes and (public or (config.diagnostics and not config.release)):
     name = "heterogeneity" if public else "not_private/heterogeneity"

@@ -6,12 +6,12 @@ import math
 import re
 from typing import NamedTuple
 
-import numpy as np
-
 _KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 _LINE = re.compile(rf"= (?P<out>.+?) (?P<kind>{'|'.join(_KINDS)})(?:-start)?\((?P<rest>.*)")
 _ARRAY = re.compile(r"\b([a-z]+[0-9]+|pred)\[([0-9,]*)\]")
 _GROUPS = re.compile(r"replica_groups=(?:\[(\d+),(\d+)\]|\{\{([\d,]*)\})")
+# By names of axes, as the compiler for TPUs writes them: mesh['a'=4,'b'=2] {'a'}
+_MESH = re.compile(r"replica_groups=mesh\[(?P<sizes>[^\]]*)\] \{(?P<axes>[^}]*)\}")
 
 
 class Collective(NamedTuple):
@@ -29,7 +29,7 @@ class Collective(NamedTuple):
   @property
   def num_bytes(self) -> int:
     """On each device."""
-    return sum(math.prod(shape) * _width(kind) for kind, shape in self.arrays)
+    return sum(math.prod(shape) * width(kind) for kind, shape in self.arrays)
 
 
 def collectives(hlo: str) -> list[Collective]:
@@ -48,13 +48,22 @@ def _read(line: re.Match[str]) -> Collective:
     for kind, shape in _ARRAY.findall(line["out"])
   ]
   groups = _GROUPS.search(line["rest"])
+  mesh = _MESH.search(line["rest"])
   group = None
   if groups:
     group = int(groups[2]) if groups[2] else len(groups[3].split(","))
+  elif mesh:
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh["sizes"]))
+    axes = re.findall(r"'(\w+)'", mesh["axes"])
+    group = math.prod(int(sizes[axis]) for axis in axes)
   return Collective(line["kind"], tuple(arrays), group)
 
 
-def _width(kind: str) -> int:
-  """Bytes of a number."""
-  bits = re.sub(r"\D", "", kind)
-  return max(1, int(np.ceil(int(bits) / 8))) if bits else 1
+def width(kind: str) -> int:
+  """Returns the bytes of one number of an HLO type.
+
+  >>> [width(kind) for kind in ("bf16", "f32", "c64", "pred", "s4", "f8e4m3fn")]
+  [2, 4, 8, 1, 1, 1]
+  """
+  bits = re.match(r"[a-z]+([0-9]+)", kind)
+  return max(1, int(bits[1]) // 8) if bits else 1

@@ -1,0 +1,163 @@
+"""`--dry_run --target=tpu:v5e:2x4`: a run's step, compiled for a machine that is not here.
+
+What the compiler plans is exact for the program that it made: the memory of a device, what crosses
+between devices, products and bytes. Hours are a roofline: no run of that step can be faster than
+the chip's published peaks allow, and most are slower. Evaluation, checkpoints, the reading of data
+and a federated server's part are not in it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dpjax.experiments.run.job import Work
+from dpjax.parallel import targets
+from dpjax.parallel.targets import Compiled, NotFitting, Program, Target
+from dpjax.validate import UserError
+
+# Each takes as long as a compilation of the step.
+_MOST_TRIES = 5
+
+
+class Plan(NamedTuple):
+  """A run's step on a target."""
+
+  work: Work
+  target: Target
+  program: Program
+  compiled: Compiled | None  # None: the compiler refused it for lack of memory
+  compile_seconds: float
+  wanted: float | None  # bytes of a device that it takes; None: more than there are
+  microbatch: tuple[int, float] | None = None  # one that fits, and its bytes
+
+  @property
+  def fits(self) -> bool:
+    usable = self.target.chip.usable_bytes
+    return self.compiled is not None and self.wanted is not None and self.wanted <= usable
+
+  @property
+  def hours(self) -> float | None:
+    """The least hours that the steps of the run take, by the roofline."""
+    if self.compiled is None:
+      return None
+    calls = self.program.calls * self.work.num_steps
+    return calls * self.compiled.seconds(self.target.chip) / 3600
+
+
+def compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> Plan:
+  """Compiles the step of a run for a target.
+
+  Args:
+    make_work: (config) -> its work on zeros. Called within `targets.compiling_for`, also for
+      smaller microbatches, where the step does not fit and the config has such a field.
+
+  Raises:
+    UserError: the compiler is not installed; a mesh that does not fit the machine; a kind of
+      run that cannot be planned so.
+  """
+  # Before anything is built: without the compiler all of it would be in vain.
+  target.devices()
+  plan = _compiled(make_work, config, target)
+  if plan.fits or not plan.program.rows or not hasattr(config, "microbatch_size"):
+    return plan
+  size = _guess(plan, getattr(config, "microbatch_size", None) or plan.program.rows)
+  for _ in range(_MOST_TRIES):
+    smaller = {"microbatch_size": size, "memory_budget_gb": None}
+    tried = _compiled(make_work, dataclasses.replace(config, **smaller), target)
+    if tried.fits:
+      return plan._replace(microbatch=(size, tried.wanted))
+    if size == 1:
+      break
+    size = max(1, size // 2)
+  return plan
+
+
+def _compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> Plan:
+  with targets.compiling_for(target):
+    work = make_work(config)
+    if work.program is None:
+      raise UserError(
+        "is for runs of launch.train and launch.federate", field="target", value=target.text
+      )
+    program = work.program()
+  began = time.monotonic()
+  try:
+    found = targets.compiled(program.lowered, target)
+    wanted = found.held + program.data_bytes
+  except NotFitting as error:
+    found = None
+    wanted = None if error.wanted is None else error.wanted + program.data_bytes
+  return Plan(work, target, program, found, time.monotonic() - began, wanted)
+
+
+def _guess(plan: Plan, size: int) -> int:
+  """Returns the power of two below the microbatch that should fit, for temporaries grow with it."""
+  usable = plan.target.chip.usable_bytes
+  if plan.wanted is None:
+    return max(1, size // 2)
+  fixed = plan.program.data_bytes
+  if plan.compiled is not None:
+    fixed += plan.compiled.arguments + plan.compiled.outputs - plan.compiled.aliased
+  share = max(usable - fixed, 0) / max(plan.wanted - fixed, 1)
+  return 2 ** max(0, math.floor(math.log2(max(1.0, size * min(share, 0.5)))))
+
+
+def _gigabytes(size: float) -> str:
+  """
+  >>> _gigabytes(17179869184), _gigabytes(5310000)
+  ('17.2 GB', '0.00531 GB')
+  """
+  return f"{size / 1e9:.3g} GB"
+
+
+def lines(plan: Plan) -> dict[str, str]:
+  """Returns what a plan says of its target, by name."""
+  chip = plan.target.chip
+  text = {
+    "target": f"{plan.target.text}: {plan.target.num_devices} x {chip.device}, "
+    f"{_gigabytes(chip.usable_bytes)} of memory each for JAX; compiled in "
+    f"{plan.compile_seconds:.2g} s, not run",
+    "fits": _verdict(plan),
+  }
+  found = plan.compiled
+  if found is None or plan.hours is None:
+    return text
+  parts = {
+    "arguments": found.arguments,
+    "outputs": found.outputs - found.aliased,
+    "temporaries": found.temporaries,
+    "code": found.code,
+    "data set": plan.program.data_bytes,
+  }
+  calls = plan.program.calls
+  counts = found.counts
+  text["memory"] = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
+  text["exchanges"] = f"{_gigabytes(calls * counts.sent_bytes)} a step from each device"
+  unknown = ""
+  if counts.unknown_loops:
+    unknown = f"; {counts.unknown_loops} loops of unknown length are counted as one turn"
+  text["time"] = (
+    f"at least {plan.hours:.2g} hours (roofline, no timing: {calls * counts.flops:.3g} flops and "
+    f"{_gigabytes(calls * counts.memory_bytes)} a step and device, as compiled, at the chip's "
+    f"published peaks{unknown})"
+  )
+  return text
+
+
+def _verdict(plan: Plan) -> str:
+  usable = plan.target.chip.usable_bytes
+  if plan.fits:
+    return f"yes: {_gigabytes(plan.wanted or 0)} of a device"
+  if plan.wanted is None:
+    message = "no: the compiler refuses it for lack of memory"
+  else:
+    excess = _gigabytes(plan.wanted - usable)
+    message = f"no: {_gigabytes(plan.wanted)} of a device, {excess} too much"
+  if plan.microbatch is not None:
+    size, wanted = plan.microbatch
+    return f"{message}; --config.microbatch_size={size} would fit ({_gigabytes(wanted)})"
+  return message

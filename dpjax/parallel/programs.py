@@ -1,0 +1,437 @@
+"""Counts the work of a compiled program from its HLO text: products, memory, exchanges, loops.
+
+XLA's own cost analysis is not there for GPUs. Where it is, it counts the body of a loop once, and
+counts what a TPU keeps in its small fast memory as if it went to the large one. Here:
+
+| what          | how it is counted                                                           |
+| ------------- | --------------------------------------------------------------------------- |
+| flops         | two for each product of a matrix product or convolution, padding left out   |
+| memory bytes  | operands and results of each kernel that lie in device memory               |
+| slices        | of an array that a kernel only slices or updates: the slice, or the update  |
+| a loop        | its body times its trips; where the compiler states none: once, and said so |
+| a conditional | its costliest branch, but no branch of constants, nor one with a loop of    |
+|               | unknown length beside one without: this library's guard rare examples       |
+
+Elementwise operations are no flops here: they run beside the matrix units, bound by memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax.parallel.collectives import collectives, width
+
+# Instructions without a kernel of their own. A "-done" or "-update" ends what was counted when
+# it began.
+_FREE = {
+  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+  "partition-id", "replica-id", "opt-barrier", "optimization-barrier", "domain",
+}  # fmt: skip
+_CALLS = ("while", "conditional", "call", "async-start")
+_ARRAY = re.compile(r"\b([a-z]+[0-9]+[a-z0-9]*|pred)\[([0-9,]*)\](?:\{([^}]*)\})?")
+_HEAD = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*)?\{\s*$")
+_LINE = re.compile(r"^\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)$")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+class Counts(NamedTuple):
+  """The work of one call of a program on one device."""
+
+  flops: float = 0.0  # of matrix products and convolutions
+  narrow_flops: float = 0.0  # of these, such of operands of 16 bits or fewer
+  memory_bytes: float = 0.0  # read from and written to the device's memory
+  sent_bytes: float = 0.0  # results of exchanges between devices
+  kernels: int = 0  # that run, those in a loop once a trip
+  fusions: int = 0  # in the text, outside of other fusions
+  loops: int = 0  # in the text
+  unknown_loops: int = 0  # of these, such whose trips are not stated: counted as one
+
+  def times(self, trips: int) -> Counts:
+    """Returns the work of a loop's trips; what stands in the text stays."""
+    return self._replace(
+      flops=self.flops * trips,
+      narrow_flops=self.narrow_flops * trips,
+      memory_bytes=self.memory_bytes * trips,
+      sent_bytes=self.sent_bytes * trips,
+      kernels=self.kernels * trips,
+    )
+
+  def plus(self, other: Counts) -> Counts:
+    """Returns the work of both."""
+    return Counts._make(a + b for a, b in zip(self, other))
+
+
+class _Array(NamedTuple):
+  kind: str
+  shape: tuple[int, ...]
+  space: int  # 0: the device's memory; others: small fast ones of a TPU
+
+  @property
+  def num_bytes(self) -> int:
+    return 0 if self.space else width(self.kind) * math.prod(self.shape)
+
+
+class _Instruction(NamedTuple):
+  name: str
+  opcode: str
+  arrays: tuple[_Array, ...]  # of the result
+  operands: tuple[str, ...]
+  inside: str  # the text between its parentheses: a constant's value, a parameter's number
+  attributes: str
+  text: str
+
+  def called(self, attribute: str) -> list[str]:
+    """Returns the names of the computations that an attribute lists."""
+    listed = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.attributes)
+    return re.findall(r"%?([\w.\-]+)", listed[1]) if listed else []
+
+
+class _Computation(NamedTuple):
+  instructions: dict[str, _Instruction]
+  root: str
+
+  def arrays_of(self, name: str) -> tuple[_Array, ...]:
+    instruction = self.instructions.get(name)
+    return instruction.arrays if instruction else ()
+
+  def users(self, name: str) -> list[_Instruction]:
+    return [each for each in self.instructions.values() if name in each.operands]
+
+  def parameter(self, number: int) -> str | None:
+    """Returns the name of a parameter."""
+    for each in self.instructions.values():
+      if each.opcode == "parameter" and each.inside == str(number):
+        return each.name
+    return None
+
+
+def _closing(text: str) -> int:
+  """Returns the place after the parenthesis that closes the one at the start."""
+  depth = 0
+  for place, letter in enumerate(text):
+    depth += (letter == "(") - (letter == ")")
+    if depth == 0:
+      return place + 1
+  return len(text)
+
+
+def _instruction(name: str, text: str) -> _Instruction:
+  # A layout holds parentheses and no space; a tuple of types holds both.
+  end = _closing(text) if text.startswith("(") else text.index(" ")
+  result = text[:end]
+  opcode, _, call = text[end:].strip().partition("(")
+  call = f"({call}"
+  end = _closing(call)
+  inside = call[1 : end - 1]
+  arrays = []
+  for kind, shape, layout in _ARRAY.findall(result):
+    space = re.search(r"S\((\d+)\)", layout)
+    sizes = tuple(int(size) for size in shape.split(",") if size)
+    arrays.append(_Array(kind, sizes, int(space[1]) if space else 0))
+  # In some dialects each name follows its type, whose brackets hold commas.
+  names = re.sub(r"/\*.*?\*/|\[[^\]]*\]|\{[^}]*\}", "", inside).split(",")
+  operands = tuple(part.split()[-1].lstrip("%") for part in names if part.strip())
+  return _Instruction(name, opcode, tuple(arrays), operands, inside, call[end:], text)
+
+
+def _parsed(hlo: str) -> tuple[dict[str, _Computation], str]:
+  """(computations by name, the name of the first that runs)."""
+  computations: dict[str, _Computation] = {}
+  entry = ""
+  current: dict[str, _Instruction] = {}
+  name = ""
+  for line in hlo.splitlines():
+    head = _HEAD.match(line)
+    if head:
+      name = head["name"]
+      current = {}
+      entry = name if head["entry"] else entry
+      computations[name] = _Computation(current, "")
+      continue
+    found = _LINE.match(line)
+    if found and name:
+      current[found["name"]] = _instruction(found["name"], found["rest"])
+      if found["root"]:
+        computations[name] = _Computation(current, found["name"])
+  return computations, entry
+
+
+# --- products
+
+
+def _pairs(inputs: int, outputs: int, window: dict[str, int]) -> int:
+  """Returns how often a kernel's place meets an input, along one axis: neither padding nor the
+  holes of a dilation are met."""
+  place = np.arange(outputs)[:, None] * window["stride"] - window["pad"]
+  place = place + np.arange(window["size"])[None, :] * window["rhs_dilate"]
+  hole = window["lhs_dilate"]
+  return int(np.sum((place >= 0) & (place <= (inputs - 1) * hole) & (place % hole == 0)))
+
+
+def _windows(attributes: str, axes: int) -> list[dict[str, int]]:
+  """Returns size, stride, padding in front and dilations of each axis of space."""
+  text = re.search(r"\bwindow=\{([^}]*)\}", attributes)
+  parts = dict(part.split("=") for part in text[1].split()) if text else {}
+  default = {"size": 1, "stride": 1, "pad": 0, "lhs_dilate": 1, "rhs_dilate": 1}
+  windows = []
+  for axis in range(axes):
+    window = {}
+    for name, value in default.items():
+      given = parts[name].split("x")[axis] if name in parts else str(value)
+      window[name] = int(given.split("_")[0])
+    windows.append(window)
+  return windows
+
+
+def _convolution_flops(
+  attributes: str, inputs: _Array, kernel: _Array, outputs: _Array
+) -> float:
+  """Flops of a convolution of these shapes, in whichever direction it runs."""
+  labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
+  if labels is None:
+    return 0.0
+  of_input, of_kernel, of_output = labels.groups()
+  axes = sorted(label for label in of_kernel if label.isdigit())
+  count = 2.0 * kernel.shape[of_kernel.index("i")]
+  count *= outputs.shape[of_output.index("b")] * outputs.shape[of_output.index("f")]
+  for axis, window in zip(axes, _windows(attributes, len(axes))):
+    size = inputs.shape[of_input.index(axis)]
+    count *= _pairs(size, outputs.shape[of_output.index(axis)], window)
+  return count
+
+
+def _product_flops(each: _Instruction, operands: list[_Array]) -> float:
+  """Flops of an instruction of its own, not of what it calls."""
+  target = re.search(r'custom_call_target="([^"]*)"', each.attributes)
+  called = target[1] if target else ""
+  if each.opcode == "dot":
+    contracted = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", each.attributes)
+    axes = [int(axis) for axis in contracted[1].split(",") if axis] if contracted else []
+  elif called.startswith("__cublas"):
+    contracted = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', each.attributes)
+    axes = [int(axis) for axis in json.loads(contracted[1])] if contracted else []
+  elif each.opcode == "convolution":
+    return _convolution_flops(each.attributes, *operands[:2], each.arrays[0])
+  elif called.startswith("__cudnn$conv"):
+    # The shapes are those of the forward convolution, whose input, kernel or output results.
+    places = [*operands[:2], each.arrays[0]]
+    order = {"Input": (2, 1, 0), "Filter": (0, 2, 1)}
+    chosen = next((order[name] for name in order if called.endswith(name)), (0, 1, 2))
+    inputs, kernel, outputs = (places[place] for place in chosen)
+    return _convolution_flops(each.attributes, inputs, kernel, outputs)
+  else:
+    return 0.0
+  contracted = math.prod(operands[0].shape[axis] for axis in axes)
+  return 2.0 * math.prod(each.arrays[0].shape) * contracted
+
+
+# --- the program
+
+
+class _Reader:
+  """The computations of one program; each is counted once."""
+
+  def __init__(self, hlo: str):
+    self.computations, self.entry = _parsed(hlo)
+    self.counted = functools.cache(self._counted)
+
+  def _counted(self, name: str) -> Counts:
+    """Counts of a computation that runs by itself."""
+    computation = self.computations[name]
+    total = Counts()
+    for each in computation.instructions.values():
+      total = total.plus(self._one(computation, each))
+    return total
+
+  def _one(self, computation: _Computation, each: _Instruction) -> Counts:
+    if each.opcode == "while":
+      return self._loop(computation, each)
+    if each.opcode == "conditional":
+      branches = each.called("branch_computations")
+      branches = branches or each.called("true_computation") + each.called(
+        "false_computation"
+      )
+      return self._usual(branches)
+    if each.opcode in _CALLS:
+      names = each.called("to_apply") + each.called("calls")
+      return functools.reduce(Counts.plus, map(self.counted, names), Counts())
+    if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
+      return Counts()
+    exchanged = collectives(f"%x = {each.text}")
+    flops, narrow_flops = self._flops(computation, each)
+    return Counts(
+      flops=flops,
+      narrow_flops=narrow_flops,
+      memory_bytes=self._traffic(computation, each),
+      sent_bytes=sum(exchange.num_bytes for exchange in exchanged),
+      kernels=1,
+      fusions=int(each.opcode == "fusion"),
+    )
+
+  def _usual(self, branches: list[str]) -> Counts:
+    """Counts of the branch of a conditional that is taken as a rule.
+
+    This library writes two kinds. One returns constants where something holds that never does
+    (`gradients.settling`); one loops over such examples as need it, as many as there are.
+    """
+    alive = [name for name in branches if self._depends(self.computations[name])]
+    counts = [self.counted(name) for name in alive or branches]
+    if not counts:
+      return Counts()
+    # Of the rest the costliest, as XLA counts.
+    return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
+
+  def _depends(self, computation: _Computation) -> bool:
+    """Whether a computation's result depends on its parameters."""
+    waiting = [computation.root]
+    seen: set[str] = set()
+    while waiting:
+      name = waiting.pop()
+      each = computation.instructions.get(name)
+      if each is None or name in seen:
+        continue
+      if each.opcode == "parameter":
+        return True
+      seen.add(name)
+      waiting.extend(each.operands)
+    return False
+
+  def _loop(self, computation: _Computation, each: _Instruction) -> Counts:
+    (body,) = each.called("body")
+    trips = self._trips(each)
+    inner = self.counted(body).times(1 if trips is None else trips)
+    return inner.plus(Counts(loops=1, unknown_loops=int(trips is None)))
+
+  def _trips(self, each: _Instruction) -> int | None:
+    stated = _TRIPS.search(each.attributes)
+    if stated:
+      return int(stated[1])
+    # The compiler for TPUs states none. JAX's loops of known length count from 0 by 1 and go on
+    # while the count, which is part of the carry, is below a constant.
+    (condition,) = each.called("condition")
+    (body,) = each.called("body")
+    ends = self.computations[condition]
+    root = ends.instructions.get(ends.root)
+    if root is None or root.opcode != "compare" or "direction=LT" not in root.attributes:
+      return None
+    count, limit = (ends.instructions.get(name) for name in root.operands)
+    place = re.search(r"index=(\d+)", count.attributes) if count else None
+    if limit is None or limit.opcode != "constant" or place is None:
+      return None
+    counted_up = self._counts_up(self.computations[body], int(place[1]))
+    return int(limit.inside) if counted_up and limit.inside.isdigit() else None
+
+  def _counts_up(self, body: _Computation, place: int) -> bool:
+    """Whether the part of a loop's carry at this place grows by 1 in each turn."""
+    root = body.instructions[body.root]
+    if root.opcode != "tuple" or len(root.operands) <= place:
+      return False
+    after = body.instructions[root.operands[place]]
+    while after.opcode in ("copy", "bitcast") and after.operands[0] in body.instructions:
+      after = body.instructions[after.operands[0]]
+    if after.opcode != "add":
+      return False
+    terms = [body.instructions.get(name) for name in after.operands]
+    return any(term and term.opcode == "constant" and term.inside == "1" for term in terms)
+
+  def _flops(self, computation: _Computation, each: _Instruction) -> tuple[float, float]:
+    """(all, those of narrow operands) of an instruction and of what it is fused from."""
+    operands = [
+      array for name in each.operands for array in computation.arrays_of(name)[:1]
+    ]
+    count = _product_flops(each, operands)
+    narrow = count if operands and width(operands[0].kind) <= 2 else 0.0
+    if each.opcode == "fusion":
+      for name in each.called("calls"):
+        inner = self.computations[name]
+        for part in inner.instructions.values():
+          flops, narrow_flops = self._flops(inner, part)
+          count += flops
+          narrow += narrow_flops
+    return count, narrow
+
+  def _traffic(self, computation: _Computation, each: _Instruction) -> float:
+    """Bytes that an instruction reads and writes."""
+    inner = None
+    if each.opcode == "fusion":
+      (name,) = each.called("calls")
+      inner = self.computations[name]
+    total = float(self._written(computation, each, inner))
+    for place, operand in enumerate(each.operands):
+      size = sum(array.num_bytes for array in computation.arrays_of(operand))
+      if inner is not None:
+        parameter = inner.parameter(place)
+        share = self._share(inner, parameter) if parameter else 1.0
+      else:
+        share = self._share_of(computation, each, operand, place)
+      total += size * share
+    return total
+
+  def _written(
+    self, computation: _Computation, each: _Instruction, inner: _Computation | None
+  ) -> float:
+    results = each.arrays
+    if each.opcode == "custom-call":
+      # The rest of the tuple is scratch memory of the library, whose use is not known.
+      results = results[:1]
+    if each.opcode.startswith("copy-start"):
+      # (destination, source, token)
+      results = results[:1]
+    size = sum(array.num_bytes for array in results)
+    root = each if inner is None else inner.instructions.get(inner.root)
+    place = computation if inner is None else inner
+    if root is not None and root.opcode == "dynamic-update-slice":
+      # In place: only the update is written.
+      whole = math.prod(root.arrays[0].shape) or 1
+      update = place.arrays_of(root.operands[1])
+      return size * math.prod(update[0].shape) / whole if update else size
+    return size
+
+  def _share(self, inner: _Computation, parameter: str) -> float:
+    """Share of a fusion's parameter that it reads: 1 unless all that use it only slice it."""
+    users = inner.users(parameter)
+    shares = []
+    for user in users:
+      if user.opcode == "fusion":
+        (name,) = user.called("calls")
+        nested = self.computations[name]
+        known = nested.parameter(user.operands.index(parameter))
+        shares.append(self._share(nested, known) if known else 1.0)
+      else:
+        place = user.operands.index(parameter)
+        shares.append(self._share_of(inner, user, parameter, place))
+    return min(1.0, sum(shares))
+
+  def _share_of(
+    self, computation: _Computation, user: _Instruction, operand: str, place: int
+  ) -> float:
+    """Share of an operand that one instruction reads."""
+    held = computation.arrays_of(operand)
+    whole = math.prod(held[0].shape) if held else 0
+    if place == 0 and whole and user.opcode in _SLICES:
+      return math.prod(user.arrays[0].shape) / whole
+    if place == 0 and user.opcode == "dynamic-update-slice":
+      return 0.0
+    return 1.0
+
+
+def counted(hlo: str) -> Counts:
+  """Returns the work of `jax.jit(f).lower(...).compile().as_text()`, on one device.
+
+  Args:
+    hlo: text of a compiled program, of whichever platform.
+
+  >>> import jax, jax.numpy as jnp
+  >>> product = jax.jit(jnp.dot).lower(jnp.ones((8, 32)), jnp.ones((32, 16))).compile()
+  >>> counted(product.as_text()).flops == 2 * 8 * 32 * 16
+  True
+  """
+  reader = _Reader(hlo)
+  return reader.counted(reader.entry)

@@ -1,0 +1,467 @@
+"""Machines that are not here, as targets of the compiler: `tpu:v5e:2x4`, `gpu:h100:8`.
+
+XLA compiles for a chip that is absent. So a program's memory, its exchanges and its work are known
+before anybody rents the chip; how long it takes is not. What is published about each chip stands
+in `CHIPS`.
+
+  pip install 'dpjax[targets]'   # libtpu; JAX's CUDA plugin and nvcc, without driver or libraries
+
+Nothing runs on such devices, and the CPU stays JAX's own: arrays are made there, and only what is
+lowered for a target's devices is compiled for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import importlib.metadata
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from dpjax.parallel.programs import Counts, counted
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[targets]'"
+_FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
+_GPUS_PER_HOST = 8
+_GIB = 2**30
+# libtpu looks for what it runs on, in the cloud's metadata server, unless it is told not to.
+_QUIET = {"TPU_SKIP_MDS_QUERY": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+# Without a GPU no kernel can be timed; then Triton's matrix products have no known tiling.
+_GPU_OPTIONS = {"xla_gpu_autotune_level": "0", "xla_gpu_enable_triton_gemm": False}
+
+
+class Chip(NamedTuple):
+  """Published figures of one accelerator chip; peaks without sparsity.
+
+  Attributes:
+    platform: "tpu" or "gpu".
+    device: name, as JAX has it.
+    memory_bytes: size of its memory.
+    flops_bfloat16: peak of matrix products, per second.
+    flops_float32: the same of float32 operands at JAX's default precision, which rounds them:
+      to bfloat16 on a TPU, to TF32 on a GPU.
+    bandwidth: bytes per second of its memory.
+    source: where the figures are from.
+    card: figures for the compiler, of a GPU.
+  """
+
+  platform: str
+  device: str
+  memory_bytes: int
+  flops_bfloat16: float
+  flops_float32: float
+  bandwidth: float
+  source: str
+  card: dict[str, Any] | None = None
+
+  @property
+  def usable_bytes(self) -> int:
+    """Memory that JAX takes by default.
+
+    On a GPU that is three quarters of it (XLA_CLIENT_MEM_FRACTION takes more); libtpu keeps
+    .25 GiB of a TPU's for itself.
+    """
+    if self.platform == "gpu":
+      return self.memory_bytes * 3 // 4
+    return self.memory_bytes - _GIB // 4
+
+
+def _tpu(device: str, memory: float, flops: float, bandwidth: float, page: str) -> Chip:
+  source = f"https://docs.cloud.google.com/tpu/docs/{page}"
+  return Chip("tpu", device, int(memory * _GIB), flops, flops, bandwidth, source)
+
+
+_HOPPER = {
+  "shared_memory_per_core": 233472,
+  "shared_memory_per_block_optin": 232448,
+  "core_count": 132,
+  "fpus_per_core": 128,
+  "l2_cache_size": 52428800,
+  "clock_rate_ghz": 1.98,
+  "capability": (9, 0),
+}
+_AMPERE = {
+  "shared_memory_per_core": 167936,
+  "shared_memory_per_block_optin": 166912,
+  "core_count": 108,
+  "fpus_per_core": 64,
+  "l2_cache_size": 41943040,
+  "clock_rate_ghz": 1.41,
+  "capability": (8, 0),
+}
+
+CHIPS = {
+  "v5e": _tpu("TPU v5 lite", 16, 197e12, 819e9, "v5e"),
+  "v5p": _tpu("TPU v5", 95, 459e12, 2765e9, "v5p"),
+  "v6e": _tpu("TPU v6 lite", 32, 918e12, 1638e9, "v6e"),
+  "a100": Chip(
+    "gpu",
+    "NVIDIA A100-SXM4-80GB",
+    85100068864,
+    312e12,
+    156e12,
+    2039e9,
+    "https://www.nvidia.com/en-us/data-center/a100/",
+    _AMPERE,
+  ),
+  "h100": Chip(
+    "gpu",
+    "NVIDIA H100 80GB HBM3",
+    84942979072,
+    989e12,
+    495e12,
+    3352e9,
+    "https://www.nvidia.com/en-us/data-center/h100/",
+    _HOPPER,
+  ),
+  "h200": Chip(
+    "gpu",
+    "NVIDIA H200 141GB HBM3e",
+    151397597184,
+    989e12,
+    495e12,
+    4800e9,
+    "https://www.nvidia.com/en-us/data-center/h200/",
+    _HOPPER,
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A machine of equal chips: `parse` reads it from text.
+
+  Attributes:
+    text: as it was given.
+    name: of its chip, a key of `CHIPS`.
+    sizes: chips along each axis of a TPU's network; their number, of GPUs.
+  """
+
+  text: str
+  name: str
+  sizes: tuple[int, ...]
+
+  @property
+  def chip(self) -> Chip:
+    return CHIPS[self.name]
+
+  @property
+  def num_devices(self) -> int:
+    return math.prod(self.sizes)
+
+  def devices(self) -> list[Any]:
+    """Returns its devices, which a program can be compiled for and nothing runs on.
+
+    Raises:
+      UserError: its compiler is not installed, or is of another version of JAX; there is no such
+        machine.
+    """
+    _check_installed(self.chip.platform, jax.__version__)
+    return list(_devices(self))
+
+
+class NotFitting(Exception):
+  """The compiler refused a program that needs more memory than a device has.
+
+  Attributes:
+    wanted: bytes that it would need, where the compiler says so.
+  """
+
+  def __init__(self, wanted: float | None):
+    super().__init__("more memory than a device has")
+    self.wanted = wanted
+
+
+class Compiled(NamedTuple):
+  """One program for one device of a target; bytes, by the compiler's account."""
+
+  counts: Counts
+  arguments: int
+  outputs: int
+  aliased: int  # of the outputs, those that take the place of arguments
+  temporaries: int
+  code: int
+  compiler_flops: float | None = None  # XLA's own count: elementwise too, loops once; TPUs
+  compiler_bytes: float | None = None  # XLA's own count: fast memory too, loops once; TPUs
+
+  @property
+  def held(self) -> int:
+    """Bytes that a device holds at most."""
+    return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+  def seconds(self, chip: Chip) -> float:
+    """Returns the roofline of the program (Williams et al. 2009), by the chip's published peaks.
+
+    The larger of flops / peak and bytes / bandwidth; it is no timing. Exchanges between devices
+    and the start of kernels come on top.
+    """
+    wide = self.counts.flops - self.counts.narrow_flops
+    products = self.counts.narrow_flops / chip.flops_bfloat16 + wide / chip.flops_float32
+    return max(products, self.counts.memory_bytes / chip.bandwidth)
+
+
+def parse(text: str) -> Target:
+  """Returns the machine of a text: a TPU by the sides of its slice, GPUs by their number.
+
+  Raises:
+    UserError: text of another form, or a chip that `CHIPS` does not have.
+
+  >>> parse("tpu:v5e:2x4").num_devices, parse("gpu:h100:8").chip.device
+  (8, 'NVIDIA H100 80GB HBM3')
+  >>> parse("tpu:v5e")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: target='tpu:v5e': must be such as 'tpu:v5e:2x4' or 'gpu:h100:8'
+  """
+  match = _FORM.fullmatch(text)
+  if not match:
+    raise UserError(
+      "must be such as 'tpu:v5e:2x4' or 'gpu:h100:8'", field="target", value=text
+    )
+  platform, name, sizes = [part for part in match.groups() if part is not None]
+  known = [key for key, chip in CHIPS.items() if chip.platform == platform]
+  if name not in known:
+    raise UserError(f"must name a chip of {', '.join(known)}", field="target", value=text)
+  return Target(text, name, tuple(int(size) for size in sizes.split("x")))
+
+
+def _check_installed(platform: str, version: str) -> None:
+  """Raises UserError, one line, unless the compiler of this version of JAX is installed."""
+  packages = ("libtpu",) if platform == "tpu" else ("jax-cuda12-plugin", "jax-cuda12-pjrt")
+  wanted = version
+  if platform == "tpu":
+    # JAX's extra names the libtpu that it was tested with, such as libtpu==0.0.42.*.
+    pins = [pin for pin in importlib.metadata.requires("jax") or () if "libtpu" in pin]
+    numbers = re.search(r"libtpu==([\d.]*\d)", pins[0]) if pins else None
+    wanted = numbers[1] if numbers else ""
+  for package in packages:
+    try:
+      present = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      raise UserError(
+        f"target: needs {package}, which is not installed; {INSTALL}"
+      ) from None
+    if not f"{present}.".startswith(f"{wanted}." if wanted else ""):
+      raise UserError(
+        f"target: {package} is {present}, and JAX {version} needs {wanted}; {INSTALL}"
+      )
+
+
+def card(chip: Chip) -> str:
+  """Returns a GPU as XLA's compiler reads it, a protocol buffer in text."""
+  figures = dict(chip.card or {})
+  major, minor = figures.pop("capability")
+  common = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 49152,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "memory_bandwidth": int(chip.bandwidth),
+    "device_memory_size": chip.memory_bytes,
+  }
+  lines = [f"  {name}: {value}" for name, value in (common | figures).items()]
+  lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor} }}")
+  inner = "\n".join(lines)
+  return (
+    f"gpu_device_info {{\n{inner}\n}}\n"
+    'platform_name: "CUDA"\n'
+    "dnn_version_info { major: 9 minor: 10 patch: 0 }\n"
+    f'device_description_str: "{chip.device}"\n'
+  )
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+  """Keeps what native code writes to stderr from it: both compilers warn, in many lines, that the
+  machine is not there."""
+  kept = os.dup(2)
+  nothing = os.open(os.devnull, os.O_WRONLY)
+  try:
+    os.dup2(nothing, 2)
+    yield
+  finally:
+    os.dup2(kept, 2)
+    os.close(kept)
+    os.close(nothing)
+
+
+@functools.cache
+def _devices(target: Target) -> tuple[Any, ...]:
+  for name, value in _QUIET.items():
+    os.environ.setdefault(name, value)
+  options: dict[str, Any] = {}
+  sizes = target.sizes
+  layout = "x".join(map(str, sizes))
+  if target.chip.platform == "gpu":
+    hosts, rest = divmod(target.num_devices, _GPUS_PER_HOST)
+    if rest and hosts:
+      raise UserError(
+        f"must be at most {_GPUS_PER_HOST} GPUs, or a multiple of them",
+        field="target",
+        value=target.text,
+      )
+    # partitions x machines x GPUs of each
+    options["topology"] = f"1x{hosts}x{_GPUS_PER_HOST}" if hosts else f"1x1x{layout}"
+    options["target_config"] = card(target.chip)
+    name = ""
+    platform = "cuda"
+  else:
+    name = f"{target.name}:{layout}"
+    platform = "tpu"
+    # A slice of up to 8 chips is one machine's; libtpu would take machines of 2x2.
+    if target.num_devices <= 8 and len(sizes) == 2:
+      options["chips_per_host_bounds"] = [*sizes, 1]
+    elif target.num_devices == 1:
+      options["chips_per_host_bounds"] = [1, 1, 1]
+  try:
+    with _silenced():
+      described = topologies.get_topology_desc(name, platform=platform, **options)
+  except Exception as error:
+    first = (str(error).splitlines() or [type(error).__name__])[0]
+    raise UserError(
+      f"the compiler knows no such machine ({first:.160})",
+      field="target",
+      value=target.text,
+    ) from error
+  return tuple(described.devices)
+
+
+# --- the machine that programs are made for
+
+_CURRENT: contextvars.ContextVar[Target | None] = contextvars.ContextVar(
+  "target", default=None
+)
+
+
+def current() -> Target | None:
+  """Returns the machine that this block compiles for; None: the one that it runs on."""
+  return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def compiling_for(target: Target) -> Iterator[None]:
+  """Within the block, whatever asks which machine it is made for is told this one.
+
+  Functions that were traced before keep their trace: build what is compiled inside of it.
+
+  >>> with compiling_for(parse("gpu:h100:8")):
+  ...   platform()
+  'gpu'
+  """
+  token = _CURRENT.set(target)
+  try:
+    yield
+  finally:
+    _CURRENT.reset(token)
+
+
+def platform() -> str:
+  """Returns "cpu", "gpu" or "tpu": what the programs of this block are made for."""
+  target = current()
+  return jax.default_backend() if target is None else target.chip.platform
+
+
+def local_devices() -> list[Any]:
+  """Returns the devices that the programs of this block are made for: of this process, or all of
+  a target's."""
+  target = current()
+  return jax.local_devices() if target is None else target.devices()
+
+
+def compiled(lowered: Any, target: Target) -> Compiled:
+  """Compiles what `jax.jit(f).lower(...)` made for devices of a target.
+
+  Raises:
+    NotFitting: it needs more memory than a device has, and the compiler for TPUs refuses it. That
+      for GPUs does not: compare `Compiled.held`.
+  """
+  gpu = target.chip.platform == "gpu"
+  try:
+    with _silenced():
+      program = lowered.compile(compiler_options=_GPU_OPTIONS if gpu else None)
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise NotFitting(_wanted(str(error))) from error
+  memory = program.memory_analysis()
+  cost = program.cost_analysis() or {}
+  return Compiled(
+    counts=counted(program.as_text()),
+    arguments=memory.argument_size_in_bytes,
+    outputs=memory.output_size_in_bytes,
+    aliased=memory.alias_size_in_bytes,
+    temporaries=memory.temp_size_in_bytes,
+    code=memory.generated_code_size_in_bytes,
+    compiler_flops=cost.get("flops"),
+    compiler_bytes=cost.get("bytes accessed"),
+  )
+
+
+def _wanted(message: str) -> float | None:
+  """Reads the bytes that a refused program would need.
+
+  >>> _wanted("Ran out of memory in memory space hbm. Used 20.50G of 15.75G hbm.") / 2**30
+  20.5
+  """
+  used = re.search(r"Used ([\d.]+)([KMGT])i?B? of", message)
+  return float(used[1]) * 1024 ** ("KMGT".index(used[2]) + 1) if used else None
+
+
+# --- the program of a run's step
+
+
+class Program(NamedTuple):
+  """The program that a step of a run calls, lowered for the devices of a target.
+
+  Attributes:
+    lowered: what `jax.jit(f).lower(...)` made.
+    calls: how often a step calls it.
+    num_parameters: of what the run releases.
+    rows: examples that a device is given in a call; 0 where it is given clients.
+    data_bytes: what lies on each device beside its arguments, such as the data set.
+  """
+
+  lowered: Any
+  calls: int = 1
+  num_parameters: int = 0
+  rows: int = 0
+  data_bytes: int = 0
+
+
+class Reached(Exception):
+  """Ends a step where it would have called its program: it was lowered for a target instead."""
+
+  def __init__(self, program: Program):
+    super().__init__("a step's program was lowered")
+    self.program = program
+
+
+def on_device(tree: Any) -> Any:
+  """Returns the shapes of a tree of arrays, on the first device of the block's target."""
+  device = jax.sharding.SingleDeviceSharding(local_devices()[0])
+  return placed(tree, lambda leaf: device)
+
+
+def placed(tree: Any, sharding: Callable[[Any], Any]) -> Any:
+  """Returns the shapes of a tree of arrays (or of shapes), each leaf where `sharding` says."""
+
+  def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    # `typeof` knows whatever JAX takes: a number, a NumPy array, a key.
+    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding(leaf))
+
+  return jax.tree.map(shape, tree)
