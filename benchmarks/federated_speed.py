@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from benchmarks import fedjax_peer
-from dpjax import data, federated, losses, models, validate
+from dpjax import data, federated, losses, models, pictures, validate
+from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
 from dpjax.federated import execution
 from dpjax.gradients.ghost.explain import aligned
@@ -34,7 +33,6 @@ METHODS = (FLOOR, "loop", "threads", "vmap", *OVER_DEVICES, "fedjax")
 _KEY_SEED = 0
 _RATE = 0.1
 _ROW_BYTES = 4 * 28 * 28
-_MARKERS = {"cnn": "o", "mlp": "s", "cifar10_pfl": "^"}  # colours repeat after seven lines
 WORKLOADS = ("cnn", "mlp")
 
 
@@ -313,26 +311,6 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/federated.csv and `out`/federated.png."""
   report.write_entries(out / "federated.csv", entries)
-  _draw(entries, out / "federated.png")
-
-
-def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
-  figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-  axes = figure.subplots()
-  entries = [entry for entry in entries if entry.data_mb is None and entry.median_s]
-  kinds = dict.fromkeys((e.workload, e.method, e.steps_per_client) for e in entries)
-  for index, (workload, method, steps) in enumerate(kinds):
-    mine = [e for e in entries if (e.workload, e.method, e.steps_per_client)
-            == (workload, method, steps)]  # fmt: skip
-    axes.plot(
-      [e.num_clients for e in mine], [e.median_s or 0.0 for e in mine],
-      marker=_MARKERS[workload], markersize=4,
-      linewidth=1.2, color=report.PALETTE[index % len(report.PALETTE)],
-      label=f"{workload}, {method}, {steps} local steps",
-    )  # fmt: skip
-  axes.set_xscale("log")
-  axes.set_yscale("log")
-  title = f"One round on {jax.default_backend()}"
-  report.style(axes, title=title, xlabel="clients in a cohort", ylabel="seconds")
-  figure.legend(loc="outside right upper", fontsize=7, frameon=False)
-  FigureCanvasAgg(figure).print_png(path)
+  where = {"platform": jax.default_backend()}
+  figure = measured.federated([entry._asdict() | where for entry in entries])
+  pictures.save(figure, out / "federated.png")

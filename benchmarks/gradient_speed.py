@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from benchmarks import alone, opacus_twins, workloads
 from benchmarks.workloads import Workload
-from dpjax import gradients, trees, validate
+from dpjax import gradients, pictures, trees, validate
+from dpjax.experiments.plots import measured
 from dpjax.experiments.run import provenance, report
 from dpjax.gradients.ghost.explain import aligned
 
@@ -253,28 +252,9 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   """`out`/gradients.csv and `out`/gradients.png."""
   report.write_entries(out / "gradients.csv", entries)
-  _draw(entries, out / "gradients.png")
-
-
-def _draw(entries: Sequence[Entry], path: pathlib.Path) -> None:
-  names = list(dict.fromkeys(entry.workload for entry in entries))
-  methods = [m for m in dict.fromkeys(e.method for e in entries) if m != ORDINARY]
-  figure = Figure(figsize=(2 + 1.3 * len(names), 3.6), layout="constrained")
-  axis = figure.subplots()
-  width = 0.8 / max(len(methods), 1)
-  for i, (method, colour) in enumerate(zip(methods, report.PALETTE)):
-    found = {e.workload: e.ratio for e in entries if e.method == method and e.ratio}
-    places = [names.index(name) + (i - (len(methods) - 1) / 2) * width for name in found]
-    bars = axis.bar(places, list(found.values()), width, color=colour, label=method)
-    axis.bar_label(bars, fmt="%.2g", fontsize=7)
-  axis.axhline(1, color="black", linewidth=0.8)
-  axis.set_xticks(range(len(names)), names, rotation=20)
-  axis.set_yscale("log")
-  axis.set_ylabel("time / ordinary gradient")
-  axis.set_title(f"Clipped gradients on {jax.default_backend()}", fontsize=10)
-  if methods:
-    axis.legend(fontsize=8)
-  FigureCanvasAgg(figure).print_png(path)
+  where = {"platform": jax.default_backend()}
+  figure = measured.gradients([entry._asdict() | where for entry in entries])
+  pictures.save(figure, out / "gradients.png")
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
-from dpjax import accounting, markdown, secure, validate
+from dpjax import accounting, markdown, pictures, secure, validate
+from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
 from dpjax.secure.sums import PlainSum
 from dpjax.validate import UserError
@@ -120,17 +120,5 @@ def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
   out.mkdir(parents=True, exist_ok=True)
   report.write_entries(out / "distributed_noise.csv", entries)
   (out / "distributed_noise.md").write_text(table(entries) + "\n")
-  figure = Figure(figsize=(6, 3.4), layout="constrained")
-  axes = figure.subplots()
-  for index, epsilon in enumerate(dict.fromkeys(entry.epsilon for entry in entries)):
-    mine = [e for e in entries if e.epsilon == epsilon and e.ratio is not None]
-    axes.plot(
-      [e.bits for e in mine], [e.ratio or 0.0 for e in mine],
-      marker="o", markersize=4, color=report.PALETTE[index],
-      label=f"epsilon {accounting.upper(epsilon)}",
-    )  # fmt: skip
-  axes.axhline(1.05, color="0.6", linewidth=0.8, linestyle="--")
-  title = "Skellam shares inside a sum, against central Gaussian noise"
-  report.style(axes, title=title, xlabel="bits of the modulus", ylabel="RMSE, ratio")
-  axes.legend(fontsize=8, frameon=False)
-  report.save_figure(figure, out / "distributed_noise.png")
+  figure = measured.noise_error([entry._asdict() for entry in entries])
+  pictures.save(figure, out / "distributed_noise.png")

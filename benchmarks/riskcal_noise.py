@@ -11,6 +11,7 @@ where RISKCAL is an environment with `pip install riskcal==1.5.1`. It imports no
 
 import csv
 import sys
+from typing import Any
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
@@ -60,7 +61,8 @@ def _noise(bound: str, numbers: dict, prob: float, steps: int) -> float:
     risk = analysis.get_bayes_risk_from_pld(pld, prior=numbers["prior"])
     return risk - numbers["bayes_risk"]
 
-  return float(np.exp(optimize.brentq(missing, np.log(0.3), np.log(60.0), xtol=1e-4)))
+  root: Any = optimize.brentq(missing, np.log(0.3), np.log(60.0), xtol=1e-4)
+  return float(np.exp(root))
 
 
 def main() -> None:
@@ -70,8 +72,8 @@ def main() -> None:
   table.writeheader()
   for bound, numbers, prob, steps in SETTINGS:
     found = _noise(bound, numbers, prob, steps)
-    row = {"bound": bound, "sampling_prob": prob, "num_steps": steps, **numbers}
-    table.writerow({**row, "noise_multiplier": f"{found:.6g}"})
+    row: dict[Any, Any] = {"bound": bound, "sampling_prob": prob, "num_steps": steps}
+    table.writerow({**row, **numbers, "noise_multiplier": f"{found:.6g}"})
     sys.stdout.flush()
 
 

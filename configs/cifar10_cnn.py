@@ -13,7 +13,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 
 
 def get_config() -> TrainConfig:
-  """As configs/mnist_cnn.py, but for what is said here."""
+  """The settings of configs/mnist_cnn.py, changed for CIFAR-10."""
   config = mnist_cnn.get_config()
   config.data.name, config.model.name = "cifar10", "cifar_cnn"
   config.privacy.epsilon, config.privacy.sampling_prob = 7.53, 512 / 50000

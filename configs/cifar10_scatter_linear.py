@@ -6,7 +6,7 @@
 Needs CIFAR-10 prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir) and
 13 GB of memory. Features are those of light and of two differences of colours, averaged with
 those of the mirror image. Their channels are normalised by mean and variance over the training
-data, which are released with noise first and paid from the same epsilon; each clip norm is a
+data, which are released with noise first and accounted in the same epsilon; each clip norm is a
 private median, paid too. Parameters are an exponential average over the steps.
 Hardware: 2 CPU cores. Time: two minutes of training after three to four of features
 (DPJAX_CACHE_DIR keeps them).
@@ -24,8 +24,8 @@ from dpjax.experiments.kinds.central.config import ByStatistics, TrainConfig
 
 
 def get_config() -> TrainConfig:
-  """The MNIST run on colour images, whose channels are normalised by private statistics of
-  the training data, paid from the same epsilon; large batches and momentum."""
+  """The MNIST run on colour images, with large batches and momentum. Private statistics of
+  the training data normalise the channels; they cost a part of the same epsilon."""
   config = mnist_scatter_linear.get_config()
   config.data.name = "cifar10"
   config.model.options = {}

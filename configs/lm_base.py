@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.central.config import (
 
 
 def get_config() -> TrainConfig:
-  """Adam on batches of 128 lines, as long as it takes."""
+  """Adam on batches of 128 lines. Privacy does not limit the number of steps."""
   sizes = dict(num_layers=2, num_heads=4, features=128, max_length=64, norm_epsilon=1e-5)
   return TrainConfig(
     data=DataConfig(name="shakespeare_public_lines"),

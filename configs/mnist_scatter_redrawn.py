@@ -1,4 +1,4 @@
-"""MNIST: scattering features and a linear model, DP-FTRL whose noise keeps nothing in memory.
+"""MNIST: scattering features and a linear model, DP-FTRL whose noise needs no extra memory.
 
   python -m launch.train --config=configs/mnist_scatter_redrawn.py --workdir=runs/mnist_redrawn
 

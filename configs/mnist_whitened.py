@@ -4,7 +4,7 @@
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data.data_dir).
 The features of configs/mnist_scatter_linear.py lie along few directions. A linear map that evens
-them out is estimated from the training data and paid from the same epsilon
+them out is estimated from the training data and accounted in the same epsilon
 (`mechanisms.Whitening`).
 Hardware: 2 CPU cores. Time: 77 to 131 s after features and the map.
 Expected: test accuracy .990 (.9896-.9899 over three seeds) at a proved epsilon of 3, .988

@@ -57,7 +57,7 @@ def public_names(package: str) -> list[tuple[str, str]]:
 _GROUPS = {
   "The private step": (
     "plan", "gradients", "noise", "sampling", "accounting", "transforms", "mechanisms",
-    "training", "price",
+    "training", "solve",
   ),
   "Across parties": ("federated", "secure"),
   "Attacks and audits": ("attacks", "auditing", "relevance"),

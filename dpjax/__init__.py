@@ -1,6 +1,6 @@
 """dpjax: train on private data in JAX; every epsilon is proved, or said not to be, and tested.
 
-Every package is an attribute of dpjax, and is imported when it is first asked for: whoever
+Every package is an attribute of dpjax, and is imported when it is first asked for: anyone who
 only accounts waits for no model, and nobody waits for what he does not use.
 """
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
   from dpjax import noise as noise
   from dpjax import parallel as parallel
   from dpjax import plan as plan
-  from dpjax import price as price
   from dpjax import relevance as relevance
   from dpjax import sampling as sampling
   from dpjax import sealed as sealed
   from dpjax import secure as secure
+  from dpjax import solve as solve
   from dpjax import training as training
   from dpjax import transforms as transforms
   from dpjax import trees as trees

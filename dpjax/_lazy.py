@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first asked for.
+"""Lazy packages: names are imported on first access.
 
 A package lists its names once, as imports under `if TYPE_CHECKING:`, which type checkers and
 editors read. `attach` reads the same lines, so a run imports only what it uses. `import *`
@@ -22,7 +22,8 @@ _LISTED: dict[str, dict[str, tuple[str, str]]] = {}
 
 
 def _read(file: str) -> dict[str, tuple[str, str]]:
-  """Returns public name -> (module, name there), of the imports under `if TYPE_CHECKING:`."""
+  """Returns public name -> (module, name there), from the imports under `if
+  TYPE_CHECKING:`."""
   names = {}
   for node in ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body:
     if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
@@ -31,7 +32,8 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
       assert isinstance(line, ast.ImportFrom) and line.module, f"{file}: only from-imports"
       for alias in line.names:
         if alias.name == "*":
-          # A package that lists its own names: a line there is enough to export one here.
+          # This package lists its own names, so one line there is enough to export a name
+          # here.
           source = importlib.import_module(line.module)
           names |= {public: (line.module, public) for public in source.__all__}
           continue
@@ -40,18 +42,18 @@ def _read(file: str) -> dict[str, tuple[str, str]]:
 
 
 class _Package(types.ModuleType):
-  """A package in which a listed name stands before a module of the same name.
+  """A package in which a listed name takes precedence over a module of the same name.
 
   `accounting.epsilon` is a function of the module `accounting/epsilon.py`.
   """
 
   def __setattr__(self, name: str, value: object) -> None:
     module, name_there = _LISTED[self.__name__].get(name, ("", ""))
-    # Python sets a module as an attribute of its package when it has imported it.
+    # After an import Python sets the module as an attribute of its package.
     is_own_module = getattr(value, "__name__", "") == f"{self.__name__}.{name}"
     if module and is_own_module and isinstance(value, types.ModuleType):
       if module == self.__name__:
-        # The module is what is listed.
+        # The listed object is the module itself.
         pass
       elif module == value.__name__:
         value = getattr(value, name_there)
@@ -61,7 +63,7 @@ class _Package(types.ModuleType):
 
 
 def _found(package: str, name: str) -> Any:
-  """Returns what a public name stands for."""
+  """Returns the object of a public name."""
   module, name_there = _LISTED[package][name]
   if module == package:
     return importlib.import_module(f"{package}.{name_there}")
@@ -72,7 +74,7 @@ def _found(package: str, name: str) -> Any:
 
 
 def listed(package: str) -> Mapping[str, tuple[str, str]]:
-  """Returns public name -> (module, name there) of a package that `attach` has made."""
+  """Returns public name -> (module, name there) of a package made by `attach`."""
   return types.MappingProxyType(_LISTED[package])
 
 

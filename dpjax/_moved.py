@@ -13,9 +13,11 @@ import types
 import warnings
 from collections.abc import Sequence
 
-# As of 0.2.
+# Modules that moved in version 0.2.
 MOVED = {
   "dpjax.accounting.events": "dpjax.accounting",
+  "dpjax.accounting.documents": "dpjax.experiments.checks.documents",
+  "dpjax.price": "dpjax.solve",
   "dpjax.noise.correlated.by_name": "dpjax.noise.correlated",
   "dpjax.passes": "dpjax.accounting.event_kinds.random_allocation",
   "dpjax.sampling.participation": "dpjax.sampling",
@@ -48,7 +50,7 @@ MOVED = {
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
 }
 
-# Package that was one module -> where names went that the package does not list.
+# Package that was one module -> new places of names that the package does not list.
 NAMES = {  # as of 0.2
   "dpjax.federated.algorithms": (
     "dpjax.federated.round",
@@ -60,7 +62,7 @@ NAMES = {  # as of 0.2
 
 
 def home(name: str) -> str | None:
-  """Returns where the module of an old dotted name lives now; None for any other name.
+  """Returns the present module of an old dotted name; None for any other name.
 
   >>> home("dpjax.runs.central.config")
   'dpjax.experiments.kinds.central.config'
@@ -76,7 +78,8 @@ def home(name: str) -> str | None:
 
 
 def attribute(package: str, name: str) -> object:
-  """Returns what was an attribute of a package, with a warning: a module, or a name in `NAMES`.
+  """Returns a former attribute of a package, with a warning: a module, or a name in
+  `NAMES`.
 
   AttributeError: it never was one.
   """
@@ -132,7 +135,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-  """Makes old names importable; twice is once."""
+  """Makes old names importable; a second call does nothing."""
   if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    # First: `dpjax.runs.__path__` is the new folder, where Python would load a second copy.
+    # First in order: `dpjax.runs.__path__` is the new folder, where Python would load a
+    # second copy.
     sys.meta_path.insert(0, _Finder())

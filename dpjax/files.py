@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 
 def make_folder(path: pathlib.Path) -> None:
-  """Makes a folder, and those above it, so that they survive a loss of power."""
+  """Makes a folder and its parents, so that they survive a loss of power."""
   if path.is_dir():
     return
   make_folder(path.parent)
@@ -21,12 +21,14 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def sync_folder(path: str | os.PathLike) -> None:
-  """The names in a folder survive a loss of power: a file that was synced may else be nameless."""
+  """Makes the names in a folder survive a loss of power. Otherwise a synced file may have
+  no name."""
   sync(path)
 
 
 def sync(path: str | os.PathLike, mode: int | None = None) -> None:
-  """A file, or the names in a folder, survive a loss of power; `mode`: their new mode."""
+  """Makes a file, or the names in a folder, survive a loss of power; `mode`: their new
+  mode."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     if mode is not None:
@@ -58,7 +60,7 @@ def replace_file(
   try:
     mode = 0o600 if secret else 0o666
     with open(new, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-      # A file that was left over keeps its own mode when it is opened.
+      # A leftover file keeps its own mode when it is opened.
       if secret:
         os.fchmod(file.fileno(), mode)
       if isinstance(content, bytes):
@@ -67,11 +69,11 @@ def replace_file(
         content(file)
       file.flush()
       os.fsync(file.fileno())
-    # The content is on disk before its name is, and the name before anybody goes on.
+    # The content is on disk before its name, and the name before the function returns.
     os.replace(new, path)
     sync_folder(path.parent)
   finally:
-    # Where nothing can be written, nothing is to be removed.
+    # If nothing can be written, there is nothing to remove.
     with contextlib.suppress(OSError):
       new.unlink(missing_ok=True)
 
@@ -83,5 +85,6 @@ def sha256(path: str | os.PathLike) -> str:
 
 
 def half_written(path: pathlib.Path) -> set[pathlib.Path]:
-  """Files that `replace_file` had not yet renamed to `path` when its machine lost power."""
+  """Returns files that `replace_file` had not renamed to `path` when its machine lost
+  power."""
   return set(path.parent.glob(f".{path.name}.*.tmp"))

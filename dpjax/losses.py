@@ -24,7 +24,7 @@ Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> outputs [B, ..
 
 
 def _outputs(apply: Apply, params: Params, x: Any, rank: int, what: str) -> Array:
-  """apply's output for one example, without the batch axis of one: float32 or wider."""
+  """Returns apply's output for one example, without the batch axis: float32 or wider."""
   batch = jnp.asarray(x)[None]
   outputs = apply(params, batch)
   if jnp.ndim(outputs) != rank or jnp.shape(outputs)[0] != 1:
@@ -156,7 +156,7 @@ def next_token(
     sequences: an example is several sequences of one person, `example.x` tokens [m, T].
     reduction: "mean" over the example's own tokens, or their "sum": before clipping, long
       examples then weigh more.
-    weights: of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
+    weights: weights of each target, [m, T - 1] from the targets [m, T - 1]: at least 0, and from
       these alone. "mean" is then the weighted mean: sum of w * loss / sum of w.
 
   Raises:
@@ -186,7 +186,7 @@ def next_token(
       raise UserError(f"must return logits [1, T, V] {told}", field="apply")
     losses = _cross_entropy(trees.at_least_float32(jnp.asarray(logits)), targets)
     shares = _shares(targets, padding_id, weights).astype(losses.dtype)
-    # Not 0 times infinity: what counts for nothing may be anything.
+    # Selected, since 0 times infinity is NaN: uncounted losses may be any number.
     total = jnp.sum(jnp.where(shares > 0, losses, 0) * shares)
     if reduction == "sum":
       return total

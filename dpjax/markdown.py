@@ -1,4 +1,4 @@
-"""Tables for people, in Markdown."""
+"""Markdown tables for readers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-  """A line for the head, one for each row.
+  """Formats a table: a line for the head, one for each row.
 
   >>> print(table(["x", "y"], [["1", "2"]]), end="")
   | x | y |

@@ -1,4 +1,4 @@
-"""How good a model is on a data set: aggregates only, compiled once.
+"""Metrics of a model on a data set: aggregates only, compiled once.
 
 The numbers are exact, so they are private only where the data is public: evaluate a
 private run on a public (or a consenting) test split.
@@ -21,19 +21,19 @@ from dpjax.validate import UserError
 Apply = Callable[[Params, Any], Array]  # (params, x [B, ...]) -> logits [B, K]
 
 
-# Bounded, so that the models of a long session are let go.
+# Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
-  """The jitted [3] (hits, sum of the cross-entropies, number of answers) over one batch;
-  cached for each `apply`, so that it is traced once for each shape of batch however often it
-  is evaluated. With `padding_id` the answers are the tokens that follow each token of x."""
+  """Returns the jitted [3] (hits, sum of the cross-entropies, number of answers) over one
+  batch. It is cached for each `apply`, so repeated evaluation traces once for each batch
+  shape. With `padding_id` the answers are the tokens that follow each token of x."""
 
   @jax.jit
   def totals(params: Params, x: Array, y: Array, mask: Array) -> Array:
     if padding_id is not None:
-      # Each example's mask stands for all of its sequences.
+      # An example's mask applies to all of its sequences.
       mask = jnp.repeat(mask, x.size // x.shape[-1] // len(x))
-      # The sequences of all examples.
+      # Flattens the sequences of all examples into rows.
       x = x.reshape(-1, x.shape[-1])
       y = x[:, 1:]
       x = x[:, :-1]
@@ -49,7 +49,7 @@ def _compiled(apply: Apply, padding_id: int | None) -> Callable[..., Array]:
     logits = trees.at_least_float32(logits)
     picked = jnp.take_along_axis(logits, y[..., None], axis=-1)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - picked
-    # A NaN logit is a failure of the model and counts as a wrong answer.
+    # A NaN logit is a failure of the model, and counts as a wrong answer.
     hits = mask & (jnp.argmax(logits, axis=-1) == y) & ~jnp.isnan(logits).any(axis=-1)
     return jnp.stack([jnp.sum(hits), jnp.sum(jnp.where(mask, losses, 0)), jnp.sum(mask)])
 
@@ -70,7 +70,7 @@ def _batches(x: Any, y: Any, size: int) -> Iterator[tuple[Any, Any, Any]]:
 def _arrays(dataset: Any) -> tuple[Any, np.ndarray]:
   x = dataset.x
   y = np.asarray(dataset.y)
-  # Anything else is read a batch at a time.
+  # Other data are read a batch at a time.
   if isinstance(x, jax.Array) or not hasattr(x, "shape"):
     x = np.asarray(x)
   if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) == 0:
@@ -113,7 +113,7 @@ def _summed(
   size: int,
   padding_id: int | None = None,
 ) -> list[float]:
-  """(hits, sum of the cross-entropies, number of answers) over a data set."""
+  """Sums (hits, cross-entropies, number of answers) over a data set."""
   validate.integer_at_least(1, batch_size=size)
   if not isinstance(apply, Hashable):
     raise UserError(
@@ -121,7 +121,7 @@ def _summed(
     )
   totals = _compiled(apply, padding_id)
   parts = [totals(params, *batch) for batch in _batches(*_arrays(dataset), size)]
-  # float64, for float32 counts stop growing at 2^24.
+  # float64, since float32 counts stop growing at 2^24.
   return np.sum([np.asarray(part, np.float64) for part in parts], axis=0).tolist()
 
 
@@ -138,20 +138,20 @@ def accuracy(
   return evaluate(apply, params, dataset, batch_size=batch_size)["accuracy"]
 
 
-# Bounded, so that the models of a long session are let go.
+# Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _jitted(apply: Apply) -> Callable[..., Array]:
   return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
 
 
 def _all_outputs(apply: Apply, params: Params, dataset: Any, size: int) -> np.ndarray:
-  """Outputs [n, K] of all examples, in float64."""
+  """Returns outputs [n, K] of all examples, in float64."""
   validate.integer_at_least(1, batch_size=size)
   y = np.asarray(dataset.y)
   if not len(y):
     raise UserError("must hold at least one example", field="dataset.y")
   outputs = []
-  # The last batch is padded, so that there is one compilation whatever n is.
+  # The last batch is padded: one compilation serves all.
   for x, _, mask in _batches(dataset.x, y, size):
     outputs.append(np.asarray(_jitted(apply)(params, x), np.float64)[mask])
   stacked = np.concatenate(outputs)
@@ -171,8 +171,8 @@ def evaluate_regression(
     dataset: a `dpjax.data.Dataset` whose target is an `Interval`.
 
   Returns:
-    "rmse": root of the mean squared error, in the units of the data. "r2": 1 less the share
-    of the variance of the test targets that is left; NaN where they are all equal.
+    "rmse": root of the mean squared error, in the units of the data. "r2": 1 minus the
+    unexplained share of the variance of the test targets; NaN where they are all equal.
     "loss": the mean squared error of scaled numbers, which training lowers.
 
   >>> from dpjax import data
@@ -213,7 +213,7 @@ def evaluate_labels(
   """
   logits = _all_outputs(apply, params, dataset, batch_size)
   labels = np.asarray(dataset.y)
-  # NaN is a failure of the model: it is above nothing and below nothing, so it is wrong.
+  # NaN is a failure of the model. It is neither above nor below 0, so it counts as wrong.
   right = np.where(labels == 1, logits > 0, logits <= 0)
   # log(1 + exp(-z)) of the logit towards the right answer, without overflow.
   with np.errstate(invalid="ignore"):
@@ -226,7 +226,7 @@ def evaluate_labels(
 
 
 class Confusion(NamedTuple):
-  """Counts of answers by class, and how far the probabilities were from the labels."""
+  """Counts of answers by class, and the distance of probabilities from labels."""
 
   counts: np.ndarray  # [K, K]: rows are true classes, columns are answers
   unanswered: np.ndarray  # [K]: examples of a class whose logits hold NaN
@@ -285,8 +285,8 @@ def confusion(
 
 
 def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 500) -> float:
-  """The share of points whose nearest OTHER point (Euclidean; the first of several) has their
-  label: what an embedding knows of classes that it was never told.
+  """Share of points whose nearest OTHER point (Euclidean; the first of several) has their
+  label. It measures how much an embedding knows of classes that it was not trained on.
 
   Args:
     points: [n, D], n >= 2. labels: [n].
@@ -306,9 +306,9 @@ def nearest_neighbour_accuracy(points: Any, labels: Any, *, batch_size: int = 50
   hits = 0
   for start in range(0, len(points), batch_size):
     rows = np.arange(start, min(start + batch_size, len(points)))
-    # Less the row's own length, which moves no minimum.
+    # Without the row's own length, which does not change the minimum.
     distances = lengths - 2 * points[rows] @ points.T
-    # No point is a neighbour of itself.
+    # A point is not its own neighbour.
     distances[rows - start, rows] = np.inf
     hits += np.sum(labels[np.argmin(distances, axis=1)] == labels[rows])
   return float(hits / len(points))

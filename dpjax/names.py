@@ -1,4 +1,5 @@
-"""A user's own code by its import path: `package.module:name` where a registered name goes.
+"""A user's own code by its import path: `package.module:name` in place of a registered
+name.
 
 What stands at such a path is called as what is registered is (`dpjax.experiments.config.user_code`
 says how for each field), so a model or a loss needs no change of dpjax. Modules are looked for
@@ -29,7 +30,7 @@ _FIELDS_OF: dict[str, str] = {}  # file of a user's code -> the field that names
 
 
 def is_path(name: str) -> bool:
-  """Whether a name is an import path, not one that dpjax has registered.
+  """Whether a name is an import path rather than a registered name.
 
   >>> is_path("mine.nets:Net"), is_path("mlp"), is_path("mnist:3.0.1")
   (True, False, False)
@@ -54,10 +55,10 @@ def one_of(choices: Iterable[str], **named: str) -> None:
 
 
 def find(path: str, field: str) -> Callable[..., Any]:
-  """The class or function at an import path.
+  """Imports the class or function at an import path.
 
   Args:
-    field: of the config that holds the path, for the message.
+    field: field of the config that holds the path, for the message.
 
   Raises:
     UserError: one line: no such module, a module that fails while it is imported (with the
@@ -88,7 +89,8 @@ def find(path: str, field: str) -> Callable[..., Any]:
 
 
 def _files(home: str, found: Any) -> list[str]:
-  """Returns the files of the module that a path names, and of the one its object comes from."""
+  """Returns the files of the module in a path, and of the module that its object comes
+  from."""
   homes = dict.fromkeys((home, str(getattr(found, "__module__", home))))
   files = (getattr(sys.modules.get(name), "__file__", None) for name in homes)
   return [file for file in files if file is not None]
@@ -113,7 +115,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     raise UserError(
       f"is called with ({given}): {error}", field=field, value=path
     ) from error
-  # There is no signature to look at.
+  # There is no signature to inspect.
   except ValueError:
     pass
   is_data = field == "data.name"
@@ -122,8 +124,8 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:
-  """`part`, of what was made at a path: whatever it raises is a UserError that names the
-  field, caused by the error itself.
+  """Wraps `part` of the object at a path. Any error in it becomes a UserError that names
+  the field, with the error as its cause.
 
   >>> guarded("mine:inverse", "loss", lambda x: 1 / x)(0)
   Traceback (most recent call last):
@@ -140,7 +142,7 @@ def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., An
       elif error.is_about(field, path):
         raise
       else:
-        # The section of the field may have been named already: the path is said once.
+        # The error may already name the field's section, so the path is written once.
         said = error.is_about(field.partition(".")[0], path)
         why = error.must if said else str(error)
       raise UserError(why, field=field, value=path) from error
@@ -153,19 +155,19 @@ def _module(home: str, field: str, path: str) -> Any:
     return importlib.import_module(home)
   except ModuleNotFoundError as error:
     missing = str(error.name)
-    # The module is there, and something that it imports is not.
+    # The module exists, but something that it imports is missing.
     if home != missing and not home.startswith(f"{missing}."):
       raise UserError(reason(error, _file(home)), field=field, value=path) from error
     hint = validate.did_you_mean(missing, (p.stem for p in pathlib.Path().glob("*.py")))
     message = f"there is no module {missing!r}{hint}"
     raise UserError(message, field=field, value=path) from error
-  # Whatever a user's module raises.
+  # A user's module may raise anything.
   except (Exception, SystemExit) as error:
     raise UserError(reason(error, _file(home)), field=field, value=path) from error
 
 
 def _file(home: str) -> str | None:
-  """Where a module that cannot be imported lies."""
+  """Returns the file of a module that cannot be imported."""
   try:
     spec = importlib.util.find_spec(home)
   # Its package cannot be imported either.
@@ -187,25 +189,25 @@ def reason(error: BaseException, file: str | None) -> str:
 
 
 def blame(error: BaseException) -> str | None:
-  """`reason` with the config's field, where an error went through a user's own file."""
+  """Calls `reason` with the config's field, if an error passed through a user's file."""
   files = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
-  # A config may name a part of dpjax by its import path, too: not a user's file.
+  # A config may also name a part of dpjax by its import path, which is no user's file.
   ours = pathlib.Path(__file__).parent
   theirs = [file for file in _FIELDS_OF if ours not in pathlib.Path(file).parents]
   own = next((file for file in theirs if file in files), None)
   return None if own is None else f"{_FIELDS_OF[own]}: {reason(error, own)}"
 
 
-# --- what a run is made of
+# --- code of a run
 
-# Fields of a config that take a path; and of files that are as much a part of the run.
+# Fields of a config that take a path, and fields of files that count as part of the run.
 _FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
 _FILES = (".pretrained", ".attack.target")
 
 
 def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, str]]:
-  """Field -> {"path", "sha256" of the code} of every import path in a config's fields, and of
-  the file of weights that a run starts from, or attacks.
+  """Returns field -> {"path", "sha256" of the code} of every import path in a config's
+  fields. The file of weights that a run starts from, or attacks, is included.
 
   The sha256 is that of the file that the path names and, where that one only imports what the
   path names, of the file that it comes from. `code` names all that they import.
@@ -238,7 +240,7 @@ def _sha256_of(path: str, field: str) -> str:
 
 def _sha256(path: str, field: str) -> str:
   files = _files(path.partition(":")[0], find(path, field))
-  # Code typed into a notebook: its digest would be the same for any code.
+  # Code typed into a notebook: any code there would have the same digest.
   if not files:
     raise UserError(
       "must be code of a file, by which a run knows it again", field=field, value=path
@@ -247,7 +249,7 @@ def _sha256(path: str, field: str) -> str:
 
 
 def code(fields: Mapping[str, Any], own: Iterable[Any] = ()) -> run_code.Code:
-  """The code of a run with a config of these fields: see `dpjax.run_code`.
+  """Returns the code of a run with a config of these fields: see `dpjax.run_code`.
 
   Args:
     own: more that a run begins at, such as the type of a config that is not dpjax's.
@@ -259,7 +261,7 @@ def code(fields: Mapping[str, Any], own: Iterable[Any] = ()) -> run_code.Code:
 
 
 def _roots(fields: Mapping[str, Any], prefix: str = "") -> list[Any]:
-  """Modules and objects that import paths in a config's fields name.
+  """Returns modules and objects that import paths in a config's fields name.
 
   Those in the options of a model count too: it may import by them.
   """

@@ -1,4 +1,4 @@
-"""The one place where sampler, clip, noise and event meet.
+"""The plan: sampler, clip, noise and event, bound together.
 
 A Plan yields the transform that runs AND the event that is accounted, so that a mismatch
 between them cannot be written down.
@@ -29,7 +29,7 @@ from dpjax.validate import UserError, Verbatim
 
 # Most steps that the state of a transform can count.
 _MOST_STEPS = 2**31 - 1
-# The noise for more steps takes more than about 15 s to find.
+# For more steps, calibrating the noise takes more than about 15 s.
 _MANY_STEPS = 2 * 10**6
 # Most examples that NumPy can number.
 _MOST_EXAMPLES = 2**63 - 1
@@ -38,11 +38,11 @@ _FAR_OFF = 4.0
 
 
 def _steps_of(epochs: float, size: int, batch_size: int) -> int:
-  """Number of steps of `Plan.for_data`.
+  """Returns the number of steps of `Plan.for_data`.
 
   Raises:
-    UserError: more than a transform can count.
-    UserWarning: more than a training has, whose noise takes minutes to find.
+    UserError: more steps than a transform can count.
+    UserWarning: more steps than usual, for which finding the noise takes minutes.
   """
   steps = epochs * size / batch_size
   told = f"are {steps:.3g} steps of batch_size={batch_size}"
@@ -69,7 +69,7 @@ class SpentBudget(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """A private run: how to sample, clip and add noise, how often, and what it costs.
+  """A private run: how to sample, clip and add noise, how often, and the cost.
 
   Args:
     sampler: decides who takes part in a step, and states its event.
@@ -80,7 +80,7 @@ class Plan:
     normalize_by: public divisor of the noisy sum: the expected batch size, or 1 for the sum.
       `batches` warns of one that is far off.
     num_steps: updates that the plan accounts for.
-    delta: of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
+    delta: delta of the guarantee; `OVERFLOW_SHARE` of it is kept for draws above the capacity.
     neighboring_relation: "" for the sampler's own.
     accountant: "pld" (tight) or "rdp"; "" for the tightest that knows the sampler
       (fixed-size sampling is proved by "rdp" only).
@@ -91,7 +91,7 @@ class Plan:
     statistics: called once on the same data before step 1, accounted with it, not without;
       with the key of `transform` or another.
 
-  What does not combine is said in `dpjax/transforms/together.py`.
+  `dpjax/transforms/together.py` lists the combinations that are refused.
 
   Guarantee: a run that uses `transform` on the batches of `batches`, for at most `steps`
   updates, is (epsilon(delta, steps), delta)-differentially private for one example under
@@ -138,7 +138,7 @@ class Plan:
       slices=self.slices,
       statistics=self.statistics,
     )
-    # Where this overflows or vanishes, z is not what runs.
+    # If this overflows or vanishes, the noise that runs is not z.
     if self.noise_multiplier:
       validate.positive(noise_std=float(self.noise_multiplier) * self.l2_bound)
     proof = self.sampler.proof
@@ -164,7 +164,7 @@ class Plan:
     self.l2_clip_norm.check_steps(self.num_steps)
     transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shape.shares)
     if participation is not None:
-      # Called for its checks: it refuses what has no analysis.
+      # Called for its checks: it refuses combinations without an analysis.
       _ = self._correlated_events
     if participation is None or participation.sampling_prob < 1:
       shape.check_levels(self.accountant)
@@ -195,10 +195,10 @@ class Plan:
     normalize_by: float,
     **options: Any,
   ) -> Plan:
-    """The plan with the least noise that keeps `num_steps` within a guarantee.
+    """Returns the plan with the least noise that keeps `num_steps` within a guarantee.
 
     Args:
-      epsilon: of the guarantee (epsilon, delta); or
+      epsilon: epsilon of the guarantee (epsilon, delta); or
       attack: in its place what an attacker may do at most, such as
         `accounting.TruePositiveRate(tpr=0.1, fpr=0.01)`. Delta is then the slack of
         `GaussianDp`, and what the plan's epsilon is stated at.
@@ -245,7 +245,7 @@ class Plan:
 
     def make_profile(noise_multiplier: float, accountant: str) -> accounting.Profile:
       # Another accountant gives the search its start, or says that it knows no such sampler.
-      changed = {"accountant": accountant} if accountant else {}
+      changed: dict[str, Any] = {"accountant": accountant} if accountant else {}
       changed["noise_multiplier"] = noise_multiplier
       return dataclasses.replace(self, **changed).privacy_profile()
 
@@ -268,7 +268,8 @@ class Plan:
     num_examples: int | None = None,
     **options: Any,
   ) -> Plan:
-    """The plan of a Poisson-sampled run, from its expected batch size and its epochs.
+    """Returns the plan of a Poisson-sampled run, from its expected batch size and its
+    epochs.
 
     Sampling probability (batch_size / n), capacity, divisor (batch_size) and number of steps
     (epochs * n / batch_size, rounded) follow from those two numbers and a size n.
@@ -281,7 +282,7 @@ class Plan:
       data: what `batches` will draw from.
       batch_size: expected number of examples in a step.
       epochs: expected number of steps of each example.
-      epsilon, delta: of the guarantee; the noise is the least that keeps it.
+      epsilon, delta: the guarantee; the noise is the least that keeps it.
       attack: in place of epsilon what an attacker may do at most, as for `calibrated`.
       l2_clip_norm: bound on one example's gradient, as for the plan.
       num_examples: n, declared. None: as above.
@@ -330,7 +331,7 @@ class Plan:
       epsilon=epsilon,
       attack=attack,
       delta=delta,
-      # The noise does not depend on the capacity, which is chosen for it below.
+      # The noise does not depend on the capacity, which is chosen below.
       sampler=sampling.PoissonSampler(prob=batch_size / size, capacity=size),
       num_steps=steps,
       l2_clip_norm=l2_clip_norm,
@@ -349,7 +350,7 @@ class Plan:
 
   @property
   def steps_alike(self) -> bool:
-    """Whether every step is the same event."""
+    """Whether every step has the same event."""
     differ = self.sampler.participation or self.noise_shape.schedule or self.statistics
     return self.sampler.steps_alike and not differ
 
@@ -378,7 +379,8 @@ class Plan:
     return event if step else self._with_statistics(event)
 
   def _with_statistics(self, sums: DpEvent) -> DpEvent:
-    """Event of the statistics and of `sums`, whatever is released from the first step on.
+    """Returns the event of the statistics and of `sums`: everything released from the first
+    step on.
 
     Each sum answers the data and what was released before it, so that both compose.
     """
@@ -412,7 +414,7 @@ class Plan:
     return accounting.joined([self._event_at(step) for step in steps])
 
   def _total(self, steps: int | None) -> DpEvent:
-    """`event(steps)`, up to rounding: one Gaussian where it composes to one."""
+    """Returns `event(steps)` up to rounding, as one Gaussian where it composes to one."""
     steps = self._steps(steps)
     participation = self.sampler.participation
     if participation is None or not steps or not self.noise_multiplier:
@@ -444,12 +446,13 @@ class Plan:
     return int(steps)
 
   def accounted_delta(self, delta: float, steps: int | None = None) -> float:
-    """delta less what is kept for a random draw above the capacity, in a run of `steps`.
+    """delta minus the part reserved for a random draw above the capacity, in a run of
+    `steps`.
 
-    A run overflows with probability B at most, of which `check_capacity` makes sure at the
-    plan's own delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
+    A run overflows with probability B at most; `check_capacity` ensures this at the plan's own
+    delta and epsilon. It costs (1 + e^epsilon) B of delta at ANY delta: below
     the plan's own delta, where epsilon is larger, more than `OVERFLOW_SHARE` is needed, and
-    the least amount x >= (1 + e^epsilon(delta - x)) B is set aside.
+    the least amount x >= (1 + e^epsilon(delta - x)) B is reserved.
 
     Raises:
       UserError: no epsilon makes the run private at such a small delta.
@@ -466,7 +469,8 @@ class Plan:
 
   @functools.cached_property
   def _own_epsilon(self) -> float:
-    """Returns epsilon of all steps at the plan's delta; it decides which capacity is enough."""
+    """Returns epsilon of all steps at the plan's delta, which determines the sufficient
+    capacity."""
     return self._accounted(self.event(), self.delta * (1 - OVERFLOW_SHARE))
 
   @property
@@ -474,7 +478,8 @@ class Plan:
     return accounting.overflow.log_allowed(self.delta, self._own_epsilon, self.num_steps)
 
   def _set_aside(self, delta: float, steps: int) -> float:
-    """Returns the delta that overflow of `steps` steps needs, beyond the plan's own share."""
+    """Returns the delta that overflow of `steps` steps needs, in addition to the plan's
+    share."""
     event = self._total(steps)
     aside = accounting.overflow.set_aside(
       lambda left: self._accounted(event, left),
@@ -483,7 +488,7 @@ class Plan:
       least=OVERFLOW_SHARE * self.delta,
     )
     if aside is None and math.isinf(self._accounted(event, delta)):
-      # Whatever is left of delta: overflow costs infinitely much.
+      # Any share will do: overflow costs infinitely much.
       return delta / 2
     if aside is None:
       raise UserError(
@@ -544,42 +549,42 @@ class Plan:
     return accounting.overflow.with_aborts(profile, aside=aside, epsilon=own)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
-    """`dpjax.clip_and_noise` with this plan's numbers, or the kin that its clip asks for.
+    """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
+    needs.
 
-    Put it first in `optax.chain`, in no wrapper: what stands before it sees all examples of a
-    batch, and would let one change the gradients of the others. Optax there ends in one line.
-    With slices > 1 give the chain to `accumulated`.
+    Put it first in `optax.chain`, in no wrapper. A transform before it would see all examples of
+    a batch, and one example could change the gradients of the others. Optax before it raises a
+    one-line error. With slices > 1 give the chain to `accumulated`.
 
     Its `update(grads, state, params, mask=batch.mask)` takes a `ClippedSum` of `clipped_grad`,
     which knows its mask, or gradients of `dpjax.per_example_grads`; bare arrays go through
-    `dpjax.stacked`. Its state counts the updates (`spent`): one beyond `num_steps` raises, and
-    is NaN under jit; so is one whose state was changed by `optax.tree.set`, `jax.tree.map` or
-    the like, or is that of a plan with another noise, bound or sampling probability; and one
-    with more examples than the sampler ever draws. Each update needs the state that the one
-    before gave. An earlier state as a whole, whether it was kept, copied, restored or made by
-    `init` again, draws the same noise twice, which nothing can see. Nor can it see how rows were
-    drawn: epsilon is that of `batches`, not of rows of your own with mask=True.
+    `dpjax.stacked`. Its state counts the updates (`spent`). These raise, and give NaN under jit:
+    an update beyond `num_steps`; a state changed by `optax.tree.set`, `jax.tree.map` or similar;
+    the state of a plan with another noise, bound or sampling probability; more examples than the
+    sampler ever draws. Each update needs the state that the one before returned. An earlier state
+    as a whole, whether kept, copied, restored or made by `init` again, draws the same noise twice,
+    which cannot be detected. Nor can it be detected how rows were drawn: epsilon is that of
+    `batches`, not of your own rows with mask=True.
 
     Args:
-      key: of the noise, for ONE run on ONE data set. It is the caller's, and no transform
-        sees the whole data, so it cannot be checked here: two runs with one key, on data or
-        settings that differ in anything, have the same noise, and the difference of what
-        they release is exact. Give every run a key of its own:
-        `dpjax.new_key()`, or a seed that no other run has.
+      key: key of the noise, for ONE run on ONE data set. Two runs with one key have the same
+        noise, so the difference of their releases is exact, whatever their data and settings.
+        No transform sees the whole data, so this cannot be checked here. Give every run its own
+        key: `dpjax.new_key()`, or a seed that no other run has.
     """
     private = of_plan.of_plan(self._transform(key), self._mark, self.sampler.slots)
     return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
   def _mark(self) -> int:
-    """32 bits of the mechanism that one step is: a state of it carries them."""
+    """Returns 32 bits that identify the mechanism of a step. Its states carry them."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     participation = self.sampler.participation
     event = self.sum_event(0)
     try:
       cost: Any = accounting.event_to_json(event)
-    # An event of the user's own.
+    # The event is a user's own.
     except UserError:
       cost = type(event).__name__
     correlated = {} if participation is None else participation._asdict()
@@ -624,9 +629,9 @@ class Plan:
     """Returns the cost of the updates that this optimizer state has counted, whatever was planned.
 
     Args:
-      opt_state: of the chain that `transform` is in, or anything that holds it, such as the
+      opt_state: state of the chain that `transform` is in, or anything that holds it, such as the
         state of `training.dp_sgd`; also one that was restored from a checkpoint.
-      delta: of the guarantee; None for the plan's.
+      delta: delta of the guarantee; None for the plan's.
       num_examples: a public size for the statement, as in `statement`.
 
     Guarantee: for a run on `batches` from step 0, in which each update was given the state of
@@ -660,7 +665,8 @@ class Plan:
     if isinstance(states[0].draws, core.Tracer):
       raise UserError("is traced; call plan.spent outside of jit", field="opt_state")
     count = np.asarray(states[0].draws)
-    # Copies on several devices and models under vmap look alike, and only the former are one.
+    # Copies on several devices look like models under vmap, but only the former are one
+    # run.
     if count.shape or count.dtype.kind not in "iu" or count < 0:
       raise UserError(
         f"counts steps by {count.dtype}{list(count.shape)}: must be one integer "
@@ -692,11 +698,12 @@ class Plan:
     return gradients.clipped_grad(loss_fn, l2_clip_norm=self.l2_clip_norm, **options)
 
   def accumulated(self, tx: optax.GradientTransformation, *, rows: int = 0) -> Any:
-    """`tx` for this plan's slices: give it `optax.chain(plan.transform(key), optimizer)`.
+    """Wraps `tx` for this plan's slices: give it `optax.chain(plan.transform(key),
+    optimizer)`.
 
     With slices > 1 the result takes the `slices` batches of one step one after the other;
     noise, division and the optimizer's own state move with the last one, once per step.
-    `rows` are those of a slice, where several devices want more than the plan has; 0: its own.
+    `rows`: rows of a slice, if several devices need more than the plan has; 0: the plan's own.
     """
     if self.slices == 1:
       return tx
@@ -707,11 +714,11 @@ class Plan:
 
   @property
   def noise_std(self) -> Any:
-    """Standard deviation of the noise on the private MEAN gradient, the same at every step:
-    a number, or a prefix tree of numbers where it differs by group.
+    """Standard deviation of the noise on the private MEAN gradient, equal at every step. A
+    number, or a prefix tree of numbers where it differs by group.
 
     Raises:
-      UserError: it changes from step to step.
+      UserError: the standard deviation changes from step to step.
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
     found = transforms.features(self.l2_clip_norm, self.noise_shape)
@@ -723,17 +730,18 @@ class Plan:
     return jax.tree.leaves(stds)[0] if len(set(jax.tree.leaves(stds))) == 1 else stds
 
   def fitted_sampler(self, num_examples: int) -> Any:
-    """The sampler with the least capacity that delta's share allows, also for one more."""
+    """Returns the sampler with the least capacity that delta's share allows, also for one
+    more record."""
     return self.sampler.fitted_to(num_examples + 1, log_overflow_prob=self._log_allowed)
 
   def check_capacity(self, num_examples: int, declared: int | None = None) -> None:
-    """Raises unless the chance of a draw above the capacity fits into delta's share.
+    """Raises unless delta's share covers the chance of a draw above the capacity.
 
     Args:
-      declared: number of examples that the data are said to have, a constant. None: the number
-        that the plan's divisor is made for. Where the capacity serves it under
-        add_or_remove_one, it serves one example less or more alike, so that nothing flips
-        between neighbours. Other data are checked by themselves.
+      declared: declared number of examples, a constant. None: the number that the plan's divisor
+        is made for. Under add_or_remove_one a capacity that is enough for it also counts as
+        enough for one example more or less, so neighbours get the same answer. Data of any
+        other size are checked by their own size.
     """
     if not self.sampler.can_overflow:
       return
@@ -760,7 +768,8 @@ class Plan:
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
   def _slots_needed(self, num_examples: int) -> int:
-    """Slots that draws from so many examples, and one more, need; 0: there are enough."""
+    """Returns the padded batch size that draws from so many examples, and one more, need;
+    0: the present one is enough."""
     slots = self.sampler.slots
     needed = self.fitted_sampler(num_examples).slots
     return needed if slots < min(needed, num_examples + 1) else 0
@@ -768,9 +777,9 @@ class Plan:
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0
   ) -> Iterator[Batch]:
-    """Padded, masked batches for steps start .. num_steps - 1, each a function of
-    (rng, step) alone. With slices > 1, each step's draw comes as that many batches in a
-    row, and every drawn example is in exactly one of them.
+    """Yields padded, masked batches for steps start .. num_steps - 1, each a function of
+    (rng, step) alone. With slices > 1, each step's draw is split into that many consecutive
+    batches. Every drawn example is in exactly one of them.
 
     Args:
       data: anything with `len()` whose `data[indices]` is a tree of arrays, each with a
@@ -780,27 +789,26 @@ class Plan:
         `present` [n] (where it has one) calls empty are drawn, and contribute zero. Its
         `nominal_size` (where it has one) is the number that the capacity is checked for.
       rng: integer seed of the sampler; 128 bits or more for a release. None: 128 fresh bits of
-        the operating system, which nobody can draw again. As the key of `transform`, it is of
-        one run on one data set: the costs of runs add up only where they sample independently.
-        The batches are a function of (rng, step), not of the data, so
-        that they are the same wherever the data are kept.
-      start: first step, to go on where a run stopped.
+        the operating system, which nobody can draw again. Like the key of `transform`, it is for
+        one run on one data set: costs of runs add up only if they sample independently. The
+        batches are a function of (rng, step), not of the location of the data.
+      start: first step, for a resumed run.
 
     Raises:
-      UserError: the sampler's capacity is too small for these data; they have no rows, or
-        cannot be read by place, now or at a later step, with no word of which were drawn.
+      UserError: the sampler's capacity is too small for these data; or they have no rows, or
+        cannot be read by index, now or at a later step. The message does not show the draw.
       UserWarning: `normalize_by` is far from the expected number of rows. That costs no
         privacy, and scales the updates.
     """
     if rng is None:
-      # Without a seed, what stopped cannot be drawn again.
+      # Without a seed, an interrupted run cannot repeat its draws.
       validate.integer_in(0, 0, start=start)
       rng = secrets.randbits(128)
     validate.integer_at_least(0, rng=rng, start=start)
     num_examples = indexed.size_of(data)
     present = getattr(data, "present", None)
     if present is not None:
-      # An index that it lacks would be told by NumPy, and who was drawn is a secret.
+      # NumPy would name a missing index in its error, and who was drawn is secret.
       kind = getattr(getattr(present, "dtype", None), "kind", "")
       if kind != "b" or np.shape(present) != (num_examples,):
         raise UserError(
@@ -813,9 +821,10 @@ class Plan:
     if declared is not None:
       validate.integer_at_least(1, **{"data.nominal_size": declared})
     self.check_capacity(num_examples, declared)
-    # What cannot be read is told now, by the first and the last row: they tell of no draw.
+    # Unreadable data are reported now, from the first and the last row, which reveal no
+    # draw.
     read = indexed.reader(data, num_examples)
-    # A part of a data set has the whole one's declared size: either may be meant.
+    # A part of a data set has the declared size of the whole: either may be meant.
     near = num_examples if declared is None else declared
     self._warn_of_divisor(min(near, num_examples), max(near, num_examples))
 
@@ -829,7 +838,7 @@ class Plan:
     return generate()
 
   def _warn_of_divisor(self, least: int, most: int) -> None:
-    """Warns where the divisor is far from the expected batch of so many examples."""
+    """Warns where the divisor is far from the expected batch size of so many examples."""
     sampler = self.sampler
     if not isinstance(sampler, sampling.PaddedSampler | sampling.FixedSizeSampler):
       return
@@ -839,7 +848,7 @@ class Plan:
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected
-    # The sum itself is wanted.
+    # Divisor 1 asks for the sum itself.
     if self.normalize_by == 1:
       return
     if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
@@ -861,7 +870,7 @@ class Plan:
   ) -> str:
     """The guarantee in words, with its assumptions; see accounting.privacy_statement.
 
-    `unit` is whose data count as one record; "" for the sampler's own word.
+    `unit` names what counts as one record; "" for the sampler's own unit.
     """
     unit = unit or self.unit
     if not self.is_private:
@@ -884,12 +893,14 @@ class Plan:
 
   @property
   def assumptions(self) -> tuple[str, ...]:
-    """Names the unproved assumptions of its epsilon, which is only claimed where there are any."""
+    """Returns the unproved assumptions of the plan's epsilon. With any, epsilon is only
+    claimed."""
     clip = self.l2_clip_norm
     shape = self.noise_shape
     return transforms.assumptions(clip, shape, self.sampler, self.statistics)
 
   @property
   def unit(self) -> str:
-    """The unit that a guarantee protects: "example", or "user" where users are sampled."""
+    """Returns the unit that a guarantee protects: "example", or "user" where users are
+    sampled."""
     return self.sampler.unit

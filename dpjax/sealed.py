@@ -1,4 +1,4 @@
-"""Gradients that nothing but a private transform computes with.
+"""Gradients with which only a private transform can compute.
 
 Whatever stands before the private transform in a chain sees all examples of a batch. There
 `optax.clip_by_global_norm` lets one example scale the gradients of the others, so it moves the
@@ -65,12 +65,12 @@ _IMPLS = {1: _impl(1), 2: _impl(2)}  # by the 32-bit words of a number
 
 
 def refuse_inside_optax() -> None:
-  """Raises UserError where Optax is what asks, with no function of dpjax between.
+  """Raises UserError where Optax is the caller, with no function of dpjax between.
 
   The call stack says who asks. It decides which words an error has, and finds transforms
   that choose leaves by their shape; that arithmetic fails is up to the type of the leaves.
   """
-  # Neither this function nor the one that calls it.
+  # Skips this function and its caller.
   frame = sys._getframe(1).f_back
   while frame is not None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -82,7 +82,7 @@ def refuse_inside_optax() -> None:
 
 
 class Sealed(type):
-  """The type of classes that Optax must not take apart.
+  """Metaclass of classes that Optax must not take apart.
 
   JAX names the class where two trees differ in structure, such as a mask and the gradients.
   Flax asks gradients whether they hold a name of its own, as a dict of them might. These hold none.
@@ -101,7 +101,7 @@ class Sealed(type):
 
 
 def registered(cls: _Class) -> _Class:
-  """Registers a dataclass as a pytree whose flattening Optax may not ask for.
+  """Registers a dataclass as a pytree that Optax may not flatten.
 
   Fields with `metadata={"static": True}` are part of the structure.
   """
@@ -142,13 +142,13 @@ def seal(*numbers: float) -> jax.Array:
 
 
 def _digest(numbers: tuple[float, ...]) -> np.ndarray:
-  """Returns 64 bits that follow from the numbers, as two words."""
+  """Returns 64 bits that depend on the numbers, as two words."""
   text = ",".join(float(number).hex() for number in numbers)
   return np.frombuffer(hashlib.sha256(text.encode()).digest()[:8], np.uint32)
 
 
 def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
-  """Returns whether a sealed leaf was made of these numbers, [] bool; may be traced.
+  """Returns whether a sealed leaf was made from these numbers, [] bool; may be traced.
 
   Another tree's structure may bring another number beside the leaves. The seal does not follow.
 
@@ -160,7 +160,7 @@ def is_seal_of(leaf: Any, *numbers: float) -> jax.Array:
 
 
 def is_closed(leaf: object) -> bool:
-  """Whether a leaf is sealed; works while tracing.
+  """Whether a leaf is sealed; works during tracing.
 
   >>> is_closed(seal()), is_closed(jax.random.key(0)), is_closed(None)
   (True, False, False)
@@ -177,14 +177,14 @@ def _closed(leaf: jax.Array) -> jax.Array:
   if bits == 64:
     words = jax.lax.bitcast_convert_type(leaf, jnp.uint32)  # [..., 2]
     return jax.random.wrap_key_data(words, impl=_IMPLS[2])
-  # Keys hold words of 32 bits, so narrower floats are widened to one.
+  # Keys hold words of 32 bits, so narrower floats are widened to one word.
   words = jax.lax.bitcast_convert_type(leaf, f"uint{bits}").astype(jnp.uint32)
   return jax.random.wrap_key_data(words[..., None], impl=_IMPLS[1])
 
 
 @_closed.defjvp
 def _no_derivative(primals: Any, tangents: Any) -> Any:
-  # Bits have the derivative zero, which would be wrong without a word.
+  # The derivative of bits is zero, which would be silently wrong.
   del primals, tangents
   raise UserError(
     "sealed ones have no derivative; differentiate jax.vmap(jax.grad(loss_fn))",
@@ -222,7 +222,7 @@ class PerExampleGrads(metaclass=Sealed):
 
   leaves: Any  # tree of sealed [B, *param]
   mask: Any  # [B] bool, False for padding; None where it comes beside the gradients
-  # of the arrays, in the order of the leaves
+  # Dtypes of the arrays, in the order of the leaves.
   dtypes: tuple[Any, ...] = dataclasses.field(metadata={"static": True})
   rows: Any = None  # sealed [B], the number of each row; None where there is no row axis
 
@@ -230,14 +230,14 @@ class PerExampleGrads(metaclass=Sealed):
   def of(cls, arrays: Any, mask: Any = None, rows: Any = None) -> PerExampleGrads:
     """Seals a tree of real floating-point arrays, [B, *param] each, and their mask [B].
 
-    `rows` are those of the gradients that the arrays were made of, row by row.
+    `rows`: sealed row numbers of the gradients from which the arrays were made, row by row.
     """
-    # Of 4 bits there is no unsigned integer; float32 holds each of their values.
+    # 4-bit floats have no unsigned integer; float32 holds each of their values.
     whole = lambda leaf: leaf if jnp.finfo(leaf.dtype).bits >= 8 else leaf.astype("float32")
     arrays = jax.tree.map(lambda leaf: whole(jnp.asarray(leaf)), arrays)
     dtypes = tuple(leaf.dtype for leaf in jax.tree.leaves(arrays))
     shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
-    # Without an axis of rows there is nothing to number.
+    # Without a row axis there is nothing to number.
     if rows is None and shapes and shapes[0]:
       # Rows are numbered from 1 on; padding has the number 0.
       numbers = jnp.arange(1, shapes[0][0] + 1, dtype=jnp.uint32)
@@ -247,7 +247,7 @@ class PerExampleGrads(metaclass=Sealed):
     return cls(jax.tree.map(_closed, arrays), mask, dtypes, rows)
 
   def numbers(self, size: int) -> jax.Array:
-    """The number of each row, [size]: from 1 on, and 0 for padding.
+    """Returns the number of each row, [size]: from 1 on, and 0 for padding.
 
     Raises:
       UserError: numbers that are not sealed, or not one for each row.
@@ -263,7 +263,7 @@ class PerExampleGrads(metaclass=Sealed):
 
   @property
   def arrays(self) -> Any:
-    """The gradients as a tree of plain arrays, [B, *param] each, to look at. NOT private.
+    """Returns the gradients as plain arrays, [B, *param] each, to look at. NOT private.
 
     Raises:
       UserError: a leaf that is no longer sealed.

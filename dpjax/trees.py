@@ -1,4 +1,4 @@
-"""Small functions over parameter trees. Nothing here knows about privacy."""
+"""Small functions on parameter trees, independent of privacy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wide_dtype(dtype: DType) -> Any:
   >>> wide_dtype(jnp.float8_e5m2), wide_dtype(jnp.complex64)
   (dtype('float32'), dtype('complex64'))
   """
-  # JAX has no promotion for floats of 8 bits or fewer.
+  # JAX does not promote floats of 8 bits or fewer.
   narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
   return jnp.promote_types(jnp.float32 if narrow else dtype, jnp.float32)
 
@@ -37,7 +37,7 @@ def at_least_float32(x: jax.Array) -> jax.Array:
 
 
 def _rows(leaf: jax.Array) -> jax.Array:
-  """[B, ...] -> [B, n] real, in float32 or wider."""
+  """Flattens [B, ...] -> [B, n] real, in float32 or wider."""
   wide = at_least_float32(leaf).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
   return jnp.abs(wide) if jnp.iscomplexobj(wide) else wide
 
@@ -64,8 +64,8 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   plain = jnp.sqrt(squares)
   if not leaves:
     return plain
-  # Squares below the normal numbers are lost: at most this much of the sum.
-  # Those of a float32 leaf are lost sooner than those of a float64 one beside it.
+  # Squares below the normal numbers are lost: at most this much of the sum. Those of a
+  # float32 leaf are lost sooner than those of a float64 one.
   lost = sum(float(jnp.finfo(leaf.dtype).tiny) * leaf.shape[1] for leaf in leaves)
   sound = jnp.isfinite(plain) & (squares * jnp.finfo(plain.dtype).eps >= lost)
   harmless = jnp.sqrt(squares + lost) <= exact_above
@@ -73,14 +73,14 @@ def per_example_norms(tree: ArrayTree, *, exact_above: float = 0.0) -> jax.Array
   return jax.lax.cond(jnp.all(keep), _as_they_are, _rescued, plain, keep, leaves)
 
 
-# Branches are functions of the module: JAX then finds their traces again, also eagerly.
+# Branches are functions of the module, so that JAX finds their traces again, also eagerly.
 def _as_they_are(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
   del keep, leaves
   return plain
 
 
 def _rescued(plain: jax.Array, keep: jax.Array, leaves: list[jax.Array]) -> jax.Array:
-  """Row by row: no example decides how another's norm is rounded."""
+  """Rescales row by row, so that no example affects the rounding of another's norm."""
   return jnp.where(keep, plain, scaled_norms(leaves).astype(plain.dtype))
 
 
@@ -89,7 +89,7 @@ def scaled_norms(leaves: list[jax.Array]) -> jax.Array:
   largest = functools.reduce(
     jnp.maximum, (jnp.max(jnp.abs(leaf), axis=1, initial=0) for leaf in leaves)
   )
-  # XLA may multiply by the inverse, which must be a normal number as well.
+  # XLA may multiply by the inverse, which must be a normal number, too.
   most = float(jnp.finfo(largest.dtype).max) ** 0.8
   unit = jnp.clip(largest, 1 / most, most)
   squares = sum(jnp.sum(jnp.square(leaf / unit[:, None]), axis=1) for leaf in leaves)
@@ -109,11 +109,11 @@ def root_sum_squares(norms: list[jax.Array]) -> jax.Array:
 
 
 def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
-  """Returns the tree where `ok` holds; NaN throughout where it is traced and does not.
+  """Returns the tree where `ok` holds. Where it is traced and does not hold, all is NaN.
 
   Args:
     ok: scalar bool.
-    tree: of floats.
+    tree: tree of floats.
     error: gives what is raised where `ok` can be looked at, and does not hold.
 
   >>> held = lambda ok: only_where(ok, jnp.ones(2), lambda: ValueError("no"))
@@ -129,8 +129,8 @@ def only_where(ok: Any, tree: ArrayTree, error: Callable[[], Exception]) -> Any:
 
 
 def weighted_sum(tree: ArrayTree, weights: jax.Array, all_finite: Any = False) -> Any:
-  """sum_i weights[i] * leaf[i], in float32 or wider; a weight of exactly 0 drops its
-  example even where the leaf holds NaN or infinity.
+  """sum_i weights[i] * leaf[i], in float32 or wider. A weight of exactly 0 drops its
+  example, even if the leaf holds NaN or infinity.
 
   Args:
     tree: leaves [B, ...].
@@ -151,7 +151,7 @@ def _dot_all(tree: Any, weights: jax.Array) -> Any:
 
 def _dot_kept(tree: Any, weights: jax.Array) -> Any:
   def kept(leaf):
-    # A narrow type may hold no zero.
+    # A narrow type may have no zero.
     leaf = at_least_float32(leaf)
     return jnp.where((weights != 0).reshape((-1,) + (1,) * (leaf.ndim - 1)), leaf, 0)
 
@@ -159,8 +159,8 @@ def _dot_kept(tree: Any, weights: jax.Array) -> Any:
 
 
 def dot_examples(weights: jax.Array, leaf: jax.Array) -> jax.Array:
-  """sum_i weights[i] leaf[i] in full precision: where the default of a platform is less
-  (TF32), a term could be longer than the norm it was weighted by."""
+  """sum_i weights[i] leaf[i] in full precision. With a lower default (TF32), a term could
+  be longer than its norm."""
   highest = jax.lax.Precision.HIGHEST
   return jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1, precision=highest)
 
@@ -219,7 +219,8 @@ def size(tree: ArrayTree) -> int:
 
 
 def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
-  """A vector [size(like)] as a tree with the shapes of `like`, in the vector's own type.
+  """Reshapes a vector [size(like)] to a tree with the shapes of `like`, in the vector's own
+  type.
 
   >>> unflattened(np.arange(3.0), {"b": jnp.zeros(1), "w": jnp.zeros((1, 2))})
   {'b': array([0.]), 'w': array([[1., 2.]])}
@@ -232,7 +233,7 @@ def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
 
 
 def named_leaves(tree: ArrayTree) -> dict[str, Any]:
-  """Leaf by its path; "" is that of an array by itself.
+  """Returns leaves by path; "" is the path of an array by itself.
 
   >>> named_leaves({"params": {"head": {"bias": 1}}})
   {'params/head/bias': 1}
@@ -254,6 +255,6 @@ def sha256(tree: ArrayTree) -> str:
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.asarray(leaf)
     digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-    # The bytes themselves, not a copy of them: a model may be most of the memory.
+    # The bytes themselves, without a copy: a model may be most of the memory.
     digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return digest.hexdigest()

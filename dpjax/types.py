@@ -1,4 +1,4 @@
-"""The few types that all packages of dpjax share.
+"""The few types shared by all packages of dpjax.
 
 A loss function sees ONE example and has no batch axis; the batch axis is always
 added by dpjax itself, so that a user's function can never mix examples by accident.
@@ -30,12 +30,12 @@ ClipLike = Any  # a `Clip`, or the NumberTree that is short for a flat one
 LossFn = Callable[[Params, Any], Array]  # (params, ONE example) -> scalar loss
 
 
-# An optimizer of a client, or a function of the client's own key that returns one.
+# A client's optimizer, or a function of the client's own key that returns one.
 ClientTx = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
 
 class Config(Protocol):
-  """A dataclass, whichever."""
+  """Any dataclass."""
 
   __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -77,13 +77,13 @@ class Example(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """A padded batch: slots with mask False hold padding and must contribute nothing."""
+  """A padded batch: rows with mask False are padding and must contribute nothing."""
 
   examples: Any  # pytree, every leaf [capacity, ...]
   mask: Any  # [capacity] bool
 
 
-# Stands for a seal that is still to be made.
+# Placeholder for a seal that is still to be made.
 _OF_ITS_BOUNDS = object()
 
 
@@ -106,10 +106,10 @@ class ClippedSum(metaclass=sealed.Sealed):
   norms: Array  # [B] l2 norms before clipping; not private
   losses: Array  # [B]; not private
   l2_bound: float = dataclasses.field(metadata={"static": True})  # of one term
-  # of each group of parameters, where they are clipped group by group; else (l2_bound,)
+  # of each group of parameters, if they are clipped group by group; else (l2_bound,)
   group_bounds: tuple[float, ...] = dataclasses.field(default=(), metadata={"static": True})
   mask: Any = None  # [B] bool, the one that was applied; None where it is not known
-  # slices of a step that it adds up, each of one draw of rows
+  # number of slices in the sum; each slice holds one draw of rows
   slices: int = dataclasses.field(default=1, metadata={"static": True})
   seal: Any = _OF_ITS_BOUNDS  # [] takes no arithmetic
 
@@ -119,7 +119,7 @@ class ClippedSum(metaclass=sealed.Sealed):
 
   @property
   def bounds(self) -> tuple[float, ...]:
-    """The numbers that belong to the seal: bounds and slices."""
+    """Returns the numbers that the seal covers: bounds and slices."""
     return (self.l2_bound, *self.group_bounds, self.slices)
 
 

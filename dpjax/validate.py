@@ -12,14 +12,15 @@ import re
 from collections.abc import Iterable
 from typing import Any, Self
 
-# Of a message: the longest word without a space, and the length from which a value is cut.
+# Limits of a message: the longest word without a space, and the length from which a value
+# is cut.
 _LONGEST_WORD = 160
 _LONGEST = 300
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 
 
 class _Nothing(enum.Enum):
-  """The value of an error that is about no value."""
+  """Placeholder for the value of an error that is about no value."""
 
   VALUE = "none was given"
 
@@ -28,13 +29,13 @@ NO_VALUE = _Nothing.VALUE
 
 
 class Verbatim(str):
-  """Text that an error shows as it is, without quotes."""
+  """Text that an error shows unchanged, without quotes."""
 
   __slots__ = ()
 
 
 class UserError(ValueError):
-  """A mistake in what the user asked for; its text is one line, fit to be printed.
+  """An error in the user's input; its text is one printable line.
 
   Args:
     must: what is wrong, or what must hold; the whole message where there is no field.
@@ -70,7 +71,7 @@ class UserError(ValueError):
     return " ".join(line.strip() for line in text.splitlines())
 
   def of(self, *, field: str, value: Any = NO_VALUE) -> Self:
-    """Returns the same mistake of another field; of the value as it is, where none is given.
+    """Returns the same error for another field. Without a new value the old one is kept.
 
     >>> print(UserError("must be > 0", field="n", value=0).of(field="rows"))
     rows=0: must be > 0
@@ -79,7 +80,7 @@ class UserError(ValueError):
     return type(self)(self.must, field=field, value=value, hint=self.hint)
 
   def is_about(self, field: str, value: Any) -> bool:
-    """Returns whether this is a mistake of that field, and shows that value.
+    """Returns whether this error is about that field, and shows that value.
 
     >>> UserError("must be > 0", field="n", value=0).is_about("n", 0)
     True
@@ -87,7 +88,7 @@ class UserError(ValueError):
     return (self.field, _shown(self.value)) == (field, _shown(value))
 
   def within(self, section: str) -> Self:
-    """Returns the same mistake of a field of a section of the config.
+    """Returns the same error for a field inside a section of the config.
 
     >>> print(UserError("must be > 0", field="n", value=0).within("data"))
     data.n=0: must be > 0
@@ -97,7 +98,7 @@ class UserError(ValueError):
     return self.of(field=f"{section}.{self.field}")
 
   def at(self, place: str) -> Self:
-    """Returns the same mistake with the place in front where it was made, such as a run's name.
+    """Returns the same error with its place in front, such as a run's name.
 
     >>> print(UserError("must be > 0", field="n", value=0).at("run 3"))
     run 3: n=0: must be > 0
@@ -118,14 +119,16 @@ def _rebuilt(
 
 
 def _shown(value: Any) -> str:
-  """Returns a value as an error shows it: text in quotes, all else as `print` has it."""
+  """Returns a value as an error shows it: text in quotes, everything else as `print` shows
+  it."""
   if isinstance(value, Verbatim):
     return str(value)
   return repr(value) if isinstance(value, str | bytes) else str(value)
 
 
 def _cut(text: str, most: int = 0) -> str:
-  """Returns the text without its middle, at most `most` characters or 55; a short one as it is."""
+  """Returns the text without its middle, at most `most` characters or 55; short texts
+  unchanged."""
   tail = 12
   head = max(most - tail - 3, 40)
   return text if len(text) <= head + tail + 3 else f"{text[:head]}...{text[-tail:]}"
@@ -137,8 +140,8 @@ def _require(condition: bool, name: str, value: Any, bound: str) -> None:
 
 
 def _is_number(value: Any) -> bool:
-  """A real number that is a float64, or rounds to one, or is not finite."""
-  # True and False are numbers to Python, and mistakes here.
+  """Whether this is a real number that is a float64, or rounds to one, or is not finite."""
+  # True and False are numbers in Python, but errors here.
   if not isinstance(value, numbers.Real) or isinstance(value, bool):
     return False
   try:
@@ -204,8 +207,8 @@ MAX_FACTOR = 1e6
 
 
 def factors(**named: Iterable[float]) -> None:
-  """Raises unless each value is a sequence of numbers in [1e-6, 1e6], which no product with a
-  number of float32 range takes out of it.
+  """Raises unless each value is a sequence of numbers in [1e-6, 1e6]. Products with float32
+  numbers then stay in float32's range.
 
   >>> factors(clip_schedule=(1.0, 0.0))
   Traceback (most recent call last):
@@ -220,7 +223,8 @@ def factors(**named: Iterable[float]) -> None:
 
 
 def several(**named: object) -> tuple:
-  """The one value as a tuple; UserError unless it can be gone through, and is no text.
+  """Returns the single value as a tuple. Raises UserError unless it is iterable, and no
+  text.
 
   >>> several(values=[1, 2])
   (1, 2)
@@ -254,8 +258,7 @@ def integer_in(low: int, high: int, **named: Any) -> None:
 
 
 def folder(**named: str | os.PathLike) -> None:
-  """Raises unless each value is a directory that can be written to, or one can be made there.
-  Makes none.
+  """Raises unless each value is a writable directory, or one can be made there. Makes none.
 
   >>> folder(workdir="/dev/null/runs")
   Traceback (most recent call last):
@@ -274,7 +277,7 @@ def folder(**named: str | os.PathLike) -> None:
 
 
 def no_pipe(path: str | os.PathLike, at: str) -> None:
-  """Raises where something is there that is no file: a pipe or a device would be read for ever.
+  """Raises where the path is a pipe or a device, which would be read for ever.
 
   Args:
     at: what the message begins with, as "name='data.npz'".
@@ -301,13 +304,14 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
   words = tuple(map(str, choices))
   for name, value in named.items():
     bound = f"one of {', '.join(words)}{did_you_mean(str(value), words)}"
-    # Of their type: callers go on with the value, not with its text.
+    # Compared by type: callers use the value, not its text.
     known = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
     _require(known and value in choices, name, value, bound)
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
-  """The known word that a slip of the keyboard or two turn into this one; None: there is none.
+  """Returns the known word within one or two typing errors of this one; None if there is
+  none.
 
   A slip is a letter too many, missing or wrong, or two that changed places. Of four letters one
   may be wrong, and of twelve or more three.
@@ -321,7 +325,7 @@ def slip_of(word: str, known: Iterable[str]) -> str | None:
 
 
 def _slips(word: str, other: str) -> int:
-  """The distance of Damerau and Levenshtein, no part of which is changed twice."""
+  """Returns the Damerau-Levenshtein distance, in which no part is changed twice."""
   rows = [list(range(len(other) + 1))]
   for i, letter in enumerate(word, start=1):
     row = [i]
@@ -335,7 +339,7 @@ def _slips(word: str, other: str) -> int:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-  """The end of a message about an unknown word: the nearest known one, or nothing.
+  """Returns the end of a message about an unknown word: the nearest known one, or nothing.
 
   >>> did_you_mean("adan", ("sgd", "adam")), did_you_mean("x", ("sgd", "adam"))
   (" (did you mean 'adam'?)", '')

@@ -69,15 +69,16 @@ from typing import Any
 
 from absl import flags
 
-from dpjax import accounting, price, sampling, validate
-from dpjax.accounting import documents, overflow, trade_off_files
-from dpjax.price import UNKNOWNS, Question
+from dpjax import accounting, sampling, solve, validate
+from dpjax.accounting import overflow, trade_off_files
+from dpjax.experiments.checks import documents
+from dpjax.solve import UNKNOWNS, Question
 from dpjax.validate import UserError, Verbatim
 from launch import app, bounded
 
-# From here on neighbouring integers are one float.
+# From here on neighbouring integers are equal as floats.
 _MOST = 2**53
-# Rates of false positives.
+# False positive rates of the printed attackers.
 _RATES = (1e-3, 1e-2, 1e-1)
 _QUESTION_FLAGS = (
   *UNKNOWNS,
@@ -123,7 +124,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     "enum",
     "sampler",
     "poisson",
-    (*price.SAMPLERS, *price.BOUNDED),
+    (*solve.SAMPLERS, *solve.BOUNDED),
     "who is in a batch; none: all data",
   )
   apart = "least steps between two of one example, for min_sep; bins of balls_in_bins"
@@ -161,7 +162,8 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def questions(values: Any) -> list[Question]:
-  """Questions, one for each noise multiplier, from flag values; UserError when unclear."""
+  """Returns questions from flag values, one for each noise multiplier; UserError when
+  unclear."""
   _check_counts(values)
   prob = _sampling_prob(values)
   proved = accounting.proved_for(values.sampler)
@@ -186,7 +188,7 @@ def questions(values: Any) -> list[Question]:
 
 
 def _check_counts(values: Any) -> None:
-  """UserError for a count beyond what a float tells from the next: ratios are taken."""
+  """Raises UserError for counts too large to differ as floats, since ratios are taken."""
   for name in ("num_steps", "batch_size", "num_examples", "capacity"):
     value = getattr(values, name)
     if value is not None and abs(value) >= _MOST:
@@ -196,7 +198,7 @@ def _check_counts(values: Any) -> None:
 
 
 def _capacity(values: Any) -> int | None:
-  # A sampler that never overflows though it has a capacity cuts what is above it.
+  # A sampler with a capacity that never overflows truncates larger draws.
   kind = sampling.SAMPLERS.get(values.sampler)
   if kind is None or kind.can_overflow or "capacity" not in kind.options:
     if values.capacity is not None:
@@ -221,7 +223,7 @@ def _noise_multipliers(texts: Sequence[str] | None) -> list[float]:
 
 
 def _attack(values: Any, has_noise: bool) -> accounting.AttackBound | None:
-  """Returns the guarantee in an attacker's terms that the noise is solved for, if any.
+  """Returns the guarantee in an attacker's terms for which the noise is solved, if any.
 
   With the noise given, --fpr and --prior only say where the attacker's terms are printed.
   """
@@ -271,7 +273,8 @@ def _sampling_prob(values: Any) -> float | None:
 
 
 def _without_batch(values: Any, prob: float | None) -> float | None:
-  """Probability by --sampling_prob; without it that of one pass of random allocation."""
+  """Returns the probability of --sampling_prob; without it that of one pass of random
+  allocation."""
   if prob is not None:
     return _given_prob(values.sampler, prob, values.num_examples)
   if not sampling.SAMPLERS[values.sampler].takes_whole_passes:
@@ -288,9 +291,10 @@ def _without_batch(values: Any, prob: float | None) -> float | None:
 
 
 def _of_passes(batch_size: int, num_examples: int) -> float:
-  """1 / the steps of a pass of random allocation, whose mean batch is this one or next to it."""
+  """Returns 1 / the steps of a pass of random allocation, with a mean batch equal or
+  closest to this one."""
   steps = max(1, round(num_examples / batch_size))
-  # Whole steps change the mean batch a little. A whole example is no rounding any more.
+  # Whole steps change the mean batch slightly. A whole example is more than rounding.
   if abs(num_examples / steps - batch_size) < 1:
     return 1 / steps
   raise UserError(
@@ -353,7 +357,7 @@ def _check_one_missing(question: Question) -> None:
 
 
 def table(answers: Iterable[Question], *, gdp: bool = False) -> str:
-  """Each answer by each accountant, in columns; with `gdp` the approximation, too."""
+  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
   lines = [header, *(row for answer in answers for row in _rows(answer, gdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
@@ -366,16 +370,16 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
     accounting.upper(answer.sampling_prob or 0.0, digits=6),
     f"{answer.num_steps}",
   )
-  rows = [(by, *known, _up(price.epsilon_of(answer, by))) for by in answer.accountants]
+  rows = [(by, *known, _up(solve.epsilon_of(answer, by))) for by in answer.accountants]
   by = answer.accountants[0]
   if answer.can_overflow:
-    found = price.epsilon_in_training(answer, by)
+    found = solve.epsilon_in_training(answer, by)
     rows.append((f"launch.train ({by})", *known, _up(found)))
   allowed = accounting.accountants_for("poisson", answer.neighboring_relation)
-  # Beside a sampler in passes Poisson sampling of the same expected batches.
+  # Shows Poisson sampling with the same expected batches beside a sampler in passes.
   if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
-    rows.append((f"poisson ({by})", *known, _up(price.epsilon_of(poisson, by))))
+    rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 
@@ -384,9 +388,9 @@ def _up(epsilon: float) -> str:
 
 
 def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
-  """The row of --gdp, labelled with what it is worth."""
+  """Returns the row of --gdp, labelled as an approximation."""
   found = accounting.gdp.approximate(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
   )
@@ -395,7 +399,7 @@ def _approximated(answer: Question, known: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def note_on_training(answer: Question) -> str | None:
-  """Returns a line where launch.train would cost more than the epsilon that was asked for.
+  """Returns a line where launch.train would cost more than the requested epsilon.
 
   Its share of delta for batches above the capacity is set aside. Calibration by the run itself
   (`--config.privacy.epsilon`) takes that into account, and adds a little more noise.
@@ -404,7 +408,7 @@ def note_on_training(answer: Question) -> str | None:
     return _note_on_attack(answer, answer.attack)
   if answer.epsilon is None or not answer.can_overflow:
     return None
-  cost = price.epsilon_in_training(answer, answer.accountants[0])
+  cost = solve.epsilon_in_training(answer, answer.accountants[0])
   if cost <= answer.epsilon:
     return None
   return (
@@ -415,9 +419,9 @@ def note_on_training(answer: Question) -> str | None:
 
 
 def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | None:
-  epsilon = price.epsilon_in_training(answer, answer.accountants[0])
+  epsilon = solve.epsilon_in_training(answer, answer.accountants[0])
   aside = overflow.OVERFLOW_SHARE * answer.delta
-  profile = overflow.with_aborts(price.profile_of(answer), aside=aside, epsilon=epsilon)
+  profile = overflow.with_aborts(solve.profile_of(answer), aside=aside, epsilon=epsilon)
   if attack.cost(profile, answer.delta) <= attack.limit:
     return None
   return (
@@ -429,18 +433,20 @@ def _note_on_attack(answer: Question, attack: accounting.AttackBound) -> str | N
 def attackers(
   answer: Question, fpr: float | None = None, prior: float | None = None
 ) -> str:
-  """Describes in one line what the first accountant's proof leaves to any attack.
+  """Describes in one line the most that any attack can achieve, by the first accountant's
+  proof.
 
   Args:
     fpr: one more false positive rate.
     prior: chance of membership that an attacker knows; None says nothing of such a one.
   """
   by = answer.accountants[0]
-  profile = price.profile_of(answer)
+  profile = solve.profile_of(answer)
+  asked: list[float] = sorted({*_RATES, _RATES[0] if fpr is None else fpr})
   rates = (
     f"{accounting.upper(accounting.true_positive_rate(profile, rate))} at false positive rate "
     f"{accounting.by_name('rate', rate)}"
-    for rate in sorted({*_RATES, *([] if fpr is None else [fpr])})
+    for rate in asked
   )
   mu = accounting.upper(accounting.pairs_of(profile, answer.delta).mu(answer.delta))
   delta = accounting.upper(answer.delta)
@@ -448,7 +454,7 @@ def attackers(
   risk = ""
   if prior is not None:
     least = accounting.lower(accounting.bayes_risk(profile, prior))
-    risk = f"; whoever knows the prior {prior!r} errs with probability {least} at least"
+    risk = f"; anyone who knows the prior {prior!r} errs with probability {least} at least"
   return (
     f"noise_multiplier {accounting.lower(answer.noise_multiplier or 0.0, digits=6)}: true "
     f"positive rate of any attack at most {', '.join(rates)}, and nowhere more than {advantage} "
@@ -457,7 +463,7 @@ def attackers(
 
 
 def headline(asked: Question) -> str:
-  """Line above the table: what was solved for, and under which assumptions."""
+  """Returns the line above the table: the solved number, and the assumptions."""
   if asked.attack is not None:
     return (
       f"noise_multiplier with which {asked.attack.words(asked.delta)}, by "
@@ -474,9 +480,9 @@ def headline(asked: Question) -> str:
 
 
 def statement(answer: Question) -> str:
-  """The guarantee in words."""
+  """Returns the guarantee in words."""
   return accounting.privacy_statement(
-    price.run_event(answer),
+    solve.run_event(answer),
     delta=answer.delta,
     neighboring_relation=answer.neighboring_relation,
     num_examples=answer.num_examples,
@@ -485,7 +491,7 @@ def statement(answer: Question) -> str:
 
 
 def compare_documents(values: Any) -> None:
-  """Prints every published formula beside the truth, and draws it where `out` says."""
+  """Prints every published formula beside the truth, and draws it if `out` is set."""
   others = [name for name in _QUESTION_FLAGS if values[name].present]
   if others:
     raise UserError(f"{others[0]}: --compare_documents takes only --delta and --out")
@@ -509,12 +515,12 @@ def _check_out(name: str, values: Any) -> None:
 
 
 def _check_companions(values: Any) -> None:
-  """UserError for a flag whose companion is missing."""
+  """Raises UserError for a flag whose companion is missing."""
   if values.out is not None:
     raise UserError("goes with --compare_documents only", field="out")
   given = [name for name in bounded.FLAGS if values[name].present]
-  if given and values.sampler not in price.BOUNDED:
-    samplers = " or ".join(price.BOUNDED)
+  if given and values.sampler not in solve.BOUNDED:
+    samplers = " or ".join(solve.BOUNDED)
     raise UserError(f"{given[0]}: goes with sampler={samplers} only")
   _check_out("curve", values)
 
@@ -522,8 +528,8 @@ def _check_companions(values: Any) -> None:
 def _write_trade_offs(
   answers: Sequence[Question], folder: pathlib.Path
 ) -> list[pathlib.Path]:
-  """Writes trade-off curve and privacy loss of each answer; of several with the noise in the
-  name."""
+  """Writes trade-off curve and privacy loss of each answer. With several answers, names
+  contain the noise."""
   paths = []
   for answer in answers:
     level = accounting.lower(answer.noise_multiplier or 0.0, digits=6)
@@ -531,11 +537,11 @@ def _write_trade_offs(
       name: folder / (f"{level}_{name}" if len(answers) > 1 else name)
       for name in (trade_off_files.CURVE, trade_off_files.LOSSES)
     }
-    pairs = accounting.pairs_of(price.profile_of(answer), answer.delta)
+    pairs = accounting.pairs_of(solve.profile_of(answer), answer.delta)
     trade_off_files.write_curve(pairs, names[trade_off_files.CURVE])
     paths.append(names[trade_off_files.CURVE])
     has_losses = trade_off_files.write_losses(
-      price.run_event(answer),
+      solve.run_event(answer),
       names[trade_off_files.LOSSES],
       neighboring_relation=answer.neighboring_relation,
       accountant=answer.accountants[0],
@@ -551,16 +557,16 @@ def main() -> None:
   if values.compare_documents:
     return compare_documents(values)
   _check_companions(values)
-  if values.sampler in price.BOUNDED:
+  if values.sampler in solve.BOUNDED:
     _check_counts(values)
     levels = _noise_multipliers(values.noise_multiplier)
     return bounded.show(bounded.runs(values, levels))
   asked = questions(values)
-  answers = [price.solve(question) for question in asked]
+  answers = [solve.solve(question) for question in asked]
   print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
-  # An attacker's numbers are asked for, or are what the noise was solved for.
+  # An attacker's numbers were requested, or are the ones that the noise was solved for.
   asked_for = ("tradeoff", *bounded.ATTACK_FLAGS)
   for answer in answers if any(values[name].value for name in asked_for) else ():
     print(attackers(answer, values.fpr, values.prior))
@@ -572,7 +578,7 @@ def main() -> None:
   for answer in answers if values.statement else ():
     print(f"\n{statement(answer)}")
   if values.curve is not None:
-    paths = price.write_curve(price.curve(answers), values.curve)
+    paths = solve.write_curve(solve.curve(answers), values.curve)
     for path in [*paths, *_write_trade_offs(answers, pathlib.Path(values.curve))]:
       print(f"wrote {path}")
 

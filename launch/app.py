@@ -1,4 +1,4 @@
-"""The frame of every launcher: parses flags and runs `main`.
+"""Frame of every launcher: parses flags and runs `main`.
 
 A user's mistake ends in one line on stderr and exit code 2. A failed run ends in one line
 and exit code 1.
@@ -29,25 +29,25 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 def fail(message: object, code: int = 2) -> None:
   """Prints one line on stderr and exits."""
-  # As an error of a user is: on one line, without the middle of a long value.
+  # Formatted as a user's error: on one line, without the middle of a long value.
   line = " ".join(str(UserError(str(message))).split())
   print(f"error: {line}", file=sys.stderr, flush=True)
   sys.exit(code)
 
 
 def define_dry_run() -> None:
-  """Defines --dry_run of a launcher; call it at import time, as any absl flag."""
+  """Defines --dry_run of a launcher; call it at import time, like any absl flag."""
   flags.DEFINE_bool(
     "dry_run", False, "Print the plan of the run, and end: nothing is written."
   )
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:
-  """Raises UserError, one line for all, where the command line holds one of these flags.
+  """Raises UserError, one line for all, if the command line sets any of these flags.
 
   Args:
-    names: of flags that would be ignored.
-    what: they would need, in words.
+    names: flags that would be ignored.
+    what: the option that they need, in words.
   """
   given = [name for name in names if flags.FLAGS[name].present]
   if given:
@@ -56,8 +56,8 @@ def refuse_given(names: Iterable[str], what: str) -> None:
 
 
 def refuse_failed(rows: Iterable[Mapping[str, Any]]) -> None:
-  """Ends the process in one line, with exit code 1, where runs of a grid failed: each reason
-  once, with the first run that has it and the number of the others."""
+  """Ends the process in one line, with exit code 1, where runs of a grid failed. Each
+  reason appears once, with its first run and the number of the others."""
   rows = list(rows)
   reasons = dict[str, list[str]]()
   for row in rows:
@@ -96,14 +96,14 @@ def report_audit(result: Mapping[str, Any]) -> None:
 
 def prepare_memory(configs: Iterable[Any]) -> None:
   """Keeps freed memory where one of these runs is central training on scattering features,
-  whose steps are wide: others may become slower (`dpjax.parallel.allocator`). Call it before
-  JAX is used.
+  whose steps are wide. Other runs may become slower (`dpjax.parallel.allocator`). Call it
+  before JAX is used.
   """
   from dpjax import models
   from dpjax.experiments.kinds.central.config import TrainConfig
 
   asked = [each.model.name for each in configs if isinstance(each, TrainConfig)]
-  # Without such a model the run refuses it, by its field.
+  # Without such a model the run itself refuses it, by its field.
   with contextlib.suppress(UserError):
     if any(map(models.needs_features, asked)):
       allocator.keep_freed_memory()
@@ -146,8 +146,8 @@ class _Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable(workdir: str) -> Iterator[None]:
-  """Where SIGINT, SIGTERM or SIGHUP stops the block, it ends the process in one line, with exit
-  code 128 + signal. Within a training the loop hears them, ends its step and saves."""
+  """Ends the process in one line when SIGINT, SIGTERM or SIGHUP stops the block, with exit
+  code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
   from dpjax.experiments.run import loop
 
   def stop(signum: int, frame: Any) -> None:
@@ -155,14 +155,15 @@ def stoppable(workdir: str) -> Iterator[None]:
 
   previous = {}
   for signum in loop.STOPPING:
-    # Python raises KeyboardInterrupt for SIGINT; what is ignored, as by nohup, stays so.
+    # Python raises KeyboardInterrupt for SIGINT; ignored signals, as under nohup, stay
+    # ignored.
     if signum != signal.SIGINT and signal.getsignal(signum) != signal.SIG_IGN:
       previous[signum] = signal.signal(signum, stop)
   try:
     yield
   except (loop.Interrupted, KeyboardInterrupt) as stopped:
     told = stopped if isinstance(stopped, loop.Interrupted) else _BETWEEN
-    # The terminal that hung up reads nothing.
+    # After a hang-up the terminal reads nothing.
     with contextlib.suppress(OSError):
       print(f"{told} (workdir {workdir})", file=sys.stderr, flush=True)
     sys.exit(128 + getattr(stopped, "signum", signal.SIGINT))
@@ -174,7 +175,7 @@ def stoppable(workdir: str) -> Iterator[None]:
 def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
-  # absl leaves --help with code 1; help that was asked for is no error.
+  # absl ends --help with code 1, but a request for help is no error.
   except SystemExit:
     sys.exit(0)
   except flags.Error as error:
@@ -188,12 +189,12 @@ def _parse(argv: Sequence[str], *, words: bool = False) -> list[str]:
 
 
 def _end_unread(signum: int, frame: object) -> None:
-  """On SIGPIPE: `... | head` ends the process without a word, as it ends any other. Whatever
-  other pipe is broken is for who wrote to it to notice: of the event loops that save
-  checkpoints one in 500 is told something after it has closed."""
+  """Ends the process silently on SIGPIPE, as with `... | head`. Other broken pipes are left
+  to their writers. For example, an event loop that saves checkpoints sometimes (one in 500)
+  gets a message after it has closed."""
   streams = select.poll()
   for number in (1, 2):
-    # Errors are told unasked: nobody is left to read.
+    # Nobody is left to read errors.
     streams.register(number, 0)
   if any(events & (select.POLLERR | select.POLLHUP) for _, events in streams.poll(0)):
     signal.signal(signum, signal.SIG_DFL)
@@ -201,7 +202,7 @@ def _end_unread(signum: int, frame: object) -> None:
 
 
 def _is_memory(error: BaseException | None) -> bool:
-  """Whether an error, or what led to it, is a lack of memory: Python's, or XLA's."""
+  """Whether an error, or its cause, is a lack of memory: Python's, or XLA's."""
   if error is None:
     return False
   said = ("RESOURCE_EXHAUSTED", "can't start new thread", "Cannot allocate memory")
@@ -210,8 +211,8 @@ def _is_memory(error: BaseException | None) -> bool:
 
 
 def _without_late_words(told: Any) -> None:
-  """Python's own hook, but for a checkpoint that could not be written or read: orbax's other tasks,
-  and native code from its threads, say through it that nobody listens any more."""
+  """Passes an error to Python's own hook, except the late ones of a checkpoint that failed.
+  Orbax's other tasks, and native threads, raise those when nobody listens any more."""
   late = isinstance(told.exc_value, RuntimeError)
   files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(told.exc_traceback)]
   of_orbax = any("orbax" in file for file in files)
@@ -220,8 +221,8 @@ def _without_late_words(told: Any) -> None:
 
 
 def run(main: Callable[..., None], *, words: bool = False) -> None:
-  """Runs `main()` under absl with one-line errors; with `words`, `main(*words)` of those that
-  are no flags, which else are refused.
+  """Runs `main()` under absl with one-line errors. With `words`, runs `main(*words)` on the
+  arguments that are no flags; otherwise those are refused.
 
   UserError: exit code 2. OSError (a missing or unwritable file) and a lack of memory: exit code 1.
   An error in a user's own code that a config names by its import path: one line, exit code
@@ -233,16 +234,16 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
   sys.unraisablehook = _without_late_words
 
   def guarded(argv: Sequence[str]) -> None:
-    # Third parties' chatter is not for users.
+    # Third parties' messages are not for users.
     logging.set_verbosity(logging.WARNING)
     try:
       main(*argv[1:])
-    # First, for what cannot be written is a UserError too.
+    # First, since a refused write is a UserError, too.
     except OSError as error:
       fail(error, code=1)
     except UserError as error:
       fail(error)
-    # A user's own part may call sys.exit.
+    # A user's own code may call sys.exit.
     except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
@@ -250,7 +251,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
       if blamed is None:
         raise
       fail(blamed)
-    # Within reach of `_end_unread`; there may be no stdout, which print minds.
+    # Within reach of `_end_unread`. There may be no stdout, for which print fails.
     finally:
       with contextlib.suppress(OSError):
         print(end="", flush=True)

@@ -47,7 +47,7 @@ app.define_dry_run()
 
 
 def attack_run() -> None:
-  """Attacks the run of --run, and prints what is found."""
+  """Attacks the run of --run, and prints the results."""
   overrides = [name for name in flags.FLAGS if name.startswith("config.")]
   app.refuse_given(("config", "dry_run", *overrides), "a table of attacks, without --run")
   folder = flags.FLAGS.run
@@ -62,7 +62,7 @@ def attack_run() -> None:
 
 
 def main() -> None:
-  """Runs what is left of the table."""
+  """Runs the remaining rows of the table."""
   if flags.FLAGS.threats:
     fields = [name for name in flags.FLAGS if name.startswith("config.")]
     given = ("config", "workdir", "dry_run", "run", "shadows", *fields)

@@ -36,11 +36,11 @@ from dpjax.validate import UserError
 from launch import app
 
 flags.DEFINE_bool("all", False, "Attack everything that has a game.")
-flags.DEFINE_string("only", "", "Attack one room (mechanisms, samplers, transforms, "
+flags.DEFINE_string("only", "", "Attack one group (mechanisms, samplers, transforms, "
                     "federated, secure, plans, training, vertical, accounting, relevance) "
                     "or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
-flags.DEFINE_integer("seed", 0, "Of all draws.", lower_bound=0, upper_bound=2**62 - 1)
+flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0, upper_bound=2**62 - 1)
 flags.DEFINE_bool("twins", False, "Play broken twins, which must be refuted.")
 flags.DEFINE_string("final_model", "", "Audit final models of this data set instead.")
 flags.DEFINE_float("epsilon", 10.0, "Claimed by those trainings.", lower_bound=0.0)
@@ -62,7 +62,7 @@ def _refuse(names: tuple[str, ...], reason: str) -> None:
 
 
 def audit_final_models() -> None:
-  """Trains them, and prints one line."""
+  """Trains final models for an audit, and prints one line."""
   options = flags.FLAGS
   _refuse(_OF_GAMES, "is of the games, must not be given with --final_model")
   settings = many_models.FinalModels(
@@ -80,7 +80,7 @@ def audit_final_models() -> None:
 
 
 def play_twins() -> None:
-  """Plays what is left, and prints what no game refuted."""
+  """Plays the remaining twins, and prints those that no game refuted."""
   options = flags.FLAGS
   _refuse(("minutes",), "is of the claims, must not be given with --twins")
   settings = broken_twins.TwinSettings(options.only, options.seed)
@@ -95,7 +95,7 @@ def play_twins() -> None:
 
 
 def main() -> None:
-  """Plays what is left, and prints the table; or audits final models."""
+  """Plays the remaining games, and prints the table; or audits final models."""
   options = flags.FLAGS
   if options.final_model:
     return audit_final_models()
@@ -115,7 +115,7 @@ def main() -> None:
 
 
 def play_claims() -> None:
-  """Plays what is left, and prints the table."""
+  """Plays the remaining games, and prints the table."""
   options = flags.FLAGS
   settings = long_games.Settings(options.minutes, options.only, options.seed)
   rows = long_games.run(settings, options.out)

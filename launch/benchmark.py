@@ -108,7 +108,7 @@ try:
 except ModuleNotFoundError as error:
   if error.name != "benchmarks":
     raise
-  # The wheel leaves benchmarks/ out.
+  # The wheel does not contain benchmarks/.
   sys.exit("launch.benchmark: must run in a checkout of dpjax, where benchmarks/ lies")
 
 SUITES = (
@@ -124,7 +124,7 @@ SUITES = (
   "allocator",
   "correlated",
 )
-# Flags that not every suite reads.
+# Flags that only some suites read.
 _OF_SUITES = {
   "workloads": (
     *("gradients", "federated", "secure_sums", "data", "allocator"),
@@ -218,7 +218,7 @@ flags.DEFINE_bool("peak_rss", True, "Also run each entry alone, for its peak mem
 
 
 def main() -> None:
-  """Runs the suite, a line on stderr as each workload is done."""
+  """Runs the suite, with a line on stderr after each workload."""
   options = flags.FLAGS
   for name, suites in _OF_SUITES.items():
     if options.suite not in suites:
@@ -250,7 +250,7 @@ def _gradients(options: flags.FlagValues, out: pathlib.Path | None) -> None:
       name, methods, repeats=options.repeats, fresh_process=options.peak_rss
     )
     print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each workload, so that a stopped run keeps what it has.
+    # After each workload, so that an interrupted run keeps its results.
     if out is not None:
       gradient_speed.write(entries, out)
   print(gradient_speed.table(entries))
@@ -307,7 +307,7 @@ def _training(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     validate.one_of(gradients.METHODS, methods=method)
   configs = _configs(options)
   entries = []
-  # Their runs do so too.
+  # Their launchers do so, too.
   app.prepare_memory(configs.values())
   if options.cpu_devices is not None:
     federated_speed.use_cpu_devices(options.cpu_devices)
@@ -332,7 +332,7 @@ def _devices(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     federated_speed.use_cpu_devices(options.cpu_devices)
   meshes = options.mesh or device_speed.default_meshes()
   entries = []
-  # Before anything is timed: a slip in the last mesh would cost the minutes of the others.
+  # Before any timing: an error in the last mesh would cost the minutes of the others.
   for mesh in meshes:
     gradients.mesh_of(mesh)
   for name, config in configs.items():
@@ -451,7 +451,7 @@ def _correlated(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   for name in names:
     entries += correlated_cost.measure(name, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
-    # After each model, so that a stopped run keeps what it has.
+    # After each model, so that an interrupted run keeps its results.
     if out is not None:
       correlated_cost.write(entries, out)
   print(correlated_cost.table(entries))

@@ -1,14 +1,14 @@
-"""The part of `launch.account` about samplers that bound how often an example takes part."""
+"""The part of `launch.account` for samplers that bound how often an example takes part."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dpjax import accounting, price, validate
+from dpjax import accounting, solve, validate
 from dpjax.validate import UserError
 
-# Flags that go with these samplers only.
+# Flags for these samplers only.
 FLAGS = ("min_sep", "bands", "num_samples")
 # Numbers of guarantees in an attacker's terms.
 ATTACK_FLAGS = ("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")
@@ -24,7 +24,7 @@ _NOT = (
 _NOT += ("neighboring_relation", "curve", "statement", "gdp", "tradeoff")
 
 
-def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
+def runs(values: Any, levels: Sequence[float]) -> list[solve.Bounded]:
   """Runs, one for each noise multiplier, from flag values; UserError when unclear."""
   for name in _NOT:
     if values[name].present:
@@ -43,23 +43,23 @@ def runs(values: Any, levels: Sequence[float]) -> list[price.Bounded]:
   prob = 1 / values.min_sep if bins else prob or 0.0
   common = (values.num_steps, prob, values.min_sep, values.delta, values.bands)
   found = [
-    price.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
+    solve.Bounded(values.sampler, level, *common, values.num_samples) for level in levels
   ]
-  price.check_bounded(found[0])
+  solve.check_bounded(found[0])
   return found
 
 
-def table(asked: Iterable[price.Bounded]) -> str:
+def table(asked: Iterable[solve.Bounded]) -> str:
   """Each run's epsilons, each beside what it is worth."""
   lines: list[tuple[str, ...]] = [("noise_multiplier", "epsilon", "kind")]
   for run in asked:
     level = accounting.lower(run.noise_multiplier, digits=6)
     up = lambda value: accounting.upper(value, decimals=4)
-    lines += [(level, up(value), kind) for kind, value in price.bounded_rows(run)]
+    lines += [(level, up(value), kind) for kind, value in solve.bounded_rows(run)]
   return "\n".join(f"{level:>16}  {value:>10}  {kind}" for level, value, kind in lines)
 
 
-def show(asked: Sequence[price.Bounded]) -> None:
+def show(asked: Sequence[solve.Bounded]) -> None:
   """Prints what was asked, and the table."""
   one = asked[0]
   print(

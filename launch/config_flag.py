@@ -21,7 +21,7 @@ from absl import flags
 
 from dpjax import names, run_code, validate
 from dpjax.experiments.config import fields, rules
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.validate import UserError
 from launch import app
@@ -40,7 +40,7 @@ def define(
   default: str | None = None,
   help: str = "config file: a Python file whose get_config() returns the config.",
 ) -> None:
-  """Defines `--name=FILE.py` and every `--name.field=value` that the command line holds.
+  """Defines `--name=FILE.py` and every `--name.field=value` of the command line.
 
   Call it at import time, as any absl flag. Without a default the flag is required.
   """
@@ -49,7 +49,7 @@ def define(
   for path in _overridden(name):
     try:
       flags.DEFINE_string(f"{name}.{path}", None, f"override of {path}")
-    # At import, before anything catches it: such as a name with a space.
+    # At import, before errors are caught; for example a name with a space.
     except flags.Error as error:
       app.fail(f"--{name}.{path}: {error}")
   if default is None:
@@ -57,18 +57,18 @@ def define(
   if "print_config" not in flags.FLAGS:
     flags.DEFINE_bool("print_config", False, "Print every field of the config, and end.")
   if any(arg.lstrip("-") in ("help", "helpfull") for arg in sys.argv[1:]):
-    # absl prints for --help the docstring of the program that runs, with the program's
-    # name where it has %s.
+    # absl prints the docstring of the program for --help, with the program's name in place
+    # of %s.
     main = sys.modules["__main__"]
     text = _fields_in_words(kind.config(), name).replace("%", "%%")
     main.__doc__ = f"{main.__doc__ or ''}\n{text}"
 
 
 def get(name: str = "config", **more: Any) -> Any:
-  """The config that the parsed flags ask for: the file's, checked, with the overrides.
+  """Returns the config of the parsed flags: the file's, checked, with the overrides.
 
   What an override leaves without a reader goes back to its default, and a line on stderr says
-  so; see `dpjax.experiments.run.switched`.
+  so; see `dpjax.experiments.run.switches`.
 
   Args:
     more: fields that flags of their own set, as "audit.enabled".
@@ -79,7 +79,7 @@ def get(name: str = "config", **more: Any) -> Any:
   """
   given = str(flags.FLAGS[name].value)
   file = config = load(given, _KINDS[name].config, name=f"--{name}")
-  # The code of the run is followed from this file on.
+  # The code of the run is tracked from this file on.
   run_code.begin_at(str(_found(given, f"--{name}={given}")))
   steps = []
   # Whole sections come first, or they would undo their own fields.
@@ -90,7 +90,7 @@ def get(name: str = "config", **more: Any) -> Any:
   for path, value in more.items():
     config = fields.replace(config, path, value)
     steps.append((path, config))
-  config, line = switched.settled(file, steps, _KINDS[name])
+  config, line = switches.of_command_line(file, steps, _KINDS[name])
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:
@@ -101,13 +101,14 @@ def get(name: str = "config", **more: Any) -> Any:
 
 
 def _command_line(config: Any, name: str) -> list[str]:
-  """Returns a flag for each field; a comment where a value can be written in a file alone."""
+  """Returns a flag for each field, or a comment where a value can only be written in a
+  file."""
   lines = []
   for leaf in fields.leaves(config):
     text = _as_text(leaf.value)
     line = f"--{name}.{leaf.path}={shlex.quote(text)}"
     try:
-      # Entries of a list or a dict may be anything, so that not all of them can be written.
+      # Entries of a list or a dict may be anything, so not all of them can be written.
       is_open = isinstance(leaf.value, (dict, list, tuple))
       read = fields.parse(text, leaf.hint, leaf.path) if is_open else leaf.value
     except UserError:
@@ -120,12 +121,12 @@ def _as_text(value: Any) -> str:
   """Returns a value as an override of its field would be written."""
   if value is None or isinstance(value, bool):
     return str(value).lower()
-  # Python reads 1e999 as infinity, and the word as a name.
+  # Python parses 1e999 as infinity, and the word inf as a name.
   return value if isinstance(value, str) else re.sub(r"\binf\b", "1e999", repr(value))
 
 
 def _fields_in_words(config: Any, name: str) -> str:
-  """Returns a line or more for each field: its default, the values it takes, its help."""
+  """Returns lines for each field: its default, its possible values, its help."""
   lines = [f"fields of the config: --{name}.FIELD=VALUE, or none for what is optional", ""]
   for row in rules.described(config):
     values = f"  [{row.values}]" if row.values else ""
@@ -139,8 +140,8 @@ def _fields_in_words(config: Any, name: str) -> str:
 
 
 def asked(prefix: str = "") -> tuple[Any, str]:
-  """(config, workdir) of a run that --audit and --noaudit have attacked, or not, whatever its
-  file says; `prefix` is of the default workdir's name."""
+  """Returns (config, workdir) of a run. --audit and --noaudit override the file's audit;
+  `prefix` begins the default workdir's name."""
   audit = flags.FLAGS["audit"]
   more: dict[str, Any] = {"audit.enabled": audit.value} if audit.present else {}
   config = get("config", **more)
@@ -148,7 +149,8 @@ def asked(prefix: str = "") -> tuple[Any, str]:
 
 
 def workdir(prefix: str = "") -> str:
-  """Directory by --workdir, or runs/<prefix><config name>; UserError where it can be none."""
+  """Returns the directory of --workdir, or runs/<prefix><config name>; UserError if it
+  cannot be one."""
   given = flags.FLAGS.workdir
   if given is None:
     return f"runs/{prefix}{pathlib.Path(flags.FLAGS.config).stem}"
@@ -157,7 +159,8 @@ def workdir(prefix: str = "") -> str:
 
 
 def load(path: str, kind: type, *, name: str = "--config") -> Any:
-  """Returns what a Python file's `get_config()` gives, checked to be a well-typed `kind`.
+  """Returns the result of a Python file's `get_config()`, checked to be a well-typed
+  `kind`.
 
   A file of configs/ that is not here is the one that was installed with dpjax.
   """
@@ -193,7 +196,7 @@ def _module(path: str, at: str) -> ModuleType:
   if spec is None or spec.loader is None:
     raise UserError(f"{at}: must be a Python file (.py)")
   module = importlib.util.module_from_spec(spec)
-  # A dataclass in the file looks its module up.
+  # A dataclass in the file looks up its module.
   sys.modules[spec.name] = module
   _guarded(lambda: spec.loader.exec_module(module), path, at)  # type: ignore[union-attr]
   return module
@@ -202,16 +205,17 @@ def _module(path: str, at: str) -> ModuleType:
 def _guarded(call: Any, path: str, at: str) -> Any:
   try:
     return call()
-  # Whatever a user's file does, it ends in one line.
+  # A user's file may raise anything; it is reported in one line.
   except (Exception, SystemExit) as error:
     raise UserError(f"{at}: {names.reason(error, str(path))}") from error
 
 
 def _overridden(name: str) -> list[str]:
-  """The dotted paths that the command line (and its flag files) overrides, in order."""
+  """Returns the dotted paths that the command line (and its flag files) overrides, in
+  order."""
   try:
     argv = flags.FLAGS.read_flags_from_files(sys.argv[1:], force_gnu=False)
-  # An unreadable --flagfile: absl says so when it parses.
+  # An unreadable --flagfile: absl reports it when it parses.
   except flags.Error:
     return []
   marks = (f"--{name}.", f"-{name}.")

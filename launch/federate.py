@@ -54,7 +54,7 @@ peers.define()
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line, for people."""
+  """Describes a result in one line."""
   reached = [
     f"{float(target):.0%} in {rounds}"
     for target, rounds in result["rounds_to_accuracy"].items()
@@ -74,7 +74,8 @@ def main() -> None:
     FEDERATED,
     config,
     workdir,
-    # Checkpoints differ by where states lie; the digest, of what is computed, does not.
+    # Checkpoints differ by the location of states, but the digest covers only the
+    # computation.
     {"config": build.digest(config).hex(), "client_state": config.client_state},
     line,
     "round",

@@ -1,4 +1,5 @@
-"""Lists what there is: data sets, models, methods, samplers, attacks, configs; a line each.
+"""Lists everything available: data sets, models, methods, samplers, attacks, configs; one
+line each.
 
   python -m launch.list                     # everything
   python -m launch.list models samplers     # of these topics
@@ -24,7 +25,7 @@ _COMMAND = re.compile(r"python -m (launch\.\w+)")
 
 
 def _docstrings(folder: str, marks: str) -> dict[str, str]:
-  """File of a folder -> its docstring, where its code holds `marks`."""
+  """Returns file -> docstring for a folder's files whose code contains `marks`."""
   found = {}
   for path in sorted((app.ROOT / folder).rglob("*.py")):
     text = path.read_text(encoding="utf-8")
@@ -36,7 +37,7 @@ def _docstrings(folder: str, marks: str) -> dict[str, str]:
 
 
 def configs() -> Rows:
-  """Every published config, with the launcher that its docstring names."""
+  """Returns every published config, with the launcher in its docstring."""
 
   def told(text: str) -> str:
     return f"{sentence(text)} [{', '.join(_COMMAND.findall(text)[:1])}]"
@@ -46,7 +47,7 @@ def configs() -> Rows:
 
 
 def launchers() -> Rows:
-  """Every command."""
+  """Returns every command."""
   found = _docstrings("launch", "  app.run(")
   return {
     f"python -m launch.{pathlib.Path(path).stem}": sentence(text)
@@ -62,10 +63,10 @@ TOPICS = {
 
 
 def page(topics: tuple[str, ...] = ()) -> str:
-  """The lines of these topics, of all where none is named.
+  """Returns the lines of these topics; of all without any.
 
   Args:
-    topics: of `TOPICS`, or import paths of parts of one's own.
+    topics: names of `TOPICS`, or import paths of parts that a user defined.
 
   Raises:
     UserError: a topic that is none, or a path at which there is nothing.

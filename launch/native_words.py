@@ -1,4 +1,4 @@
-"""Stands between the standard error of native code and the terminal; see `peers.run`.
+"""Filter between native code's standard error and the terminal; see `peers.run`.
 
 Where process 0 dies, JAX's runtime aborts the others with a stack trace, at times before they
 could say a word of their own. A process that aborts says nothing afterwards, so this one does:
@@ -20,7 +20,7 @@ _RUNTIME = re.compile(rb"coordination|distributed service", re.IGNORECASE)
 
 def main() -> None:
   for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    # It ends when the words do.
+    # It ends when its input ends.
     signal.signal(number, signal.SIG_IGN)
   kept = False
   said = False

@@ -1,5 +1,5 @@
 """`--coordinator --num_processes --process_id`: one launcher as several processes, on one
-machine or many. Each machine gets the same command but for its --process_id."""
+machine or many. The commands differ only in --process_id."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ flags.disclaim_key_flags()
 
 _NAMES = ("coordinator", "num_processes", "process_id")
 _THEN = "the same command on all machines goes on from there"
-# Seconds for the others to come to the same error by themselves.
+# Seconds for the others to meet the same error by themselves.
 _MOMENT = 0.5
 
 
 class Options(NamedTuple):
-  """Where this process is among how many."""
+  """Number of this process, and of all."""
 
   coordinator: str
   num_processes: int
@@ -78,7 +78,7 @@ def define() -> None:
 
 
 def options() -> Options | None:
-  """Options that the flags ask for; None for a run of one process.
+  """Returns the options of the flags; None for a run of one process.
 
   Raises:
     UserError: some of the flags without the others, or no ids in --local_devices.
@@ -109,9 +109,10 @@ def _ids() -> list[int] | None:
 
 
 def _own_stdout() -> None:
-  """Python keeps stdout; native code, where gloo greets each peer, gets nowhere."""
+  """Gives Python a copy of stdout, and native code none: gloo prints a greeting for each
+  peer."""
   sys.stdout.flush()
-  # The number 1 goes to native code, so Python writes to a copy.
+  # File number 1 goes to native code, so Python writes to a copy.
   kept = os.dup(1)
   nowhere = os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 1)
@@ -120,7 +121,7 @@ def _own_stdout() -> None:
 
 
 def _own_stderr(me: str) -> None:
-  """Python keeps stderr; the words of native code go through `native_words`."""
+  """Gives Python a copy of stderr; native code's messages go through `native_words`."""
   sys.stderr.flush()
   line = f"error: {me}: lost another process, most likely process 0; {_THEN}"
   command = [sys.executable, "-S", native_words.__file__, line]
@@ -133,7 +134,7 @@ def _own_stderr(me: str) -> None:
 
 
 class _Ending:
-  """How a process ends when the run cannot go on: one line, and no barrier to wait at.
+  """Way to end a process when the run cannot continue: one line, and no barrier to wait at.
 
   An ordinary exit would wait for the dead peer and then print a stack trace.
   """
@@ -142,15 +143,16 @@ class _Ending:
     self._number = options.process_id
     self._me = f"process {options.process_id} of {options.num_processes}"
     self._saved = saved
-    # Taken for good by whoever is first to know.
+    # Taken for good by the first thread to know.
     self._once = threading.Lock()
 
   def lost(self, meeting: processes.meeting.Meeting, who: int, why: str) -> None:
-    """A peer is gone or hangs, or the others have given this process up."""
+    """Ends the process when a peer is gone or hangs, or the others have given up on this
+    one."""
     self._end(meeting, f"lost process {who}: {why}", who, why)
 
   def broken(self, meeting: processes.meeting.Meeting, error: Exception) -> None:
-    """Ends the process where an exchange failed, once others could say who it was."""
+    """Ends the process after a failed exchange, once others had time to name the cause."""
     time.sleep(_MOMENT)
     self._end(meeting, f"lost another process ({error})", None, "has ended")
 
@@ -164,14 +166,14 @@ class _Ending:
     self._exit(meeting, 1, who, why)
 
   def error(self, meeting: processes.meeting.Meeting, error: Exception, code: int) -> None:
-    """This process found a mistake; the others have most likely found the same."""
+    """Ends the process on a user's error, which the others have most likely found, too."""
     self._once.acquire()
     self._say(str(error))
     time.sleep(_MOMENT)
     self._exit(meeting, code)
 
   def bug(self, meeting: processes.meeting.Meeting) -> None:
-    """This process has failed; its traceback is for us."""
+    """Ends the process on a bug, with its traceback."""
     self._once.acquire()
     traceback.print_exc()
     os.write(2, native_words.SAID)
@@ -179,7 +181,7 @@ class _Ending:
 
   def _say(self, text: str) -> None:
     print(f"error: {self._me}: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    # What JAX's runtime says of it comes before or after.
+    # Messages of JAX's runtime about it come before or after.
     os.write(2, native_words.SAID)
 
   def _exit(
@@ -189,11 +191,11 @@ class _Ending:
     who: int | None = None,
     why: str = "has ended",
   ) -> None:
-    # The others hear the reason before this process is gone.
+    # The others get the reason before this process is gone.
     meeting.abandon(who, why)
     sys.stdout.flush()
     sys.stderr.flush()
-    # An ordinary exit would wait at JAX's barrier for the peer that is gone.
+    # An ordinary exit would wait at JAX's barrier for the lost peer.
     os._exit(code)
 
 
@@ -205,7 +207,7 @@ def carry_out(
   line: Callable[[dict], str],
   unit: str,
 ) -> None:
-  """The `main` of a launcher that trains: the run of a config, on as many processes as the
+  """Runs the `main` of a training launcher: a config's run, on as many processes as the
   flags say, or its plan (--dry_run).
 
   Args:
@@ -236,11 +238,11 @@ def carry_out(
 
 
 def _saved(workdir: str, unit: str, heard: Sequence[int], *, owner: bool) -> str:
-  """Describes what is saved when a peer is lost.
+  """Describes the saved state when a peer is lost.
 
   That may be while process 0, the owner, was writing it.
   """
-  # Process 0 asks the disk; the others know only what they were told last.
+  # Process 0 reads the disk; the others know only the last report.
   newest = checkpoint.newest(pathlib.Path(workdir)) if owner else (None, *heard)[-1]
   if newest is None:
     return "nothing is saved"
@@ -279,7 +281,7 @@ def run(
     work()
   except PeerLost as error:
     ending.broken(met, error)
-  # First, for what cannot be written is a UserError too.
+  # First, since a refused write is a UserError, too.
   except OSError as error:
     ending.error(met, error, 1)
   except UserError as error:

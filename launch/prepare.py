@@ -52,7 +52,7 @@ _DATA_DIR = flags.DEFINE_string(
 
 
 def _require_tensorflow() -> None:
-  # Without TensorFlow's notes at its start.
+  # Suppresses TensorFlow's messages at its start.
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   if importlib.util.find_spec("tensorflow") is None:
     raise UserError(
@@ -62,7 +62,7 @@ def _require_tensorflow() -> None:
 
 
 def _require_network(builder: Any) -> None:
-  """Asks the first URL once: TFDS itself retries for minutes before it gives up."""
+  """Requests the first URL once: TFDS itself retries for minutes before it gives up."""
   import requests
 
   for url in list(builder.url_infos or {})[:1]:
@@ -71,7 +71,7 @@ def _require_network(builder: Any) -> None:
     except (requests.ConnectionError, requests.Timeout) as error:
       raise OSError(f"cannot download {url}: {prepared.first_line(error)}") from error
     except requests.RequestException:
-      # Not a web address, or refused: TFDS knows better how to fetch it.
+      # Not a web address, or refused: TFDS may still be able to fetch it.
       pass
 
 
@@ -82,7 +82,7 @@ def _write(name: str, root: pathlib.Path) -> None:
     builder = tfds.builder(name, data_dir=str(root), file_format="array_record")
     _require_network(builder)
     builder.download_and_prepare()
-  # TFDS raises many types, each of many lines.
+  # TFDS raises many types, mostly with long messages.
   except Exception as error:
     reason = f"{type(error).__name__}: {prepared.first_line(error)}"
     raise OSError(f"could not prepare {name!r} in {root}: {reason}") from error
@@ -103,7 +103,8 @@ def prepare(name: str, root: pathlib.Path) -> dict[str, int]:
 
 
 def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
-  """The database of TensorFlow Federated with this name, unpacked while it comes.
+  """Downloads the database of TensorFlow Federated with this name, and unpacks it on the
+  way.
 
   One that is there already is left alone. A failed download leaves nothing that is read.
   """
@@ -124,7 +125,7 @@ def fetch(name: str, root: pathlib.Path) -> pathlib.Path:
     unfinished.unlink(missing_ok=True)
     reason = f"{type(error).__name__}: {prepared.first_line(error)}"
     raise OSError(f"could not fetch {url}: {reason}") from error
-  # Renamed once it is whole, so that nobody reads a part of it.
+  # Renamed when it is complete, so that nobody reads a part of it.
   return unfinished.replace(path)
 
 

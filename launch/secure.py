@@ -31,7 +31,7 @@ app.define_dry_run()
 
 
 def main() -> None:
-  """Runs what is left of the table."""
+  """Runs the remaining rows of the table."""
   app.refuse_given(("dry_run",), "a run of many steps; a sum or a regression is one")
   config = config_flag.get()
   workdir = config_flag.workdir("secure_")

@@ -9,8 +9,9 @@
 Every field of the config (dpjax/experiments/sweeps/grid.py) can be overridden by its dotted name,
 such as --config.seeds=[0,1,2] or --config.base.num_steps=300. A base that is a FedConfig
 runs over clients, as launch.federate does (configs/sweeps/fed_*.py). Writes to --workdir:
-sweep.json, curve.csv, curve.png, table.md, points/. Stop it at any time; the same command goes on
-where it stopped. Exit code 1 if one of its runs failed. A private selection writes best/
+sweep.json, curve.csv, curve.png, table.md, points/; after the last run curve.pdf and curve.svg,
+for a paper (launch.plot draws them again). Stop it at any time; the same command goes on where it
+stopped. Exit code 1 if one of its runs failed. A private selection writes best/
 (to be released), trials.json and trials/ (secret).
 --processes=2 has two runs going at a time, for those that leave cores idle, as small convolutional
 networks do; each process holds the data.
@@ -49,7 +50,7 @@ app.define_dry_run()
 
 
 def main() -> None:
-  """Runs what is left of the sweep."""
+  """Runs the remaining points of the sweep."""
   config = config_flag.get()
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
@@ -67,7 +68,7 @@ def main() -> None:
     rows = grid.run_sweep(config, workdir, loop.train, load_fn, **asked)
   app.refuse_failed(rows)
   app.refuse_refuted(rows)
-  print(f"wrote {workdir}/curve.png, curve.csv, table.md, sweep.json")
+  print(f"wrote {workdir}/curve.png (.pdf, .svg), curve.csv, table.md, sweep.json")
 
 
 if __name__ == "__main__":

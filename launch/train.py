@@ -46,7 +46,7 @@ peers.define()
 
 
 def line(result: dict) -> str:
-  """Describes a result in one line, for people."""
+  """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
     f"{promise.told(result)}, {result['num_steps']} steps{writers.took(result)}"

@@ -58,7 +58,7 @@ _DIGESTS = ("files", "files_sha256", "run_sha256")
 # differ, and what was computed differs by as much.
 _OF_CIPHERTEXTS = ("bytes", "error", "found", "params_sha256")
 _CLOSE = 0.05
-_NO_CONTENT = {".png", ".lock"}
+_NO_CONTENT = {".png", ".pdf", ".svg", ".lock"}
 _SECRET = "checkpoints"
 
 

@@ -31,7 +31,7 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import switched
+from dpjax.experiments.run import switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.experiments.sweeps.grid import SweepConfig
 from dpjax.validate import UserError
@@ -225,7 +225,7 @@ def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
     config = fields.override(config, field, overrides[name])
     steps.append((field, config))
   # As a launcher does: what a switch leaves unread goes back to its default.
-  config, _ = switched.settled(file, steps, all_kinds.KINDS[type(config)])
+  config, _ = switches.of_command_line(file, steps, all_kinds.KINDS[type(config)])
   if getattr(config, "mesh", None) is not None:  # of devices that are not here
     config = fields.replace(config, "mesh", None)
   _REFUSED[launcher](config)

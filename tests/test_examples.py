@@ -74,6 +74,14 @@ def test_an_audit_refutes_a_bug_and_not_the_plan():
   assert values["broken"].refuted
 
 
+def test_noise_by_an_attackers_rates_is_less_than_by_one_epsilon():
+  values = _run("attack_rates")
+  assert 0.0999 < values["tpr"] <= 0.1
+  assert values["plan"].noise_multiplier < 0.9 * values["by_epsilon"].noise_multiplier
+  # Lines between corners of the curve are a bound, a little looser than the best tangent.
+  assert values["tpr"] <= values["drawn"] < 0.1002
+
+
 def test_a_sweep_draws_its_curve(tmp_path):
   done = commands.run(
     "launch.sweep",

@@ -12,7 +12,7 @@ _LAYERS = (
   {"types", "_lazy"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files"},
-  {"parallel"},  # machines, not privacy
+  {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {
     "gradients",
@@ -24,12 +24,18 @@ _LAYERS = (
     "metrics",
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
-  {"plan", "price"},
+  {"plan", "solve"},
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},
   {"experiments.run", "experiments.kinds", "experiments.catalogue"},  # ONE run
-  {"experiments.sweeps", "experiments.checks", "experiments.all_kinds"},  # of runs
+  # of runs
+  {
+    "experiments.sweeps",
+    "experiments.checks",
+    "experiments.plots",
+    "experiments.all_kinds",
+  },
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}
 

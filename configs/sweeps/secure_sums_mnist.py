@@ -1,4 +1,4 @@
-"""FedAvg on MNIST through every secure sum, each protocol run in earnest, against the plain mean.
+"""FedAvg on MNIST through every secure sum, each protocol actually run, beside the plain mean.
 
   python -m launch.sweep --config=configs/sweeps/secure_sums_mnist.py --workdir=runs/secure_sums
 

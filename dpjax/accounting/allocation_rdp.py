@@ -1,4 +1,4 @@
-"""Random allocation by Renyi DP: both directions, of a pass of T Gaussian sums.
+"""Accounting of random allocation by Renyi DP: a pass of T Gaussian sums, both directions.
 
 The pair of `random_allocation`, L = (X_1 + .. + X_T) / T, X_t independent lognormals of mean
 1, dominates a pass for every convex function of L, so also for the two of Renyi DP:
@@ -38,7 +38,7 @@ _STEP = 0.02
 # Range of log c. phi(c) < exp(-280) long before its end.
 _FIRST = -42.0
 _LAST = 60.0
-# Of log phi: the rule for phi itself errs by e^-300.
+# Least log phi: the rule for phi itself errs by e^-300.
 _LOWEST = -280.0
 _UNIT = 2.0**-53
 
@@ -118,13 +118,13 @@ def _added(num_steps: int, shift: float, powers: np.ndarray) -> np.ndarray:
     beyond = values[-1] + last - math.log(-math.expm1(last)) if last < 0 else math.inf
     total = special.logsumexp([special.logsumexp(values), before, beyond])
     found[place] = total + math.log(_STEP) - special.gammaln(power)
-  # The addend covers the error of the trapezoid rule.
+  # The last term covers the error of the trapezoid rule.
   return found / powers + 1e-12 * (1 + 1 / powers)
 
 
 @functools.lru_cache(maxsize=4)
 def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
-  """log c and log phi(c), rising c, as far as phi is known well."""
+  """log c and log phi(c) for rising c, as far as phi is known accurately."""
   rates = np.arange(_FIRST, _LAST, _STEP)
   step = min(0.04, math.pi**2 / (300 * shift))
   z = np.arange(-26, 26, step)
@@ -137,7 +137,7 @@ def _laplace(shift: float) -> tuple[np.ndarray, np.ndarray]:
     block = rates[start : start + 256, None]
     terms = np.exp(block + shift * z - shift**2 / 2)  # c X at [u, z]
     with np.errstate(divide="ignore"):
-      # phi > 1 - c here: what is missing from 1 is kept to all its digits.
+      # Here phi > 1 - c. The difference from 1 keeps all its digits.
       if block.max() < -1:
         logs = np.log1p(np.expm1(-terms) @ density)
       else:

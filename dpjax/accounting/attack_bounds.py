@@ -1,4 +1,4 @@
-"""What an attacker may do at most: a guarantee in place of an epsilon, and its calibration.
+"""Bounds on attackers: guarantees in place of an epsilon, and their calibration.
 
 An attack here is a test of membership: from all that a run releases it says whether a record
 was there. A bound is one of four numbers (Kulynych et al. 2024, arXiv 2407.02191):
@@ -27,7 +27,7 @@ from dpjax.accounting.text import lower, upper
 from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
-# Epsilons of a first search for the best tangent, and around the best of them.
+# Number of epsilons in a first search for the best tangent, and around the best of them.
 _COARSE = 257
 _FINE = 65
 # e^-40 is below the rounding of a rate.
@@ -104,7 +104,7 @@ def _log_odds(prior: float) -> float:
 
 
 class AttackBound(abc.ABC):
-  """What an attacker may do at most; `cost(profile, delta) <= limit` says whether a run keeps it.
+  """Bound on an attacker. A run keeps it if `cost(profile, delta) <= limit`.
 
   `cost` falls as the noise grows.
   """
@@ -119,7 +119,7 @@ class AttackBound(abc.ABC):
     """Returns an upper bound on what an attacker gains, as `limit` measures it.
 
     Args:
-      profile: of the whole run.
+      profile: the profile of the whole run.
       delta: slack of `GaussianDp`; the others hold without any.
     """
 

@@ -45,7 +45,8 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.random_allocation import random_allocation_event
 from dpjax.accounting.matrix import Strategy, turn_images
 
-# Share of the common part, if it is not zero: it keeps grids of losses coarse.
+# Share of the common part, unless it is zero. A share this large keeps the grids of losses
+# coarse.
 _LEAST = 1e-6
 
 
@@ -61,7 +62,7 @@ def balls_in_bins_event(
 
   Args:
     strategy: C, with no negative entry.
-    noise_multiplier: of the white noise, std / l2_clip_norm.
+    noise_multiplier: multiplier of the white noise, std / l2_clip_norm.
     spacing: g of the proof, 1 .. num_bins.
 
   Guarantee: dominates the run, adaptive or not; see the proof above. A run that stops early

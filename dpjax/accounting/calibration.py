@@ -1,4 +1,4 @@
-"""How much noise, how many steps, how large batches: from a target epsilon, backwards.
+"""The noise, number of steps or sampling probability that a target epsilon allows.
 
 The noise also from what an attacker may do at most (`attack_bounds`). Every answer lies on the
 private side: the accountant, asked again about the answer, gives an epsilon that is at most the
@@ -44,7 +44,7 @@ def calibrate_noise_multiplier(
 
   Guarantee: `epsilon(make_event(answer)) <= epsilon`, and at least `(1 - tol) * epsilon`
   unless epsilon jumps there or the answer is MIN_NOISE_MULTIPLIER.
-  UserError: even MAX_NOISE_MULTIPLIER costs more.
+  Raises UserError if even MAX_NOISE_MULTIPLIER costs more.
 
   >>> import dp_accounting as dpa
   >>> z = calibrate_noise_multiplier(dpa.GaussianDpEvent, epsilon=2.0, delta=1e-5)
@@ -90,7 +90,9 @@ def calibrate_noise_to_attack(
   """
 
   def make_profile(noise_multiplier: float, accountant: str) -> Profile:
-    options = {**counting, "accountant": accountant} if accountant else counting
+    options: Counting = {**counting}
+    if accountant:
+      options["accountant"] = accountant
     return privacy_profile(make_event(noise_multiplier), **options)
 
   return noise_of_profile(
@@ -129,12 +131,13 @@ def noise_of_profile(
     # The search asks for the ends of its bracket again and again.
     return functools.cache(lambda z: attack.cost(make_profile(z, name), delta))
 
-  # Costs are differences of rates: an ulp less, so that the rates themselves keep the bound.
+  # Costs are differences of rates. One ulp less, so that the rates themselves keep the
+  # bound.
   limit = attack.limit * (1 - 1e-12)
   low = MIN_NOISE_MULTIPLIER
   high = MAX_NOISE_MULTIPLIER
   search = functools.partial(_least, low=low, high=high, target=limit)
-  # `_from_rdp` reads of the target only which accountant decides.
+  # Of the target, `_from_rdp` reads only the accountant.
   by: Any = {"accountant": accountant}
   start = _from_rdp(lambda: search(cost_by("rdp"), start=1.0, tol=0.01), 1.0, by)
   answer = search(cost_by(""), start=start, tol=tol)
@@ -154,15 +157,15 @@ def calibrate_sampling_prob(
   """The largest sampling_prob, at most 1, whose run `make_event(q)` costs <= `epsilon`.
 
   Guarantee: on the private side, as for `calibrate_noise_multiplier`.
-  UserError: even MIN_SAMPLING_PROB costs more.
+  Raises UserError if even MIN_SAMPLING_PROB costs more.
 
   >>> from dpjax.accounting import gaussian_event, poisson_sampled_event
   >>> make = lambda q: poisson_sampled_event(gaussian_event(1), sampling_prob=q)
   >>> round(calibrate_sampling_prob(make, epsilon=1.0, delta=1e-5), 4)
   0.048
   """
-  # More noise and less sampling are both more private: one search serves both by the
-  # inverse.
+  # More noise and less sampling both cost less privacy, so one search over the inverse
+  # serves both.
   by_inverse = lambda inverse: make_event(1 / inverse)
   last = f"even sampling_prob={MIN_SAMPLING_PROB:g} costs"
   return 1 / _solved(by_inverse, 1.0, 1 / MIN_SAMPLING_PROB, last, tol, target)
@@ -172,7 +175,7 @@ def calibrate_num_steps(step_event: DpEvent, **target: Unpack[Target]) -> int:
   """The largest number of steps of `step_event` that costs at most `epsilon`.
 
   Guarantee: the answer costs at most `epsilon`, one step more costs more.
-  UserError: the first step costs more, or MAX_NUM_STEPS cost no more.
+  Raises UserError if the first step costs more, or MAX_NUM_STEPS cost no more.
 
   >>> import dp_accounting as dpa
   >>> calibrate_num_steps(dpa.GaussianDpEvent(20.0), epsilon=2.0, delta=1e-5)
@@ -202,8 +205,8 @@ def _costs(
   accountant: str = "pld",
   **options: Any,
 ) -> Callable[[str], _Cost]:
-  """Checks the target; returns accountant -> (parameter -> epsilon), remembering values.
-  "" is the accountant of the target."""
+  """Checks the target and returns accountant -> (parameter -> epsilon), with values cached.
+  The name "" means the accountant of the target."""
   validate.positive(epsilon=epsilon)
   validate.open_unit(delta=delta, tol=tol)
 
@@ -217,12 +220,13 @@ def _costs(
 
 
 def _from_rdp(search: Callable[[], Any], otherwise: Any, target: Target) -> Any:
-  """Where a search begins: where the fast and looser RDP ends, if it knows the event."""
+  """Returns the start of a search: the result of the faster and looser RDP, or `otherwise` if
+  RDP does not know the event."""
   if target.get("accountant") == "rdp":
     return otherwise
   try:
     return search() or otherwise
-  # RDP may not know the event. The accountant that was asked for decides.
+  # RDP may not know the event. Then the accountant that was asked for decides alone.
   except UserError:
     return otherwise
 
@@ -257,7 +261,7 @@ def _least(
 ) -> float | None:
   """The least x in [low, high] with cost(x) <= target, for a falling cost; or None."""
   private = unsafe = min(max(start, low), high)
-  # The step is squared each time: a good start costs little, a bad one a few more trials.
+  # The step is squared each time: a good start needs few trials, a bad one a few more.
   step = 1.1
   while cost(private) > target:
     if private >= high:
@@ -291,7 +295,8 @@ def _between(
 
 
 def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> float:
-  """Where the log-log line through a and b meets `aim`; every third time, the middle."""
+  """The point where the log-log line through a and b meets `aim`; every third time, the
+  middle."""
   cost_a = cost(a)
   cost_b = cost(b)
   # Epsilon is nearly a power of the parameter. Where it is not, the middle guarantees
@@ -299,7 +304,7 @@ def _interpolate(cost: _Cost, a: float, b: float, aim: float, trial: int) -> flo
   share = 0.5
   if trial % 3 < 2 and 0 < cost_a < cost_b < math.inf:
     share = math.log(aim / cost_a) / math.log(cost_b / cost_a)
-  # Clipped, so that the guess never falls on an end, where it would teach nothing.
+  # Clipped, so that the guess never falls on an end: cost is known there.
   return a * (b / a) ** min(max(share, 1e-3), 1 - 1e-3)
 
 

@@ -50,7 +50,7 @@ def l1_sensitivity(l2_sensitivity: float, dim: int) -> float:
 
 
 def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarray:
-  """[len(ORDERS)] of discrete Gaussian noise N_Z(0, variance) on each coordinate.
+  """Renyi divergences [len(ORDERS)] of noise N_Z(0, variance) on each coordinate.
 
   >>> float(discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)[0])  # at order 2
   1.0
@@ -62,9 +62,9 @@ def discrete_gaussian_rdp(variance: float, *, l2_sensitivity: float) -> np.ndarr
 def summed_discrete_gaussian_rdp(
   share_variance: float, num_shares: int, *, l2_sensitivity: float, dim: int
 ) -> np.ndarray:
-  """[len(ORDERS)] of the sum of `num_shares` discrete Gaussians, which is not one.
+  """Renyi divergences [len(ORDERS)] of a sum of `num_shares` discrete Gaussians.
 
-  UserError: share_variance < 1/4, where the proposition says nothing.
+  Raises UserError for share_variance < 1/4, where the proposition says nothing.
 
   >>> one = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
   >>> bool(np.allclose(one, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
@@ -99,7 +99,7 @@ def skellam_rdp(
   l1_sensitivity: float,
   orders: Sequence[float] = ORDERS,
 ) -> np.ndarray:
-  """[len(orders)] of Skellam noise of this variance on each coordinate.
+  """Renyi divergences [len(orders)] of Skellam noise of this variance on each coordinate.
 
   Args:
     l1_sensitivity: see the function `l1_sensitivity`.
@@ -140,11 +140,11 @@ class DistributedNoise:
 
   Every client adds a share of variance `share_variance`. With `min_survivors` shares or
   more in the sum it holds the noise that was promised: further shares only post-process.
-  With fewer it holds less (pitfall P37), which is refused, or charged as what it is.
+  With fewer it holds less (pitfall P37), which is refused, or accounted as what it is.
 
   Args:
     noise: "skellam" (its shares add up to a Skellam) or "discrete_gaussian".
-    share_variance: of one client's share, on the integer grid.
+    share_variance: variance of one client's share, on the integer grid.
     min_survivors: HONEST clients whose shares are in every sum; those who collude know
       their own shares, and do not count.
 
@@ -170,13 +170,13 @@ class DistributedNoise:
   def sized(
     cls, *, total_variance: float, min_survivors: int, noise: str = "skellam"
   ) -> DistributedNoise:
-    """Shares of which `min_survivors` make up `total_variance`."""
+    """Shares sized so that `min_survivors` of them make up `total_variance`."""
     validate.positive(total_variance=total_variance)
     validate.integer_at_least(1, min_survivors=min_survivors)
     return cls(total_variance / min_survivors, min_survivors, noise)
 
   def check_survivors(self, survivors: int) -> None:
-    """Raises when a sum has too few shares to hold the noise that was promised."""
+    """Raises when a sum has too few shares to hold the guaranteed noise."""
     validate.integer_at_least(0, survivors=survivors)
     if survivors < self.min_survivors:
       raise UserError(
@@ -189,7 +189,7 @@ class DistributedNoise:
   def rdp(
     self, *, l2_sensitivity: float, dim: int, survivors: int | None = None
   ) -> np.ndarray:
-    """[len(ORDERS)] of one sum.
+    """Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
       survivors: None for the promise; a number for what a sum with so many shares costs,

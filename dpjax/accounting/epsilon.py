@@ -50,13 +50,13 @@ class Counting(TypedDict, total=False):
   accountant: str
 
 
-# A PLD is composed by FFT, whose rounding can make delta too SMALL: against the closed form
-# by at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). Added back, 2.5
-# fold.
+# A PLD is composed by FFT, whose rounding can make delta too SMALL. Against the closed form
+# the error was at most 4e-17 per step (measured at 10, 4e3, 3e5, 1e6 and 1e7 steps). 2.5
+# times that is added back.
 _PLD_ROUNDING = (1e-13, 1e-16)  # (once, per composed step)
-# Widest grid of privacy losses, unless they are huge.
+# Widest grid of privacy losses, except where the losses are huge.
 _INTERVAL = 4e-4
-# A grid that would have to be wider shows no finite epsilon worth having.
+# Where the grid would have to be wider, no useful finite epsilon exists.
 _WIDEST = 100.0
 # Points of one step's grid, and of the composed grid: a bound on memory.
 _MAX_POINTS = (2e5, 4e6)
@@ -73,7 +73,7 @@ def epsilon(
 
   Guarantee: an upper bound. PLD (Koskela et al. 2020; Doroshenko et al. 2022,
   arXiv:2207.04380) is nearly exact; RDP (Mironov et al. 2019, arXiv:1908.10530) is looser.
-  UserError: the accountant has no analysis of this sampler under this relation.
+  Raises UserError if the accountant has no analysis of this sampler under this relation.
 
   >>> run = dpa.GaussianDpEvent(2.0)
   >>> round(epsilon(run, delta=1e-5), 3)
@@ -93,8 +93,8 @@ def epsilon(
     least = 2 * _pld_rounding(steps)
     both = epsilon_of_both(functools.partial(one, steps), delta, least=least)
     relation: Counting = {"neighboring_relation": "replace_one", "accountant": accountant}
-    # Both are proved, so their minimum is. With little noise the plain sum is the tighter
-    # one.
+    # Both are proved, so their minimum is. With little noise the unamplified sum is the
+    # tighter one.
     return min(both, epsilon(unamplified(steps), delta=delta, **relation))
   return one(steps, delta)
 
@@ -111,7 +111,7 @@ def delta(event: DpEvent, *, epsilon: float, **counting: Unpack[Counting]) -> fl
 def delta_curve(
   event: DpEvent, epsilons: Sequence[float], **counting: Unpack[Counting]
 ) -> np.ndarray:
-  """Delta at each epsilon: all of them hold at once. The analysis is done once.
+  """Delta at each epsilon. All pairs hold at once, because the analysis is done once.
 
   Equal, entry by entry, to `delta`.
 
@@ -139,7 +139,7 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 
   Guarantee: its values are upper bounds that hold at once.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> profile = privacy_profile(dpa.GaussianDpEvent(2.0))
   >>> profile([0.0, 1.9931]).round(5)  # 2 Phi(1/4) - 1
@@ -164,10 +164,10 @@ def privacy_profile(event: DpEvent, **counting: Unpack[Counting]) -> Profile:
 def loss_distribution(
   event: DpEvent, **counting: Unpack[Counting]
 ) -> tuple[pld_lib.PrivacyLossDistribution, float] | None:
-  """Returns the privacy loss distribution of an event, and what the rounding of its convolutions
-  can take from delta; None where its accounting has none.
+  """Returns the privacy loss distribution of an event, and the delta that rounding of its
+  convolutions can take away; None where its accounting has none.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> pld, rounding = loss_distribution(dpa.GaussianDpEvent(2.0))
   >>> round(pld.get_epsilon_for_delta(1e-5), 3), rounding < 1e-12
@@ -216,7 +216,8 @@ def _rdp_profile(steps: Parts) -> Profile:
   arXiv:2004.00010, proposition 12)."""
   rdp = np.array(rdp_of(steps))
   orders = np.array(ORDERS)
-  # By the Kullback-Leibler divergence, at any order and epsilon: delta <= sqrt(1 - e^-KL).
+  # The Kullback-Leibler divergence bounds delta at every order and epsilon: delta <= sqrt(1
+  # - e^-KL).
   largest = float(np.exp(0.5 * np.log1p(-np.exp(-rdp.min()))))
   # Below it the formula of an order is not stable.
   usable = orders > 1.01
@@ -234,12 +235,13 @@ def _rdp_profile(steps: Parts) -> Profile:
 
 
 def _pld_profile(steps: Parts) -> Profile:
-  """Returns the profile of the steps, and of the plain ones where these may be tighter."""
+  """Returns the profile of the steps, or of the unamplified ones where these may be
+  tighter."""
   plain = merged_parts(unamplified(steps))
   ways = [way for way in ([steps] if plain == steps else [steps, plain]) if way]
   if not ways:
     return lambda epsilons: np.zeros(len(epsilons))
-  # Of each way of accounting the directions: the worse direction of the better way.
+  # For each way of accounting, the worse direction. Of both ways, the better.
   profiles = [
     [] if _interval(way) > _WIDEST else [part.profile() for part in masses_of(_pld(way))]
     for way in ways
@@ -259,7 +261,7 @@ def _pld_profile(steps: Parts) -> Profile:
 
 def _pld_epsilon(steps: Parts, delta: float) -> float:
   rounding = _pld_rounding(steps)
-  # Below it the rounding of the FFT, which is subtracted, would leave almost no delta.
+  # For a smaller delta, subtracting the rounding of the FFT would leave almost nothing.
   if delta < 2 * rounding:
     raise UserError(
       f"too small for accountant='pld' over {sum(steps.values())} steps, whose "
@@ -313,12 +315,14 @@ def _pld(steps: Parts) -> pld_lib.PrivacyLossDistribution:
   return _pld_of(tuple((type(part), part, times) for part, times in steps.items()))
 
 
-# Few, as one can hold millions of points. Replacing asks the same run at several deltas.
+# Few entries, since one can hold millions of points. Replacing asks for the same run at
+# several deltas.
 @functools.lru_cache(maxsize=2)
 def _pld_of(
   steps: tuple[tuple[type, DpEvent, int], ...],
 ) -> pld_lib.PrivacyLossDistribution:
-  # Classes are part of the caches' keys: a user's event may call itself equal to another one.
+  # Classes are part of the caches' keys: a user's event may claim equality with another
+  # one.
   interval = _interval({part: times for _, part, times in steps})
   ones = [(_pld_one(cls, part, interval), times) for cls, part, times in steps]
   each = [one if times == 1 else one.self_compose(times) for one, times in ones]

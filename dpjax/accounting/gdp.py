@@ -24,7 +24,7 @@ from dpjax.accounting.supported import accountable
 
 
 class Approximation(NamedTuple):
-  """An epsilon by the central limit, with what it is worth."""
+  """An epsilon by the central limit theorem, with a note on how far to trust it."""
 
   epsilon: float
   mu: float  # the run is (nearly) as private as N(0, 1) against N(mu, 1)
@@ -36,8 +36,8 @@ def approximate(
 ) -> Approximation:
   """Epsilon of `event` at `delta` by Gaussian differential privacy.
 
-  UserError: a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a relation
-  under which its sampler has no analysis.
+  Raises UserError for a part that is neither a Gaussian nor a Poisson-sampled Gaussian, or a
+  relation under which its sampler has no analysis.
 
   >>> approximate(dpa.GaussianDpEvent(2.0), delta=1e-5).epsilon_kind
   'proved'
@@ -51,7 +51,7 @@ def approximate(
   if dpa.NonPrivateDpEvent() in steps:
     return Approximation(math.inf, math.inf, "proved")
   squares = {part: kind_of(part).mu_squared(part) for part in steps}
-  # Exactly rounded: a sum over many parts would otherwise lose digits of a proved value.
+  # Exactly rounded: a plain sum over many parts would lose digits of a proved value.
   mu = math.sqrt(math.fsum(times * squares[part][0] for part, times in steps.items()))
   # One sampled part makes the whole an approximation.
   is_exact = all(exact for _, exact in squares.values())

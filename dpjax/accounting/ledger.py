@@ -1,4 +1,5 @@
-"""The ledger: what really ran, step by step, and what it cost. It lives in the checkpoint.
+"""The ledger: every step that ran, and the cost of all together. It lives in the
+checkpoint.
 
 A ledger is a value: every method returns a new one. It charges each step of each noise key
 exactly once: a step charged twice means that noise was drawn twice from the same key, a
@@ -62,7 +63,7 @@ class Charge:
       raise UserError(
         "must be a string, not empty", field="noise_key_id", value=self.noise_key_id
       )
-    # It also refuses events that nobody could account.
+    # Also refuses events that no accountant knows.
     known = parts(self.event)
     proves = bool(known) and dpa.NonPrivateDpEvent() not in known
     # Noise relative to an unbounded norm covers nothing, whatever its multiplier.
@@ -103,7 +104,7 @@ class Ledger:
 
   @property
   def num_steps(self) -> int:
-    """How many steps were charged, over all keys; 0 for a new ledger."""
+    """Number of steps recorded, over all keys; 0 for a new ledger."""
     return sum(charge.num_steps for charge in self.charges)
 
   def charge(
@@ -116,13 +117,13 @@ class Ledger:
     noise_key_id: str,
     first_step: int,
   ) -> Ledger:
-    """This ledger and `num_steps` steps of `event`, the event of ONE step, which is true of
-    what ran under `neighboring_relation`.
+    """Returns a ledger with `num_steps` more steps of `event`. `event` is the event of ONE
+    step, and holds under `neighboring_relation`.
 
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where another key ended (the same run went on).
     Merged with the key's last charge when both are alike.
-    UserError: a step already charged to this key, or a step left out.
+    Raises UserError for a step already charged to this key, or a step left out.
     """
     relation = str(neighboring_relation)
     return self._add(
@@ -130,8 +131,8 @@ class Ledger:
     )
 
   def _add(self, charge: Charge) -> Ledger:
-    # Before anything is recorded: a gap is an uncharged release, a repeat is noise drawn
-    # twice.
+    # Checked before anything is recorded: a gap is a release without accounting, a repeat
+    # is noise drawn twice.
     _check_follows(self.charges, charge)
     index = _last_of_key(self.charges, charge.noise_key_id)
     facts = lambda c: (c.event, c.l2_clip_norm, c.neighboring_relation)
@@ -143,7 +144,7 @@ class Ledger:
     return Ledger((*self.charges[:index], longer, *self.charges[index + 1 :]))
 
   def event(self) -> DpEvent:
-    """Everything that ran, as one event.
+    """Returns everything that ran, as one event.
 
     >>> Ledger().event()
     NoOpDpEvent()
@@ -154,7 +155,7 @@ class Ledger:
     return runs[0] if runs else dpa.NoOpDpEvent()
 
   def _relation(self, asked: str) -> str:
-    """The one under which everything was charged; UserError where another is asked for."""
+    """Returns the relation of all charges; UserError where another one is asked for."""
     recorded = dict.fromkeys(c.neighboring_relation for c in self.charges)
     # Charges that prove nothing have no relation to agree with.
     recorded.pop("", None)
@@ -192,7 +193,8 @@ class Ledger:
     neighboring_relation: str = "",
     accountant: str = "pld",
   ) -> float:
-    """Epsilon after `num_steps` more steps of `proposed`, by default after nothing more.
+    """Returns epsilon after `num_steps` more steps of `proposed`, by default after no more
+    steps.
 
     Call it before the proposed steps run: afterwards it is too late.
     BudgetExceeded: that epsilon is above the budget.
@@ -232,7 +234,7 @@ class Ledger:
 
   @classmethod
   def from_json(cls, data: Mapping[str, Any]) -> Ledger:
-    """The inverse of `to_json`; UserError when malformed, with a gap or a step twice.
+    """The inverse of `to_json`; UserError for a malformed ledger, a gap or a repeated step.
 
     >>> Ledger.from_json(Ledger().to_json())
     Ledger(charges=())
@@ -241,8 +243,7 @@ class Ledger:
       raise UserError("must be a mapping with version 2", field="ledger", value=data)
     ledger = cls()
     for charge in data.get("charges", ()):
-      # Entered one by one, so that a file with a gap or a repeat is refused as a run would
-      # be.
+      # Entered one by one, so that gaps and repeats are refused exactly as in a run.
       ledger = ledger._add(_charge_from_json(charge))
     return ledger
 
@@ -259,7 +260,7 @@ def _check_follows(charges: tuple[Charge, ...], charge: Charge) -> None:
   first = charge.first_step
   index = _last_of_key(charges, key)
   if index is None:
-    # A new key starts another run on the data, or goes on where a resumed run stopped.
+    # A new key starts at step 0, or where a resumed run stopped.
     allowed = {0, *(earlier.next_step for earlier in charges)}
     if first not in allowed:
       raise UserError(

@@ -27,7 +27,7 @@ class LossMasses(NamedTuple):
     return (self.lowest + np.arange(len(self.probs))) * self.interval
 
   def profile(self) -> Profile:
-    """Returns what gives delta at any epsilons; the sums behind it are taken once.
+    """Returns a function that gives delta at any epsilons. Its sums are computed once.
 
     Guarantee: never below the hockey-stick divergence of these masses (Koskela et al. 2020):
     what rounding could take away in the sums is added back.
@@ -37,21 +37,21 @@ class LossMasses(NamedTuple):
     array([0.3161, 0.    ])
     """
     losses = self.losses
-    # Suffix sums: delta(epsilon) = infinity + sum of p - e^epsilon sum of p e^-loss, over the
-    # losses above epsilon. A last zero stands for no loss at all. The sums start at the first
-    # loss that an epsilon >= 0 can have below it, where e^-loss is at most 1.
+    # Suffix sums: delta(epsilon) = infinity + sum of p - e^epsilon sum of p e^-loss, over
+    # losses above epsilon. A last zero covers the case without such losses. The sums start
+    # at the first loss that an epsilon >= 0 can have below it, where e^-loss is at most 1.
     start = int(np.searchsorted(losses, 0.0, side="right"))
     high = losses[start:]
     probs = np.maximum(self.probs[start:], 0.0)
     above = np.append(np.cumsum(probs[::-1])[::-1], 0.0)
     weighted = np.append(np.cumsum((probs * np.exp(-high))[::-1])[::-1], 0.0)
-    # A sum of n terms loses n roundings of its value at most, and the product one more.
+    # A sum of n terms loses at most n roundings of its value, and the product one more.
     rounding = (2 * np.arange(len(above), 0, -1) + 4) * np.finfo(float).eps * above
 
     def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:
       at = np.asarray(epsilons, float)
       first = np.searchsorted(high, at, side="right")
-      # An epsilon beyond every loss leaves nothing: its power could be infinite, times zero.
+      # An epsilon above every loss leaves nothing. Its power could be infinite, times zero.
       power = np.exp(np.where(first < len(high), at, 0.0))
       finite = np.maximum(above[first] - power * weighted[first], 0.0) + rounding[first]
       return np.minimum(self.infinity_mass + finite, 1.0)
@@ -79,7 +79,7 @@ def pld_of(masses: Sequence[LossMasses]) -> pld_lib.PrivacyLossDistribution:
 
   >>> from dp_accounting.pld import privacy_loss_distribution as pld_lib
   >>> whole = pld_lib.from_laplace_mechanism(1.0, value_discretization_interval=0.1)
-  >>> round(pld_of(masses_of(whole)).get_delta_for_epsilon(0.0), 6)
+  >>> round(float(pld_of(masses_of(whole)).get_delta_for_epsilon(0.0)), 6)
   0.393469
   """
   pmfs = [

@@ -9,7 +9,7 @@ largest |C u|, u the clipped gradients of ONE example at the steps that it takes
 
 with equality, for equal u_i, where no entry of C^T C among them is negative
 (Choquette-Choo et al. 2022, arXiv:2211.06530). After t steps only the first t rows have been
-released. Their sensitivities s_t rise with t, so the run is charged step by step: step t is
+released. Their sensitivities s_t rise with t, so the run is accounted step by step: step t is
 a Gaussian of noise multiplier z / sqrt(s_t^2 - s_{t-1}^2), and the charges of t steps compose
 to exactly the Gaussian z / s_t.
 
@@ -43,11 +43,11 @@ from dpjax.accounting.event_kinds.kind import DpEvent
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
 from dpjax.validate import UserError, Verbatim
 
-# Steps up to which a dense matrix is made where none of the above helps.
+# Largest number of steps for a dense matrix, where no structure helps.
 _DENSE = 4096
-# Entries of an array that is held a few times: 2 GiB of float64.
+# Most entries of one array: 2 GiB of float64, and a few such arrays are held at once.
 _MOST_ENTRIES = 2**28
-# Entries of C within this of zero count as not negative: rounding.
+# Entries of C above minus this count as zero: they are rounding.
 _ZERO = 1e-12
 
 
@@ -95,7 +95,8 @@ def sensitivity(
     times = min(times, max_participations)
   gram = np.abs(matrix.T @ matrix)
   if cyclic:
-    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them.
+    # A cyclic example takes part in neighbouring steps of one turn: the heaviest of them is
+    # worst.
     worst = 0.0
     for start in range(len(gram)):
       steps = np.arange(start, len(gram), min_sep)[:times]
@@ -112,8 +113,8 @@ def sensitivity(
   far = np.abs(np.subtract.outer(np.arange(num_steps), np.arange(num_steps))) >= min_sep
   if not gram[far].any():
     return float(np.sqrt(_heaviest(np.diag(gram), min_sep, times)))
-  # Each step with its heaviest partners, then the heaviest such steps: an upper bound,
-  # since partners of different steps may disagree.
+  # Each step with its heaviest partners, then the heaviest such steps. This is an upper
+  # bound, since partners of different steps may disagree.
   rows = np.array([gram[i, i] + _heaviest(gram[i] * far[i], min_sep, times - 1)
                    for i in range(num_steps)])  # fmt: skip
   return float(np.sqrt(_heaviest(rows, min_sep, times)))
@@ -121,7 +122,7 @@ def sensitivity(
 
 def _heaviest(weights: np.ndarray, min_sep: int, times: int) -> float:
   """Largest sum of at most `times` weights (>= 0) whose places differ by min_sep or more."""
-  # By dynamic programming: best[i] is that of the places from i on.
+  # Dynamic programming: best[i] is the answer for places from i on.
   best = np.zeros(len(weights) + min_sep)
   for _ in range(times):
     longer = np.zeros_like(best)
@@ -178,7 +179,7 @@ def participation_costs(
     strategy: C, with no negative entry (its own promise).
     min_sep, cyclic: steps of one example are at least min_sep apart; multiples of it if
       cyclic. Nothing else limits how often it takes part.
-    factors: of the white noise at each step, () for 1.
+    factors: factors of the white noise at each step, () for 1.
 
   Guarantee: see the table above; UserError where no bound is known.
 
@@ -196,7 +197,7 @@ def participation_costs(
   # Released rows stay released: no prefix costs less than a shorter one, whatever rounding
   # says.
   costs = np.maximum.accumulate(costs)
-  # The cache hands out this array itself.
+  # The cache hands out this array itself, so a write would change later answers.
   costs.flags.writeable = False
   return costs
 
@@ -231,7 +232,8 @@ def _separated_costs(
   # up.
   norms = np.cumsum((strategy.multiply(np.eye(num_steps)) / rows) ** 2, axis=0)
   windows = np.arange(0, num_steps, min_sep)
-  # An example is in each window of min_sep steps at most once: the worst column of each.
+  # An example is in each window of min_sep steps at most once. The worst column of each
+  # window bounds it.
   return np.maximum.reduceat(norms, windows, axis=1).sum(axis=1)
 
 
@@ -288,13 +290,13 @@ def correlated_events(
   sampling_prob: float = 1.0,
   factors: tuple[float, ...] = (),
 ) -> tuple[DpEvent, ...]:
-  """The event that each step is charged as; any first t of them compose to what the first t
-  rows cost.
+  """Events that the steps are recorded as, one a step. Any first t of them compose to the
+  cost of the first t rows.
 
   Args:
-    noise_multiplier: of the white noise: its standard deviation / l2_clip_norm.
+    noise_multiplier: multiplier of the white noise: its standard deviation / l2_clip_norm.
     min_sep, cyclic, sampling_prob: a sampler's participation. Below 1, a turn of
-      min_sep steps is charged as one Poisson-sampled Gaussian, at its first step.
+      min_sep steps is accounted as one Poisson-sampled Gaussian, at its first step.
 
   >>> from dpjax.noise.correlated import Independent
   >>> correlated_events(

@@ -1,5 +1,5 @@
-"""Epsilon of balls in bins and of b-min-sep sampling by simulation: a bound with a confidence,
-NOT a proof.
+"""Epsilon of balls in bins and b-min-sep sampling by simulation: an upper bound with a
+confidence, NOT a proof.
 
 Correlated noise C^{-1} z, C lower triangular and not negative, with an example in a random
 set S of steps, drawn independently of the others, is dominated by the pair: y = z-noise with
@@ -27,13 +27,13 @@ from dpjax import validate
 from dpjax.accounting.matrix import Strategy, turn_images
 from dpjax.validate import UserError, Verbatim
 
-# Steps between two of one example: each simulated run keeps so many numbers.
+# Most steps between two steps of one example: each simulated run keeps that many numbers.
 MOST_APART = 10**6
 _MOST_SAMPLES = 10**10
 # Numbers drawn at a time: a bound on memory.
 _CHUNK = 4_000_000
-# Epsilons that may be answered, up to 1160. Fixed before the draws, so that none is chosen
-# by them.
+# Epsilons that may be returned, up to 1160. Fixed before the draws, so that no draw
+# influences the choice.
 _GRID = 1e-3 * 1.005 ** np.arange(2800)
 
 
@@ -91,7 +91,7 @@ def _check_simulation(
   validate.positive(noise_multiplier=noise_multiplier)
   validate.integer_in(1, _MOST_SAMPLES, num_samples=num_samples)
   validate.open_unit(delta=delta, confidence=confidence)
-  # Half for either direction.
+  # Each direction gets half of the miss probability.
   log_miss = math.log(2 / (1 - confidence))
   if num_samples * -math.log1p(-delta) < log_miss:
     raise UserError(
@@ -105,10 +105,9 @@ def _check_simulation(
 def _certified(
   losses: list[np.ndarray], delta: float, confidence: float
 ) -> MonteCarloEpsilon:
-  """From sorted losses in both directions."""
+  """Returns the certified epsilon from sorted losses in both directions."""
   number = len(losses[0])
-  # A smaller bar than delta: what the mean may be for the true delta to hold with
-  # confidence.
+  # Stricter than delta: with a mean this small, the true delta holds with the confidence.
   limit = _largest_mean(number, delta, math.log(2 / (1 - confidence)))
   at = lambda bar: max(_least_epsilon(loss, bar) for loss in losses)
   return MonteCarloEpsilon(at(delta), at(limit), confidence, number)
@@ -131,11 +130,11 @@ def min_sep_epsilon(
 
   Args:
     strategy: C, with no negative entry and at most `min_sep` bands.
-    sampling_prob: of an example that is free to take part.
-    num_samples, confidence: as of `balls_in_bins_epsilon`. Time is as num_samples times
+    sampling_prob: probability of an example that is free to take part.
+    num_samples, confidence: as in `balls_in_bins_epsilon`. Time grows as num_samples times
       num_steps.
 
-  Guarantee: of the simulation only, as of `balls_in_bins_epsilon`.
+  Guarantee: of the simulation only, as in `balls_in_bins_epsilon`.
 
   Raises:
     UserError: too few samples, or more bands than min_sep: then steps of one example share
@@ -159,7 +158,7 @@ def min_sep_epsilon(
       value=Verbatim(type(strategy).__name__),
     )
   run = _MinSep(_columns(strategy, num_steps), noise_multiplier, sampling_prob, min_sep)
-  # A stream of its own: both simulations may be asked with the same seed.
+  # A stream of its own: both simulations may get the same seed.
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB5EB,)))
   chunk = max(1, _CHUNK // (num_steps + min_sep))
   sizes = [min(chunk, num_samples - start) for start in range(0, num_samples, chunk)]
@@ -179,7 +178,7 @@ def _columns(strategy: Strategy, num_steps: int) -> np.ndarray:
 
 
 class _MinSep(NamedTuple):
-  """An example under b-min-sep sampling, whose likelihood ratio is a walk over the steps."""
+  """An example under b-min-sep sampling. Its likelihood ratio is a walk over the steps."""
 
   columns: np.ndarray  # [bands, steps]
   noise: float
@@ -195,7 +194,8 @@ class _MinSep(NamedTuple):
     return self._log_ratio(outputs)
 
   def _first(self) -> np.ndarray:
-    """Chance to be free from step 0, 1, .. min_sep - 1 on, as if running for ever."""
+    """Chance to be free from step 0, 1, .. min_sep - 1 on, in a process that has always
+    run."""
     rate = self.prob / (1 + (self.min_sep - 1) * self.prob)
     chances = np.full(self.min_sep, rate)
     chances[0] = 1 - (self.min_sep - 1) * rate
@@ -210,11 +210,12 @@ class _MinSep(NamedTuple):
       free[takes] = t + self.min_sep
 
   def _log_ratio(self, outputs: np.ndarray) -> np.ndarray:
-    """log of the sum over all sets of steps, each with its chance: `free[t % min_sep]` holds
-    what is free from step t on. Columns of one set share no row, so factors of steps
-    multiply. All in logarithms: with little noise one factor is beyond float64."""
+    """Returns the log of the sum over all sets of steps, each weighted by its chance.
+    `free[t % min_sep]` holds the sum for sets that are free from step t on. Columns of one
+    set share no row, so factors of steps multiply. Logarithms are needed: with little noise
+    one factor exceeds float64."""
     bands, steps = self.columns.shape
-    # log 0: nobody is free before the first step.
+    # log 0: before the first step no state has mass.
     with np.errstate(divide="ignore"):
       takes = np.log(self.prob)
       leaves = np.log1p(-self.prob)
@@ -234,8 +235,8 @@ class _MinSep(NamedTuple):
 def _losses(gram: np.ndarray, noise: float, number: int, seed: int) -> list[np.ndarray]:
   """Sorted log-likelihood ratios in favour of the drawn hypothesis, in both directions."""
   values, vectors = np.linalg.eigh(gram)
-  # Not by Cholesky: the Gram matrix may be singular, and its eigenvalues negative by
-  # rounding.
+  # No Cholesky factor: the Gram matrix may be singular, and rounding may make its
+  # eigenvalues negative.
   root = vectors * np.sqrt(np.maximum(values, 0.0))  # root root^T = gram
   rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(0xB1B5,)))
   bins = len(gram)
@@ -264,11 +265,11 @@ def _mean_delta(losses: np.ndarray, epsilon: float) -> float:
 
 
 def _least_epsilon(losses: np.ndarray, limit: float) -> float:
-  """The least epsilon of the grid whose mean delta is at most `limit`; it falls with
-  epsilon, so bisection finds what a walk from the top would."""
+  """The least epsilon of the grid whose mean delta is at most `limit`. The mean falls with
+  epsilon, so bisection finds it."""
   low = -1
   high = len(_GRID) - 1
-  # Written so that NaN fails the test, too.
+  # This form of the comparison also fails for NaN.
   if not _mean_delta(losses, _GRID[high]) <= limit:
     return math.inf
   while high - low > 1:
@@ -280,7 +281,7 @@ def _least_epsilon(losses: np.ndarray, limit: float) -> float:
 
 def _largest_mean(number: int, delta: float, log_miss: float) -> float:
   """The largest mean m <= delta of N values in [0, 1] with exp(-N kl(m, delta)) <= the miss
-  probability: were the true mean delta or more, so small a mean would be that rare."""
+  probability. If the true mean were delta or more, so small a mean would be that rare."""
 
   def divergence(mean: float) -> float:
     other = (1 - mean) * math.log((1 - mean) / (1 - delta))

@@ -15,9 +15,9 @@ import numpy as np
 from dpjax import validate
 from dpjax.accounting.loss_masses import Profile
 
-# Share of delta that is set aside for a Poisson draw above the capacity.
+# Largest share of delta reserved for Poisson draws above the capacity.
 OVERFLOW_SHARE = 0.05
-# Ratio of the amounts that may be set aside.
+# Ratio of one trial amount to the next, in the search for the reserved part of delta.
 LADDER = 1.01
 
 
@@ -41,13 +41,14 @@ def set_aside(
   log_abort_prob: float,
   least: float,
 ) -> float | None:
-  """The least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta - x)) B.
+  """Returns the least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta -
+  x)) B.
 
   Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts paid for.
 
   Args:
     epsilon_at: accounted delta -> epsilon of the analysed run, falling in delta.
-    delta: of the guarantee, in (0, 1).
+    delta: delta of the guarantee, in (0, 1).
     log_abort_prob: log B, B a bound on the chance of an abort, > 0.
     least: first rung of the ladder, > 0.
 
@@ -71,7 +72,7 @@ def set_aside(
     # No higher rung can help: epsilon only grows as less delta is left.
     if math.isinf(price):
       return None
-    # Rungs in between are below the price already, so none that is enough is passed over.
+    # Lower rungs are below this need already, so no sufficient rung is skipped.
     rung = max(rung + 1, math.floor((price - math.log(least)) / math.log(LADDER)))
   return None
 
@@ -87,7 +88,7 @@ def with_aborts(profile: Profile, *, aside: float, epsilon: float) -> Profile:
   """
   if not aside:
     return profile
-  # Where no epsilon is finite, B was chosen as if it were 0; see `log_allowed`.
+  # Where no epsilon is finite, B was chosen as if epsilon were 0; see `log_allowed`.
   abort_prob = aside / (1 + math.exp(min(epsilon, 700.0) if epsilon < math.inf else 0.0))
 
   def deltas(epsilons: Sequence[float] | np.ndarray) -> np.ndarray:

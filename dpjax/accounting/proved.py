@@ -1,4 +1,4 @@
-"""The table of proofs: for which sampling scheme, under which relation, by which accountant.
+"""The table of proofs, by sampling scheme, relation and accountant.
 
 Every row stands with its owner: an event's with its `EventKind`, a sampler's with its class
 (`dpjax.sampling.Sampler.proof`). Both declare it here, where users and pages read it.
@@ -37,7 +37,7 @@ class Proved(NamedTuple):
 
     Args:
       asked: one of `RELATIONS`, or "".
-      name: of what is proved, for the message.
+      name: name of what is proved, for the message.
 
     Raises:
       UserError: nothing is proved under it.

@@ -17,14 +17,14 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
    the mean kept. That is larger in convex order, so the divergences of the sum of the spread
    variables are upper bounds, for both directions and every a.
 3. The sum is taken at once, as a power of a discrete Fourier transform, on a window of the
-   grid, round a circle. What wraps onto a smaller loss is charged as lost (delta), by
+   grid, round a circle. What wraps onto a smaller loss is counted as lost (delta), by
    Chernoff's bound on the very masses; what wraps onto a larger one is pessimistic as it is.
    A term beyond its cap: where the record is removed, its mass is spread to 0 and infinity,
    which keeps the mean, and its share of P counts as lost. Where it is added, it becomes the
    cap, for (1 - a L)_+ falls in L.
 4. log L is spread onto the accountant's grid of losses by 2. ("connect the dots").
 5. Rounding: masses before the sum are raised by their relative error, for more mass is a
-   larger divergence. The transforms' error is bounded in L1 (`_sum`) and charged, doubled,
+   larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
 
 The observation 1. that the pair is that of T independent lognormals, and numerical accounting
@@ -47,15 +47,15 @@ from scipy import fft, special
 
 from dpjax import validate
 
-# Least and most cells of the window of L.
+# Least and most number of cells in the window of L.
 _CELLS = (2**16, 2**20)
-# Wanted width of a cell, in s. What it adds to the variance is lost in it.
+# Wanted width of a cell, in s. The variance that it adds is negligible.
 _FINE = 0.05
-# Standard deviations of a term's loss that have room: for z >= 1, and for less noise.
+# Standard deviations of a term's loss inside the window: for z >= 1, and for less noise.
 _TAILS = (8.0, 7.0)
-# 1 / z from which on no amplification is claimed: nothing is left of it.
+# From this 1 / z on no amplification is claimed, since almost none is left.
 _MOST_SHIFT = 4.0
-# And up to which none is: cells would be coarser than the loss.
+# Up to this 1 / z none is claimed either: cells would be coarser than the loss.
 _LEAST_SHIFT = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 # Relative error of one cell's mass at s = 1: quadrature and rounding.
@@ -81,8 +81,8 @@ def allocation_pld(
   Args:
     num_steps: T of the pass.
     noise_multiplier: z, std / l2_clip_norm.
-    interval: of the grid of losses.
-    cells: of the grid of likelihood ratios, a power of two; 0: as many as are of use.
+    interval: interval of the grid of losses.
+    cells: number of cells of the grid of likelihood ratios, a power of two; 0: as many as help.
 
   Guarantee: dominates one pass, adaptive or not, under add_or_remove_one and
   replace_special; see the proof above. Where 1 / z is outside [.001, 4] no amplification
@@ -99,12 +99,12 @@ def allocation_pld(
     return pld_lib.from_gaussian_mechanism(
       noise_multiplier, value_discretization_interval=interval
     )
-  # The loss of a removed record is log L under P.
+  # Loss of a removed record: log L under P.
   law = _law(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=True)
   lost = min(1.0, law.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
-  # That of an added one is -log L under Q: the same grid backwards.
+  # Loss of an added record: -log L under Q, on the same grid backwards.
   law = _law(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(law, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
@@ -115,7 +115,7 @@ def allocation_pld(
 
 
 def _positive(law: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
-  """(L, its mass) at the points of the window where L > 0."""
+  """Points of the window where L > 0, with their masses."""
   start = int(law.first == 0)
   ratios = (law.first + np.arange(start, len(law.masses))) * (law.width / num_steps)
   return ratios, law.masses[start:]
@@ -124,8 +124,9 @@ def _positive(law: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
 def _spread(
   ratios: np.ndarray, masses: np.ndarray, interval: float, *, tilted: bool
 ) -> tuple[int, np.ndarray, np.ndarray]:
-  """Masses [cells] of L moved to the ends of their cell of the grid exp(interval * i), the
-  mean of L under Q kept: (first i, what is moved down by i, what is moved up by i).
+  """Moves masses [cells] of L to the ends of their cells of the grid exp(interval * i),
+  with the mean of L under Q kept. Returns (first i, mass moved down by i, mass moved up by
+  i).
 
   `tilted`: masses are P's, which are L times Q's. Both shares are raised by their rounding.
   """
@@ -149,7 +150,8 @@ def _two_ends(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 
 class _Window(NamedTuple):
-  """Where the sum is looked at: cells of h from `first` on; a term ends at `cap` h."""
+  """Window in which the sum is computed: cells of width h from `first` on. A term ends at
+  `cap` h."""
 
   width: float
   first: int
@@ -175,7 +177,8 @@ def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
 
 
 def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Window:
-  """Where nearly all of the mass lies; what does not is charged, so any window is sound."""
+  """Returns the window of nearly all mass. Mass outside is added to delta, so any window is
+  sound."""
   deviation = math.sqrt(num_steps * math.expm1(shift**2))
   if removed:
     tail = _TAILS[shift > 1]
@@ -185,7 +188,7 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
   else:
     cap = min(2.0 * num_steps, 1 + 8 * deviation)
     low = num_steps - 20 * deviation
-    # The window is as wide as the sum of terms cut at `cap` asks: at least its deviation.
+    # The window is at least as wide as the deviation of a sum of terms cut at `cap`.
     place = math.log(cap) / shift + shift / 2
     second = math.exp(shift**2) * special.ndtr(place - 2 * shift)
     second += cap**2 * special.ndtr(-place)
@@ -193,7 +196,7 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
     high = min(num_steps * cap, num_steps + 20 * spread + cap)
   low = max(0.0, low)
   if not cells:
-    # Powers of two, which the transform takes fastest.
+    # Powers of two make the transform fastest.
     wanted = 2 ** math.ceil(math.log2((high - low) / (_FINE * shift)))
     cells = min(max(wanted, _CELLS[0]), _CELLS[1])
   width = (high - low) / (cells - 4)
@@ -203,11 +206,12 @@ def _window(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Wind
 def _one_term(
   shift: float, width: float, cells: int, *, removed: bool
 ) -> tuple[np.ndarray, float]:
-  """X = exp(s Z - s^2 / 2), each cell's mass moved to the cell's ends with the mean kept:
-  (masses at 0, h, .., (cells - 1) h, what is beyond under P)."""
+  """Discretises X = exp(s Z - s^2 / 2), with the mean of each cell kept. Returns (masses at
+  0, h, .., (cells - 1) h; mass beyond the grid under P)."""
   up = np.zeros(cells - 1)
   down = np.zeros(cells - 1)
-  # Near 0 the cells are wide beside the density: closed forms. Beyond, they would cancel.
+  # Near 0 the cells are wide beside the density, so closed forms are used. Further out they
+  # would cancel.
   first = min(cells - 1, math.ceil(4 * max(1.0, 1 / shift)))
   with np.errstate(divide="ignore"):
     edges = np.log(np.arange(first + 1) * width) / shift + shift / 2
@@ -256,8 +260,8 @@ def _sum(
   image = long(one)
   sizes = np.abs(image).astype(np.float64)
   spread = np.exp((num_steps - 2 + (having is None)) * np.log(sizes + 2 * off))
-  # One tilted term under P, so all others are T - 1.
-  # By squaring, with the rounding of n - 1 products.
+  # One tilted term under P, so T - 1 others remain. Powers by squaring, with the rounding
+  # of n - 1 products.
   power = image
   for bit in bin(num_steps - (having is not None))[3:]:
     power = power * power
@@ -268,7 +272,7 @@ def _sum(
   each = num_steps * (off + 4 * _LONG_UNIT) * 1.01
   error = each * math.sqrt(2 * float((spread**2).sum()) / cells)
   error += off * float(np.linalg.norm(found))
-  # To double, relative: the masses are raised by it.
+  # Relative rounding to double precision; the masses are raised by it.
   rounded = 2 * _UNIT
   return np.maximum(0.0, found) * (1 + rounded), math.sqrt(cells) * error
 
@@ -276,12 +280,13 @@ def _sum(
 def _tail(
   one: np.ndarray, having: np.ndarray | None, num_steps: int, edge: int, *, above: bool
 ) -> float:
-  """At least the mass of a sum at `edge` cells or above (below it), by Chernoff's bound."""
+  """Upper bound on the mass of a sum at `edge` cells or above (or below it), by Chernoff's
+  bound."""
   if not above and edge <= 0:
     return 0.0
   places = np.arange(len(one)) - edge / num_steps  # of a term, relative to an equal share
-  # Any rate gives a bound, and the best of some is taken. The largest keep exp within
-  # float64.
+  # Any rate gives a valid bound, so the best of several is taken. The largest rate keeps
+  # exp within float64.
   rates = np.geomspace(1 / (edge + len(one)), 600 / np.abs(places).max(), 25)
   best = math.inf
   for rate in rates if above else -rates:

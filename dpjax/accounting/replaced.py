@@ -1,4 +1,5 @@
-"""Bounds for a replaced record from proofs for adding and removing one, by the run without.
+"""Bounds for a replaced record from proofs for adding and removing one. The run without the
+record is the midpoint.
 
 Let P be the run with a record, R the run with another in its place, Q the run with neither,
 everything else, and its randomness, alike. For every event E
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# Splits of delta, and of epsilon. Each is sound, and more of them save little.
+# Ways to split delta, and epsilon. Each is sound, and more of them save little.
 _SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _SPLITS = 33
 
@@ -30,8 +31,8 @@ _SPLITS = 33
 def epsilon_of_both(
   epsilon_of: Callable[[float], float], delta: float, *, least: float
 ) -> float:
-  """From the epsilon of removing or adding at any delta from `least` on, that of replacing at
-  one delta; inf where none is found.
+  """Epsilon of replacing a record at one delta, from the epsilon of removing or adding at
+  any delta from `least` on; inf where none is found.
 
   >>> epsilon_of_both(lambda delta: 0.5, 1e-5, least=1e-12)
   1.0
@@ -41,7 +42,7 @@ def epsilon_of_both(
     if share * delta < least:
       continue
     first = epsilon_of(share * delta)
-    # The second delta is multiplied by e^e1 in the bound, so it is divided by it here.
+    # The bound multiplies the second delta by e^e1, so it is divided by that here.
     rest = (1 - share) * delta * math.exp(-first)
     if rest >= least and first < best:
       best = min(best, first + epsilon_of(rest))
@@ -49,9 +50,9 @@ def epsilon_of_both(
 
 
 def delta_of_both(
-  deltas_of: Callable[[list[float]], Sequence[float]], epsilon: float
+  deltas_of: Callable[[list[float]], Sequence[float] | np.ndarray], epsilon: float
 ) -> float:
-  """From the curve of removing or adding, delta of replacing at one epsilon.
+  """Delta of replacing a record at one epsilon, from the curve for removing or adding.
 
   >>> delta_of_both(lambda epsilons: [0.0 if e >= 1 else 1.0 for e in epsilons], 2.0)
   0.0

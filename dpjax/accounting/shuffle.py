@@ -26,16 +26,16 @@ from scipy import stats
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Above, adding the laws up takes too long: use the closed form.
+# Above this, exact addition takes too long: use the closed form.
 MAX_REPORTS = 1_000_000
-# Of each law, left out and added to delta.
+# Mass left out at each tail of a distribution, and added to delta.
 _TAIL = 1e-14
 
 
 def amplified_epsilon(*, local_epsilon: float, num_reports: int, delta: float) -> float:
   """Epsilon of `num_reports` shuffled reports, in closed form: an upper bound.
 
-  UserError: local_epsilon > ln(n / (16 ln(2 / delta))), where the theorem says nothing.
+  Raises UserError for local_epsilon > ln(n / (16 ln(2 / delta))), where the theorem says nothing.
 
   >>> round(amplified_epsilon(local_epsilon=1.0, num_reports=100_000, delta=1e-6), 3)
   0.073
@@ -76,7 +76,8 @@ def amplified_delta(*, local_epsilon: float, num_reports: int, epsilon: float) -
   clones: Any = stats.binom(num_reports - 1, math.exp(-local_epsilon))
   low = int(clones.ppf(_TAIL))
   high = int(clones.isf(_TAIL))
-  # Two tails of the number of clones are left out, and two of their counts: 4 in all.
+  # Two tails of the number of clones are left out, and two of their counts: four tails in
+  # all.
   counts = np.arange(low, high + 1)
   each = [_divergence(int(count), local_epsilon, epsilon) for count in counts]
   return min(1.0, float(clones.pmf(counts) @ np.array(each)) + 4 * _TAIL)

@@ -29,7 +29,7 @@ EPSILON_KINDS = {
   "approximation": "an approximation in the limit of many steps, which may be too small",
   "audited_lower_bound": "a lower bound measured by an attack, the truth is no less",
 }
-# Of a run without noise.
+# Statement for a run without noise.
 NOTHING = "Privacy statement\n\nNone: no epsilon is proved for this run."
 _RELATIONS = {
   "add_or_remove_one": "one {unit} more or less",
@@ -83,12 +83,12 @@ def privacy_statement(
     num_examples: under add_or_remove_one the DECLARED number that the mechanism used, a
       constant; under the other relations that of the data, which neighbours share.
     epsilons: replaces the table, for values that no accountant computes (claimed, audited).
-    delta_set_aside: share of delta that pays for a failure outside of `event`, such as a
-      batch above its capacity; epsilon is taken at what is left.
-    noise: what is added in a step, in words, where that is not the noise of `event`: the
-      event is then described as what the run is accounted as, and these words follow.
-    statistics: what was fitted to the data before the first step and is part of `event`, in
-      words; "" where nothing was.
+    delta_set_aside: share of delta reserved for a failure outside `event`, such as a batch above
+      its capacity. Epsilon is taken at the remaining delta.
+    noise: the noise of a step in words, if it is not that of `event`. The statement then
+      describes the event as the one that is accounted, followed by these words.
+    statistics: statistics of the data before the first step that are part of `event`, in
+      words; "" without any.
 
   >>> import dp_accounting as dpa
   >>> text = privacy_statement(dpa.GaussianDpEvent(2.0), delta=1e-5)
@@ -100,13 +100,13 @@ def privacy_statement(
   validate.open_unit(delta=delta)
   validate.one_of(RELATIONS, neighboring_relation=neighboring_relation)
   validate.one_of(EPSILON_KINDS, epsilon_kind=epsilon_kind)
-  # The accounting of an event of a user's own is that user's word.
+  # Only the user who defined an event vouches for its accounting.
   if epsilon_kind == "proved" and any(
     is_user_defined(kind_of(part)) for part in parts(event)
   ):
     epsilon_kind = "claimed"
   if epsilons is None:
-    # Epsilon and the failure must hold together at the delta that is stated.
+    # Epsilon and the chance of an abort must hold together at the stated delta.
     left = delta - delta_set_aside
     rows = {
       name: _row(event, left, str(neighboring_relation), name) for name in accountants
@@ -149,7 +149,7 @@ def _attackers(
   relation: str,
   accountants: Sequence[str],
 ) -> str:
-  """Says what the proof leaves to any test of membership; "" where it has no finite epsilon."""
+  """States what the proof leaves to any membership test; "" without a finite epsilon."""
   for accountant in accountants:
     counting = {"neighboring_relation": relation, "accountant": accountant}
     try:
@@ -185,7 +185,7 @@ def _row(event: DpEvent, delta: float, relation: str, accountant: str) -> str:
       event, delta=delta, neighboring_relation=relation, accountant=accountant
     )
   except UserError as error:
-    # A statement is still worth having by the other accountant.
+    # The statement is still useful with the other accountant's epsilon.
     return f"not available ({error})"
   return upper(value, decimals=4)
 
@@ -213,7 +213,8 @@ def _adjacency(relation: str, unit: str, num_examples: int | None) -> str:
       f"{told} The number of {unit}s{size} is the same in neighbouring data sets. It and all "
       "hyper-parameters are treated as public."
     )
-  # what follows the size of the data would tell it, and with it whether a record is there
+  # A number derived from the size of the data would reveal the size, and so whether a
+  # record is there.
   declared = (
     f"A declared number of {unit}s"
     if num_examples is None

@@ -13,7 +13,7 @@ from dpjax.validate import UserError, Verbatim
 
 
 def check_accountant(accountant: str) -> None:
-  """Raises UserError unless it is one that proves what it prints.
+  """Raises UserError unless the name is an accountant whose epsilon is proved.
 
   >>> check_accountant("pld")
   """
@@ -40,11 +40,11 @@ def accountable(
   steps = merged_parts(event)
   for part in steps:
     _check_supported(part, str(neighboring_relation), accountant)
-  # Replacing in two uses the parts as they are; their noise is not halved.
+  # Replacing in two steps uses the parts as they are; their noise is not halved.
   if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
     return steps
-  # dp_accounting's two accountants read noise under REPLACE_ONE differently: converted
-  # here, once.
+  # dp_accounting's two accountants read noise under REPLACE_ONE differently, so it is
+  # converted here, once.
   return {kind_of(part).under_replace_one(part): times for part, times in steps.items()}
 
 
@@ -88,7 +88,8 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
     )
   for inner in kind.repeated(part):
     inner_kind = kind_of(inner)
-    # Removing and adding bounds one event. The best of several has an analysis of its own.
+    # Replacing as removing and adding bounds one event. The best of several runs has its
+    # own analysis.
     if neighboring_relation == REPLACE and inner_kind.replaced_in_two:
       raise UserError(
         "is not proved for the best of several runs",
@@ -101,14 +102,14 @@ def _check_supported(part: Any, neighboring_relation: str, accountant: str) -> N
 def check_event(
   proof: Proved, event: DpEvent, *, relation: str, accountant: str, name: str
 ) -> None:
-  """Raises UserError, which names the sampler, where its event is not proved.
+  """Raises UserError, which names the sampler, where an event has no proof.
 
   Args:
     proof: the row of the sampler.
     event: that the sampler states, of one step.
     relation: neighboring relation of the guarantee.
     accountant: that is to account it; one that does not exist is reported elsewhere.
-    name: of the sampler, for the message.
+    name: name of the sampler, for the message.
 
   >>> event = dpa.SampledWithoutReplacementDpEvent(9, 3, dpa.GaussianDpEvent(1.0))
   >>> check_event(Proved(("replace_one",), ("rdp",)), event,
@@ -128,7 +129,7 @@ def check_event(
         value=relation,
       )
   proofs = [proof, *rows.values()]
-  # Both must prove it: the row of the sampler, and those of the events that it states.
+  # Both rows must prove it: the sampler's, and those of the events that it states.
   known = [by for by in ACCOUNTANTS if all(by in row.accountants for row in proofs)]
   if accountant not in known:
     ways = " or ".join(map(repr, known))

@@ -1,4 +1,4 @@
-"""Numbers of a guarantee as text: never rounded to the side that promises more.
+"""Numbers of a guarantee as text, never rounded to the side that claims more.
 
 An epsilon or a delta that is promised is rounded UP, a lower bound that an attack proves is
 rounded DOWN. Both take the number as JSON writes it, so that 1e-5 stays 1e-05.
@@ -9,14 +9,14 @@ from __future__ import annotations
 import decimal
 import math
 
-# Words in the name of a lower bound.
+# Words that mark a name as a lower bound.
 _LOWER = ("audited", "lower")
 _PROMISED = ("epsilon", "delta")
 
 
 def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
-  """An epsilon or a delta with `digits` significant digits, or with `decimals` places after
-  the point, rounded up: rounded down it promises too much.
+  """Returns an epsilon or a delta as text, rounded up, with `digits` significant digits or
+  `decimals` places after the point. Rounded down it would claim too much.
 
   >>> upper(2.0001), upper(0.5), upper(1e-5), upper(math.inf)
   ('2.001', '0.5', '1e-05', 'inf')
@@ -27,7 +27,8 @@ def upper(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 
 
 def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
-  """A lower bound, rounded down: rounded up it claims more than was seen.
+  """Returns a lower bound as text, rounded down. Rounded up it would claim more than was
+  observed.
 
   >>> lower(2.4999), lower(0.0), lower(-math.inf), lower(1.9999, decimals=2)
   ('2.499', '0', '-inf', '1.99')
@@ -36,8 +37,8 @@ def lower(value: float, *, digits: int = 4, decimals: int | None = None) -> str:
 
 
 def by_name(name: str, value: float, *, digits: int = 4) -> str:
-  """Any number under its name: down for a lower bound, up for an epsilon or a delta, else to
-  nearest.
+  """Returns any number as text, rounded by its name: lower bounds down, epsilons and deltas
+  up, others to nearest.
 
   >>> by_name("epsilon", 1.00001), by_name("epsilon_audited_lower", 1.99999)
   ('1.001', '1.999')
@@ -51,7 +52,7 @@ def by_name(name: str, value: float, *, digits: int = 4) -> str:
 
 
 def is_promised(name: str) -> bool:
-  """Whether numbers of this name are part of a guarantee or of a bound on one.
+  """Whether a number of this name is part of a guarantee or bounds one.
 
   >>> is_promised("privacy.epsilon"), is_promised("num_steps")
   (True, False)
@@ -63,11 +64,11 @@ def _rounded(value: float, digits: int, decimals: int | None, rounding: str) -> 
   value = float(value)
   if not math.isfinite(value):
     return f"{value}"
-  # From the shortest text, as JSON writes it: the binary value of 1e-5 would round up to
-  # 1.001e-05.
+  # Rounded from the shortest text, as JSON writes it: the binary value of 1e-5 would round
+  # up to 1.001e-05.
   exact = decimal.Decimal(repr(value))
   if decimals is not None:
-    # Room for every digit of a float64: the default of 28 would raise for large ones.
+    # Precision for every digit of a float64: the default of 28 would raise for large ones.
     with decimal.localcontext(prec=400):
       return f"{exact.quantize(decimal.Decimal(1).scaleb(-decimals), rounding):f}"
   context = decimal.Context(prec=digits, rounding=rounding)

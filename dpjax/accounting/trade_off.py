@@ -1,4 +1,4 @@
-"""The meaning of a proof for tests of membership: true positives, and mu of Gaussian DP.
+"""Consequences of a proof for membership tests: true positive rates, and mu of Gaussian DP.
 
 A run keeps many pairs (epsilon, delta) at once. All of them together bound every test that
 tells a run with a record from one without (Dong, Roth and Su 2022, Proposition 2.12):
@@ -21,23 +21,23 @@ from dpjax.accounting.loss_masses import Profile
 
 # Each pair is a tangent of the line; closer together they would lower it by less than 1e-3.
 _EPSILONS = (*np.linspace(0, 8, 81), *np.geomspace(8.2, 200, 60))
-# Of a curve: each pair is a tangent of the line of true positives.
+# Points of a curve: each pair is a tangent of the line of true positives.
 _POINTS = 129
-# Where no epsilon is finite at the slack.
+# Largest epsilon of a curve where no epsilon is finite at the slack.
 _WIDEST = 100.0
 _MOST = 1e4  # of mu
-# Of a Gaussian's delta, times 1 + epsilon.
+# Rounding of a Gaussian's delta, times 1 + epsilon.
 _ROUNDING = 1e-14
 
 
 class TradeOff(NamedTuple):
-  """Pairs that hold at once, under both directions of their relation."""
+  """Pairs (epsilon, delta) that hold at once, under both directions of their relation."""
 
   epsilons: np.ndarray  # [k], rising, none below 0
   deltas: np.ndarray  # [k], each an upper bound
 
   def true_positive_rate(self, fpr: np.ndarray) -> np.ndarray:
-    """The largest that any test can have at a false positive rate, [...] -> [...].
+    """The largest true positive rate of any test at a false positive rate, [...] -> [...].
 
     Guarantee: an upper bound, at every rate.
 
@@ -53,8 +53,8 @@ class TradeOff(NamedTuple):
     return np.clip(np.min(np.minimum(first, second), axis=-1), x[..., 0], 1.0)
 
   def false_positive_rate(self, tpr: np.ndarray) -> np.ndarray:
-    """The least that any test can have at a true positive rate, [...] -> [...]: the inverse of
-    `true_positive_rate`.
+    """The least false positive rate of any test at a true positive rate, [...] -> [...].
+    The inverse of `true_positive_rate`.
 
     Guarantee: a lower bound, at every rate.
 
@@ -70,8 +70,8 @@ class TradeOff(NamedTuple):
 
   @property
   def total_variation(self) -> float:
-    """The most that TPR - FPR can be; a test that guesses a fair coin is right with probability
-    (1 + this) / 2 at most.
+    """The largest TPR - FPR of any test. A test that guesses a fair coin is right with
+    probability at most (1 + this) / 2.
 
     >>> round(TradeOff(np.log([3.0]), np.zeros(1)).total_variation, 6)  # at FPR 1/4
     0.5
@@ -81,7 +81,7 @@ class TradeOff(NamedTuple):
 
   def mu(self, slack: float) -> float:
     """The smallest mu found for which no test has a true positive rate above
-    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs show none.
+    Phi(Phi^-1(FPR) + mu) + slack; inf where the pairs bound none.
 
     Guarantee: an upper bound: delta(e^epsilon) is convex, so between two pairs it is below
     their chord, and that of a Gaussian is above its tangents. Without slack no mu could be
@@ -119,8 +119,8 @@ class TradeOff(NamedTuple):
     """
     corners = [0.0, 1.0]
     odds, deltas = self._hull()
-    # Lines 1 - delta - e^epsilon x of two neighbours meet here; those of the other direction at
-    # the mirrored point, and both directions where x = y.
+    # Lines 1 - delta - e^epsilon x of two neighbours meet here. Those of the other
+    # direction meet at the mirrored point, and both directions where x = y.
     meet = -np.diff(deltas) / np.diff(odds)
     corners += meet.tolist()
     corners += (1 - deltas[:-1] - odds[:-1] * meet).tolist()
@@ -137,7 +137,7 @@ class TradeOff(NamedTuple):
     nothing to the curve.
     """
     kept: list[tuple[float, float]] = []
-    # Lines of a smaller delta, or steeper ones, say nothing about rates in float64.
+    # Lines with a smaller delta, or steeper ones, do not matter for rates in float64.
     last = int(np.argmax(np.append(self.deltas <= 1e-12, True))) + 1
     useful = self.epsilons[:last] <= 40
     for x, y in zip(np.exp(self.epsilons[:last][useful]), self.deltas[:last][useful]):
@@ -151,7 +151,7 @@ class TradeOff(NamedTuple):
     return odds, deltas
 
   def _within(self, mu: float, slack: float) -> bool:
-    """Whether delta <= that of mu-GDP + slack from the first epsilon to the last."""
+    """Whether delta <= (delta of mu-GDP) + slack from the first epsilon to the last."""
     x = np.exp(self.epsilons)  # [k]
     far = special.ndtr(-self.epsilons / mu - mu / 2)  # minus the slope in x
     own = special.ndtr(-self.epsilons / mu + mu / 2) - x * far
@@ -162,7 +162,7 @@ class TradeOff(NamedTuple):
     first = -far[:-1] * width
     last = -far[1:] * width
     bend = np.maximum(last - first, np.finfo(float).tiny)
-    # Where the tangents of both ends meet.
+    # Point where the tangents of both ends meet.
     meet = np.clip((last - risen) / bend, 0.0, 1.0)
     tangents = np.maximum(own[:-1] + first * meet, own[1:] - last * (1 - meet))
     between = tangents >= self.deltas[:-1] + fallen * meet
@@ -173,11 +173,11 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
   """Returns the proved curve of an event, from epsilon 0 to where delta is at most `slack`.
 
   Args:
-    event: of the whole run.
+    event: event of the whole run.
     slack: least delta of interest, in (0, 1).
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> curve = trade_off(gaussian_event(2.0), slack=1e-5)  # which is .5-Gaussian DP
@@ -194,7 +194,8 @@ def trade_off(event: DpEvent, *, slack: float, **counting: Unpack[Counting]) -> 
 
 
 def pairs_of(profile: Profile, slack: float) -> TradeOff:
-  """Returns many pairs of a privacy profile: closest up to where delta is `slack`, then to 200.
+  """Returns many pairs of a privacy profile: dense up to where delta is `slack`, then up to
+  200.
 
   Args:
     profile: epsilons -> deltas, such as that of `privacy_profile`.
@@ -214,13 +215,14 @@ def pairs_of(profile: Profile, slack: float) -> TradeOff:
 
 
 def all_pairs(event: DpEvent, **counting: Unpack[Counting]) -> TradeOff:
-  """Returns what is proved for an event at many epsilons from 0 to 200, all together.
+  """Returns the pairs (epsilon, delta) that are proved for an event, at many epsilons from
+  0 to 200.
 
   Args:
-    event: of the whole run.
+    event: event of the whole run.
     counting: relation and accountant, as in `epsilon`.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
 
   >>> from dpjax.accounting import gaussian_event
   >>> all_pairs(gaussian_event(1.0)).true_positive_rate(np.array(0.5)).round(3)  # Phi(1)

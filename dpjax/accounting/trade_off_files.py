@@ -1,4 +1,4 @@
-"""The trade-off curve and the privacy loss of a run as files that others can read and compose.
+"""Files of a run's trade-off curve and privacy loss, which others can read and compose.
 
 - `trade_off.csv`: a header `alpha,beta`, then the corners of the curve. Whatever the test, at a
   false positive rate of at most alpha its false negative rate is at least beta. The curve is
@@ -35,13 +35,13 @@ CURVE = "trade_off.csv"
 LOSSES = "privacy_loss.npz"
 _HEADER = ("alpha", "beta")
 _FIELDS = ("discretization", "lower_loss", "probs", "infinity_mass")
-# Of a file that is read: rows of a curve, and masses of one direction.
+# Limits on a file that is read: rows of a curve, and masses of one direction.
 _MOST_ROWS = 10**6
 _MOST_MASSES = 10**7
 _MOST_BYTES = 2**30
-# Sums of a curve's differences, and of 1e6 masses by FFT, are exact to less.
+# Rounding of sums over a curve's differences, and over 1e6 masses by FFT, is below this.
 _ROUNDING = 1e-9
-# Masses above 1 that connecting the dots leaves: 3e-9 a step.
+# Surplus mass above 1 that connecting the dots may leave: 3e-9 a step.
 _SURPLUS = 1e-2
 
 
@@ -51,7 +51,7 @@ def write_curve(pairs: TradeOff, path: str | os.PathLike) -> None:
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(_HEADER)
   alphas, betas = pairs.points()
-  # `float` writes the shortest text that is read as the same number.
+  # `float` writes the shortest text that reads back as the same number.
   writer.writerows(zip(map(float, alphas), map(float, betas)))
   files.replace_file(path, text.getvalue().encode())
 
@@ -82,7 +82,7 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
   # Each inner point lies on or below the line between its neighbours.
   share = widths[:-1] / (widths[:-1] + widths[1:])
   chord = betas[:-2] + share * (betas[2:] - betas[:-2])
-  # What must not be above 0, for each rule of a trade-off function.
+  # Values that must not be above 0, for each rule of a trade-off function.
   excess = {
     "beta must never rise with alpha": np.diff(betas),
     "beta must be at most 1 - alpha, which a guess reaches": betas + alphas - 1,
@@ -95,7 +95,7 @@ def read_curve(path: str | os.PathLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rates(lines: list[str], place: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the two columns of the lines of a file."""
+  """Returns the two columns of a file's lines."""
   if not lines or tuple(lines[0].split(",")) != _HEADER:
     raise UserError(f"{place}: must begin with the header alpha,beta")
   if len(lines) > _MOST_ROWS:
@@ -126,7 +126,7 @@ def write_losses(
     False, and writes nothing, where an accountant has none: by Renyi DP, and for replaced
     records that are accounted as one removed and one added.
 
-  UserError: as `epsilon`.
+  Raises UserError as `epsilon` does.
   """
   found = loss_distribution(event, **counting)
   if found is None:
@@ -157,7 +157,7 @@ def read_losses(path: str | os.PathLike) -> pld_lib.PrivacyLossDistribution:
   ...   _ = write_losses(gaussian_event(2.0), path)
   ...   twice = read_losses(path).self_compose(2)
   >>> round(twice.get_epsilon_for_delta(1e-5), 2)  # as one Gaussian of 2 / sqrt(2)
-  2.92
+  2.94
   """
   place = f"losses={str(path)[-120:]!r}"
   arrays = _arrays(path, place)
@@ -189,11 +189,11 @@ def _text(path: str | os.PathLike, place: str) -> str:
 
 
 def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
-  """Returns the arrays of an npz, none of which is an object: a pickle would be code."""
+  """Returns the arrays of an npz. None may hold objects, since a pickle is code."""
   validate.no_pipe(path, place)
   try:
     with zipfile.ZipFile(path) as archive:
-      # What it says it unpacks to, before anything is unpacked.
+      # Checks the declared unpacked size before anything is unpacked.
       if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
         raise UserError(f"{place}: must unpack to at most {_MOST_BYTES} bytes")
     with np.load(path, allow_pickle=False) as archive:
@@ -214,7 +214,7 @@ def _arrays(path: str | os.PathLike, place: str) -> dict[str, np.ndarray]:
 
 
 def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses:
-  """Returns one direction; UserError where it is no privacy loss of any mechanism."""
+  """Returns one direction. Raises UserError where it is no privacy loss of any mechanism."""
   values = {field: arrays[f"{name}_{field}"] for field in _FIELDS}
   probs = values.pop("probs")
   if any(value.shape != () or value.dtype.kind not in "iuf" for value in values.values()):
@@ -235,7 +235,7 @@ def _checked(arrays: dict[str, np.ndarray], name: str, place: str) -> LossMasses
       f"{place}: {name}_probs and {name}_infinity_mass must be probabilities, not NaN or negative"
     )
   total = float(probs.sum()) + infinity_mass
-  # Masses that are lacking would promise too much. A pessimistic grid may hold a little more.
+  # Missing mass would claim too much privacy. A pessimistic grid may hold slightly more.
   if not 1 - _ROUNDING <= total <= 1 + _SURPLUS:
     raise UserError(
       f"{place}: {name}_probs and {name}_infinity_mass must sum to 1, not {total!r}"

@@ -7,7 +7,7 @@ Steinke 2022, arXiv:2110.03620). Their conditions, all of them ours to keep:
 - the number of trials is drawn by `draw_trials`, from a law fixed beforehand;
 - every trial draws its setting at random, independently of the data, and its own noise;
 - only the best trial is released: not the others, nor their scores, nor their number;
-- the score looks at public data and at the released output, or is charged in the event.
+- the score looks at public data and at the released output, or is accounted in the event.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def select_rdp(
   Args:
     orders: Renyi orders, all > 1.
     rdp: [len(orders)] an upper bound on one run's divergence at each order.
-    mean_trials, shape: of the law of K; see `draw_trials`.
+    mean_trials, shape: parameters of the law of K; see `draw_trials`.
 
   Theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
 
@@ -46,7 +46,7 @@ def select_rdp(
     )
   check_law(mean_trials, shape)
   if shape == math.inf:
-    # The limit: a Poisson number of trials.
+    # The limit distribution: a Poisson number of trials.
     of_one = np.asarray(rdp, float)
     failure = [
       rdp_lib.compute_delta(list(order), list(of_one), math.log1p(1 / (own - 1)))[0]
@@ -63,7 +63,7 @@ def select_rdp(
 
 
 def stopping_prob(mean_trials: float, shape: float) -> float:
-  """gamma of the truncated negative binomial law with this mean; rounded down.
+  """gamma of the truncated negative binomial distribution with this mean, rounded down.
 
   >>> stopping_prob(10.0, 1.0)
   0.1
@@ -83,12 +83,13 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   while excess(low) < 0:
     low *= 2
   root = float(optimize.brentq(excess, low, -1e-12, xtol=1e-13))  # type: ignore[arg-type]
-  # A smaller gamma has more trials and costs more: the private side of the root's error.
+  # A smaller gamma means more trials and costs more, so the root's error falls on the
+  # private side.
   return math.exp(root) * (1 - 1e-9)
 
 
 def _mean(gamma: float, shape: float) -> float:
-  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)); its limit at shape 0."""
+  """E[K] of definition 1: shape (1 - g) / (g (1 - g^shape)), with its limit at shape 0."""
   if gamma == 1:
     return 1.0
   log_gamma = math.log(gamma)
@@ -99,10 +100,10 @@ def _mean(gamma: float, shape: float) -> float:
 
 
 def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 1.0) -> int:
-  """How many runs to make; keep the number secret.
+  """Draws how many runs to make; keep the number secret.
 
   Args:
-    rng: in a release seeded by the operating system, for the number must be unknown.
+    rng: in a release, seeded by the operating system, as the number must be unknown.
     mean_trials: E[K] >= 1.
     shape: 1: geometric; 0: logarithmic; inf: Poisson (which may say 0: then nothing is
       released); any other: truncated negative binomial, P(K=k) prop. to
@@ -122,14 +123,15 @@ def draw_trials(rng: np.random.Generator, *, mean_trials: float, shape: float = 
   if shape == 1:
     return int(rng.geometric(gamma))
   drawn = 0
-  # The law is truncated: never zero.
+  # The distribution is truncated: zero runs never happen.
   while drawn == 0:
     drawn = int(rng.negative_binomial(shape, gamma))
   return drawn
 
 
 def check_law(mean_trials: float, shape: float) -> None:
-  """Raises UserError unless a number of trials can have this law; see `draw_trials`."""
+  """Raises UserError unless a number of trials can have this distribution; see
+  `draw_trials`."""
   validate.positive(mean_trials=mean_trials)
   if mean_trials < 1:
     raise UserError("must be >= 1", field="mean_trials", value=mean_trials)

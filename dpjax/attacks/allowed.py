@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class AllowedRoc:
-  """The largest TPR at each FPR, `allowed(fpr)`, and what allows it, in words."""
+  """The largest TPR at each FPR, `allowed(fpr)`, and the reason in words."""
 
   words: str
   tpr: Callable[[np.ndarray], np.ndarray]  # of FPRs in [0, 1]
@@ -44,7 +44,7 @@ class AllowedRoc:
       raise UserError(
         f"runs from {values.min()} to {values.max()}: must be in [0, 1]", field="fpr"
       )
-    # Whoever guesses gets TPR = FPR.
+    # A random guess gets TPR = FPR.
     return np.clip(self.tpr(values), values, 1.0)
 
 
@@ -84,9 +84,10 @@ def by_event(
   neighboring_relation: str = "add_or_remove_one",
   accountant: str = "pld",
 ) -> AllowedRoc:
-  """The line that the accountant proves for an event at many epsilons, all together.
+  """The line that the accountant proves for an event from many (epsilon, delta) pairs
+  together.
 
-  UserError: no epsilon is proved for it.
+  Raises UserError if no epsilon is proved for it.
 
   >>> line = by_event(accounting.gaussian_event(1.0))  # which is 1-Gaussian DP
   >>> bool(0.8413 <= line([0.5])[0] < 0.842)
@@ -103,7 +104,7 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
 
   That its run may abort on a batch that is too large is accounted for at every epsilon.
 
-  UserError: a plan that guarantees nothing.
+  Raises UserError for a plan that guarantees nothing.
 
   >>> from dpjax.sampling import FixedSizeSampler
   >>> plan = Plan(sampler=FixedSizeSampler(num_examples=100, batch_size=10),
@@ -153,7 +154,7 @@ def _by_pairs(
 
 
 class Judged(NamedTuple):
-  """A false positive rate of a judgement."""
+  """One false positive rate at which an attack is judged."""
 
   found: roc.RateAtFpr
   allowed: tuple[float, float]  # TPR at both ends of the FPR's interval
@@ -161,7 +162,7 @@ class Judged(NamedTuple):
 
 
 class Judgement(NamedTuple):
-  """Where an attack stands. `verdict` is "below", "above" or "cannot tell"."""
+  """Judgement of an attack. `verdict` is "below", "above" or "cannot tell"."""
 
   verdict: str
   points: tuple[Judged, ...]
@@ -175,7 +176,7 @@ def judge(
   fprs: Sequence[float] = roc.FPRS,
   confidence: float = 0.95,
 ) -> Judgement:
-  """Whether an attack stands below a line, above it, or too few records tell.
+  """Judges whether an attack is below a line, above it, or undecided for want of records.
 
   Above: at one of the rates even the lower end of the TPR exceeds what the upper end of the
   FPR allows. Below: at each of them even the upper end of the TPR is no more than what the

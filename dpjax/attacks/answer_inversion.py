@@ -1,4 +1,4 @@
-"""Model inversion, black box: from what a model answers back to what it was asked.
+"""Model inversion, black box: reconstructs inputs from the model's answers.
 
 The attacker asks the model about records of its own (auxiliary data, of the same kind), and
 trains a decoder from answers to inputs (Yang et al. 2019). It is then held against the answers
@@ -27,7 +27,7 @@ _FLOOR = 1e-7
 
 
 class Decoder(NamedTuple):
-  """From answers [n, K] to inputs [n, *shape]."""
+  """A function from answers [n, K] to inputs [n, *shape]."""
 
   model: models.Mlp
   params: Params
@@ -36,7 +36,7 @@ class Decoder(NamedTuple):
   mean: np.ndarray  # [*shape] of the inputs that it was trained on
 
   def __call__(self, answers: HostArray) -> np.ndarray:
-    """UserError: answers of another number of classes, or no probabilities."""
+    """Decodes answers. Raises UserError for another number of classes, or no probabilities."""
     logs = _logs(answers)
     if logs.shape[1:] != self.center.shape:
       raise UserError(
@@ -59,7 +59,7 @@ def _logs(answers: HostArray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class AnswerInversion:
-  """An MLP from log probabilities to inputs, by least squares.
+  """Trains an MLP from log probabilities to inputs, by least squares.
 
   Args:
     features: widths of its hidden layers.
@@ -75,7 +75,8 @@ class AnswerInversion:
   def __call__(self, answers: HostArray, x: HostArray, *, seed: int) -> Decoder:
     """Trains on the answers [n, K] to the attacker's own inputs [n, *shape].
 
-    UserError: no probabilities, no inputs, or another number of them.
+    Raises UserError for answers that are no probabilities, no inputs, or a different number of
+    them.
 
     >>> rng = np.random.default_rng(0)
     >>> x = rng.normal(size=(200, 1)).astype(np.float32)
@@ -95,7 +96,7 @@ class AnswerInversion:
     # A class whose answers never change has no spread to divide by.
     scale = logs.std(axis=0) + 1e-6
     mean = inputs.mean(axis=0)
-    # The decoder learns how an input differs from the mean, which is the baseline.
+    # The decoder learns the difference of an input from the mean, which is the baseline.
     wanted = (inputs - mean).reshape(len(inputs), -1)
     model = models.Mlp(wanted.shape[1], features=self.features, activation="relu")
     first = model.init(jax.random.key(seed % 2**32), jnp.zeros((1, logs.shape[1])))
@@ -109,7 +110,7 @@ class AnswerInversion:
 
 
 class DecoderScore(NamedTuple):
-  """How near a decoder comes to inputs that it has not seen."""
+  """Errors of a decoder on inputs that it has not seen."""
 
   mse: np.ndarray  # [n]
   mse_of_mean: np.ndarray  # [n] of the mean input of the attacker's own data
@@ -130,13 +131,14 @@ def judge_decoder(
   *,
   class_means: HostArray | None = None,
 ) -> DecoderScore:
-  """Decodes the answers [n, K] to other records, and compares with these, x [n, *shape].
+  """Decodes the answers [n, K] to other records, and compares the result with those
+  records, x [n, *shape].
 
   Args:
-    class_means: [K, *shape], of the attacker's own data: the guess of somebody who is told
-      the label alone.
+    class_means: [K, *shape], class means of the attacker's own data: the best guess from the
+      label alone.
 
-  UserError: records or means of another shape.
+  Raises UserError for records or means of another shape.
   """
   truth = np.asarray(x, np.float64)
   p = np.asarray(answers)
@@ -152,7 +154,7 @@ def judge_decoder(
       wanted = (p.shape[1], *decoder.mean.shape)
       raise UserError(f"must be {wanted}", field="class_means.shape", value=means.shape)
     rows["class"] = reconstructions.mse(truth, means[p.argmax(axis=1)])
-  # Record by record, the best of the guesses is the one to beat.
+  # For each record, the decoder must beat the best of the guesses.
   nearer = int(np.sum(error < np.min(list(rows.values()), axis=0)))
   interval = exact_interval(nearer, len(truth), 0.95)
   return DecoderScore(error, rows["mean"], rows.get("class"), nearer, interval)

@@ -20,14 +20,15 @@ _RUNS = "dpjax.experiments.kinds.attack"
 
 @dataclasses.dataclass(frozen=True)
 class AttackSettings:
-  """Base of all settings. Its class attributes say what an attack does; fields are its numbers.
+  """Base of all attack settings. Class attributes describe the attack; fields are its
+  numbers.
 
   Attributes:
     room: config that is attacked: "train" or "federate".
     module: full name of the module with its `prepare`, `work` and `found`, as those of
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
-    task: of result.json. Another than dpjax's brings the rows of its table, as `rows` of the
-      result of `found`.
+    task: task named in result.json. A task that is not dpjax's brings the rows of its table, as
+      `rows` of the result of `found`.
     wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
     wants_because: why, after a comma.
     colludes: attackers see the messages of honest clients.
@@ -50,7 +51,7 @@ class PoisoningSettings(AttackSettings):
   """Settings of every poisoning of federated rounds; see `attacks.poisoning`.
 
   Args:
-    fraction: of the clients, who attack; which ones follows from the seed.
+    fraction: fraction of the clients, who attack; which ones follows from the seed.
 
   An attack of this kind needs `method` and its numbers, and nothing else:
 
@@ -76,7 +77,7 @@ class PoisoningSettings(AttackSettings):
     self.method()
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     raise NotImplementedError
 
 

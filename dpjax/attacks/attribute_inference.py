@@ -1,4 +1,5 @@
-"""Attribute inference: what is missing of a record, from what a model says of the rest.
+"""Attribute inference: recovers a missing attribute of a record from the model's answers
+about the rest.
 
 The attacker knows a record but for one attribute, its label included, and tries every value:
 the one under which the model finds the label likeliest, times how frequent the value is, is
@@ -32,15 +33,16 @@ def guessed_attribute(
   *,
   prior: HostArray | None = None,
 ) -> Signal:
-  """A signal of `train_shadows`: for each record, which value [n] the model makes likeliest.
+  """Signal for `train_shadows`: for each record, the attribute value [n] that the model
+  finds likeliest.
 
   Args:
-    columns: which of a record's numbers, flattened, are the attribute: one, or several for
+    columns: places of the attribute among a record's flattened numbers: one, or several for
       one that is written as several. What they hold is never read.
     values: [V, len(columns)], what the attribute can be (or [V] for one column).
     prior: [V] how frequent each is; None: all alike.
 
-  UserError: columns that a record does not have, fewer than two values, no distribution.
+  Raises UserError for columns that a record does not have, fewer than two values, no distribution.
 
   >>> guess = guessed_attribute(lambda w, x: x @ w, [0], [0.0, 1.0])
   >>> records = Example(np.array([[9.0, 0.0], [9.0, 0.0]]), np.array([0, 1]))
@@ -74,10 +76,10 @@ def guessed_attribute(
       )
     likely = []
     for value, share in zip(options, chance):
-      # `flat` is a view of the copy, so the records themselves stay as they are.
+      # `flat` is a view of the copy, so the original records stay unchanged.
       flat[:, places] = value
       odds = ask(params, Example(flat.reshape(x.shape), y))
-      # log share + log p(y | x), the latter by the log odds.
+      # log share + log p(y | x), where the log odds give the latter.
       likely.append(np.log(share) - np.logaddexp(0, -odds))
     return np.argmax(likely, axis=0).astype(np.float64)
 
@@ -85,7 +87,7 @@ def guessed_attribute(
 
 
 class AttributeAdvantage(NamedTuple):
-  """How often the guess is right of records that were trained on, and of others."""
+  """Rates of right guesses for records that were trained on, and for others."""
 
   right_with: int
   num_with: int
@@ -110,7 +112,7 @@ class AttributeAdvantage(NamedTuple):
 def attribute_advantage(
   guesses: HostArray, included: HostArray, truth: HostArray, *, confidence: float = 0.95
 ) -> AttributeAdvantage:
-  """Advantage of guesses [S, n] of S models on records that they held.
+  """Advantage of the guesses [S, n] of S models on records that they were trained on.
 
   Each record counts by ONE model that held it and one that did not. Which they are goes
   round by the record's place, so each record counts once a side, and the
@@ -120,7 +122,7 @@ def attribute_advantage(
   Args:
     included: bool [S, n], who was trained on what. truth: integers [n], the true value.
 
-  UserError: shapes that do not match, a record that every model held, or none.
+  Raises UserError for shapes that do not match, a record that every model held, or none.
 
   >>> found = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
   >>> found.with_record, found.without_record, found.advantage
@@ -149,13 +151,13 @@ def attribute_advantage(
   level = (1 + confidence) / 2
   n = true.size
   ends = [exact_interval(count, n, level) for count in counts]
-  # The least advantage is the lower end of one rate less the upper end of the other.
+  # The least advantage is the lower end of one rate minus the upper end of the other.
   interval = (ends[0][0] - ends[1][1], ends[0][1] - ends[1][0])
   baseline = np.unique(true, return_counts=True)[1].max() / n
   return AttributeAdvantage(counts[0], n, counts[1], n, interval, float(baseline))
 
 
 def _turn(side: np.ndarray) -> np.ndarray:
-  """[n] for each record, one of the models that `side` [S, n] names, going round."""
+  """[n]: for each record one of the models that `side` [S, n] marks, in turn."""
   turn = np.arange(side.shape[1]) % side.sum(axis=0)
   return np.argmax(side & (np.cumsum(side, axis=0) == turn + 1), axis=0)

@@ -1,4 +1,4 @@
-"""Model inversion, white box: what does the model take a class to look like?
+"""Model inversion, white box: reconstructs a typical input of each class.
 
 Fredrikson et al. (2015), MIFace: gradient descent on an input until the model is sure of its
 class, held to what inputs look like by priors. What is found is a picture of the class as the
@@ -45,7 +45,7 @@ class ClassInversion:
     temperature: the logits are divided by it for p: above 1, a model that is nearly sure
       still moves the input.
     l2, total_variation: strength of the priors: near the mean, and smooth (images only).
-    mean: of the public prior, and where the search starts: a number, or [*shape].
+    mean: mean of the public prior, and where the search starts: a number, or [*shape].
     spread: standard deviation of the random starts about it.
     low, high: what values an input can have; None: any.
   """
@@ -82,10 +82,10 @@ class ClassInversion:
     """Inverts the model `apply(params, x [B, *shape]) -> logits [B, K]`, all classes at once.
 
     Args:
-      shape: of one input. classes: which; in [0, K). count: random starts of each.
+      shape: shape of one input. classes: which; in [0, K). count: random starts of each.
 
-    UserError: classes that the model does not have, total variation of no image, a mean of
-    another shape, an input that the model does not take.
+    Raises UserError for classes that the model does not have, total variation of no image, a mean
+    of another shape, an input that the model does not take.
 
     >>> weights = jnp.array([[2.0, -1.0], [0.0, 1.0]])  # x [B, 2] @ weights
     >>> find = ClassInversion(low=-1.0)
@@ -121,12 +121,13 @@ class ClassInversion:
     tx = optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.steps))
     mean = jnp.broadcast_to(self.mean, x.shape)
 
-    # Each x is searched for by itself: the cost is a sum, no mean.
+    # Each x is optimised independently: the cost is a sum, not a mean.
     def cost(x: Array) -> Array:
       logits = trees.at_least_float32(apply(params, x)) / self.temperature
       missed = optax.softmax_cross_entropy_with_integer_labels(logits, y)
       away = jnp.sum(jnp.square(x - mean))
-      # Total variation is a mean over inputs; times their number it is a sum, as the rest.
+      # Total variation is a mean over inputs. Times their number it is a sum, like the
+      # other terms.
       smooth = total_variation(x) * len(y) if self.total_variation else 0.0
       return jnp.sum(missed) + 0.5 * self.l2 * away + self.total_variation * smooth
 
@@ -152,7 +153,7 @@ def _check_classes(classes: np.ndarray, num_classes: int) -> None:
 
 
 class InversionScore(NamedTuple):
-  """Judgement of inverted classes by an independent network, and by the truth."""
+  """Judgement of inverted classes by an independent network, and by the true class means."""
 
   count: int  # found inputs that the network calls by their class
   total: int
@@ -179,11 +180,11 @@ def judge_inversion(
     records: the true ones, from which the mean of each class is taken.
     target: parameters of the attacked model, which is no judge of itself.
 
-  UserError: the target as its own judge, or a judge of fewer classes; a class without a
+  Raises UserError for the target as its own judge, or a judge of fewer classes; a class without a
   record; inputs of another shape.
   """
   same_tree = jax.tree.structure(params) == jax.tree.structure(target)
-  # Equal bits are one network, whoever brings them.
+  # Networks with equal bits count as one network.
   if same_tree and trees.sha256(params) == trees.sha256(target):
     raise UserError(
       "are the target's own: the judge must be another network", field="params"
@@ -207,7 +208,7 @@ def judge_inversion(
 def class_means(records: Dataset, classes: HostArray) -> np.ndarray:
   """The mean record of each class: [num_classes, *shape], 0 for classes not asked for.
 
-  UserError: a class without a record.
+  Raises UserError for a class without a record.
   """
   means = np.zeros((records.num_classes, *records.x.shape[1:]))
   for name in np.asarray(classes):

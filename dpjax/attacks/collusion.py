@@ -1,4 +1,4 @@
-"""Poisoning by clients who agree, and adapt to what honest clients send.
+"""Poisoning by clients who agree, and adapt to the messages of honest clients.
 
 | attack    | what every attacker sends                           | source                      |
 | --------- | --------------------------------------------------- | --------------------------- |
@@ -35,7 +35,7 @@ DIRECTIONS = ("std", "unit", "sign")
 
 
 class _Honest(NamedTuple):
-  """Knowledge that attackers have of a round: one row for each message."""
+  """Facts that attackers know about a round: one row for each message."""
 
   messages: Array  # [C, d], 0 where a client is not honest
   there: Array  # [C] bool, honest clients
@@ -44,24 +44,24 @@ class _Honest(NamedTuple):
 
   @property
   def mean(self) -> Array:
-    """[d], 0 without honest clients."""
+    """Mean message [d] of the honest clients; 0 without any."""
     return jnp.sum(self.messages, axis=0) / jnp.maximum(jnp.sum(self.there), 1)
 
   @property
   def std(self) -> Array:
-    """[d], of the honest clients as a population."""
+    """Standard deviation [d] of the messages of all honest clients."""
     off = jnp.where(self.there[:, None], self.messages - self.mean[None], 0.0)
     return jnp.sqrt(jnp.sum(off**2, axis=0) / jnp.maximum(jnp.sum(self.there), 1))
 
 
 def alie(z: float | None = None) -> Poisoning:
-  """ "A little is enough": attackers send the honest mean less z standard deviations.
+  """The attack "A little is enough": the honest mean minus z standard deviations.
 
   Args:
     z: None for the largest at which, of Gaussian messages, enough honest ones are further off for a
       majority: Phi(z) = (n - m - s) / (n - m), with s = floor(n / 2 + 1) - m for m of n clients.
 
-  UserError: z that is not positive.
+  Raises UserError for z that is not positive.
 
   >>> alie(1.5).victims is None
   True
@@ -74,7 +74,7 @@ def alie(z: float | None = None) -> Poisoning:
     m = honest.num_attackers
     supporters = jnp.floor(n / 2 + 1) - m
     share = (n - m - supporters) / jnp.maximum(n - m, 1)
-    # Beyond a half of attackers no number is too large; the paper has none there.
+    # From a half of attackers on every z works, and the paper gives none there.
     largest = special.ndtri(jnp.clip(share, 1e-3, 1 - 1e-3))
     return honest.mean - (largest if z is None else z) * honest.std
 
@@ -82,7 +82,8 @@ def alie(z: float | None = None) -> Poisoning:
 
 
 def min_max(direction: str = "std") -> Poisoning:
-  """Attackers send mean + gamma p with the largest gamma that no distance gives away.
+  """Attackers send mean + gamma p, with the largest gamma that stays within honest
+  distances.
 
   The largest distance of the lie to an honest message is that between two honest ones. gamma is the
   smallest positive root of one square for each honest client.
@@ -91,7 +92,7 @@ def min_max(direction: str = "std") -> Poisoning:
     direction: p: std (less the honest standard deviations), unit (against the honest mean), sign
       (against its signs).
 
-  UserError: another direction.
+  Raises UserError for another direction.
 
   >>> min_max("unit").victims is None
   True
@@ -122,15 +123,16 @@ def min_max(direction: str = "std") -> Poisoning:
 
 
 def min_sum(direction: str = "std") -> Poisoning:
-  """Attackers send mean + gamma p with the largest gamma that no sum of distances gives away.
+  """Attackers send mean + gamma p, with the largest gamma that stays within honest sums of
+  distances.
 
   The sum of squared distances of the lie to all honest messages is that of the honest message which
   lies furthest from all others.
 
   Args:
-    direction: p, as of `min_max`.
+    direction: p, as in `min_max`.
 
-  UserError: another direction.
+  Raises UserError for another direction.
 
   >>> min_sum("sign").victims is None
   True
@@ -141,8 +143,8 @@ def min_sum(direction: str = "std") -> Poisoning:
     mean = honest.mean
     way = _way(honest, direction)
     off = jnp.where(honest.there[:, None], mean[None] - honest.messages, 0.0)
-    # Offsets of the mean sum up to 0, so a message's sum is n times its own square, and that of
-    # all messages to the mean.
+    # Offsets from the mean sum to 0. So a message's sum of squared distances is n times its
+    # own squared offset, plus the sum of all of them.
     own = jnp.sum(off**2, axis=1)
     square = jnp.sum(way**2)
     gamma = jnp.sqrt(jnp.max(own) / jnp.where(square > 0, square, 1.0))
@@ -168,12 +170,13 @@ def _colluders(lie: Callable[[_Honest], Array]) -> Poisoning:
 
 
 def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
-  """Returns the aggregator, before which attackers of the round replace what they send.
+  """Returns the aggregator with attackers in front of it, who replace their messages of the
+  round.
 
   One whose attackers do not collude is returned as it is. All messages of a round are kept side by
   side, also for an aggregator that adds them up one by one.
 
-  UserError: an aggregator that sees no single message (a secure sum).
+  Raises UserError for an aggregator that sees no single message (a secure sum).
 
   >>> from dpjax.federated import weighted_mean
   >>> mean, nan = weighted_mean(), jnp.nan
@@ -199,9 +202,9 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
     )
     # NaN in every entry is the mark of an attacker.
     marked = mask & jnp.all(jnp.isnan(flat), axis=1)
-    # A message with some NaN is neither an attacker's mark nor honest.
+    # A message with some NaN is neither an attacker's mark nor an honest message.
     there = mask & jnp.all(jnp.isfinite(flat), axis=1)
-    # Rows that do not count are 0, for 0 times NaN is NaN.
+    # Uncounted rows are set to 0, since 0 times NaN is NaN.
     rows = jnp.where(there[:, None], flat, 0.0)
     told = lie(_Honest(rows, there, jnp.sum(mask), jnp.sum(marked)))
     flat = jnp.where(marked[:, None], told[None], flat)
@@ -234,12 +237,12 @@ def colluding(aggregator: Aggregator, attack: Poisoning) -> Aggregator:
 
 @dataclasses.dataclass(frozen=True)
 class LittleIsEnough(CollusionSettings):
-  """`attacks.alie`; z None: the largest with enough honest messages further off."""
+  """`attacks.alie`; z None: the largest z that leaves enough honest messages further away."""
 
   z: float | None = None
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     return alie(self.z)
 
 
@@ -250,7 +253,7 @@ class MinMax(CollusionSettings):
   direction: str = "std"
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     return min_max(self.direction)
 
 
@@ -261,5 +264,5 @@ class MinSum(CollusionSettings):
   direction: str = "std"
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     return min_sum(self.direction)

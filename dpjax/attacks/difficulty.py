@@ -25,22 +25,23 @@ def quantile_regression(
   fpr: float = 0.01,
   seed: int = 0,
 ) -> np.ndarray:
-  """Returns log odds [n] less the (1 - fpr) quantile that a non-member like x would have.
+  """Returns the log odds [n] minus the (1 - fpr) quantile of a non-member like x.
 
   Gradient-boosted trees learn the quantile on half of the known records, by the pinball loss. The
   other half shifts it (split conformal prediction). So a non-member that is drawn like the known
   ones has a score above 0 with a probability of at most `fpr`, whatever the trees have learned.
 
   Args:
-    log_odds: [n], of the target (`signals`).
+    log_odds: [n], log odds of the target (`signals`).
     features: [n, d] numbers that the attacker knows of the records, such as pixels, a label, or the
       answers of another model.
-    known_log_odds: [m], of records that are no members.
+    known_log_odds: [m], those of records that are no members.
     known_features: [m, d].
     fpr: false positive rate in (0, 1) at which members are to be found, at least 1 / (m / 2 + 1).
-    seed: of the halves and the trees.
+    seed: seed of the halves and the trees.
 
-  UserError: shapes that do not match, NaN, infinite numbers, too few known records for `fpr`.
+  Raises UserError for shapes that do not match, NaN, infinite numbers, too few known records for
+  `fpr`.
 
   >>> known = np.linspace(0, 1, 400)
   >>> told = dict(known_log_odds=5 * known, known_features=known[:, None], fpr=0.05)
@@ -77,7 +78,8 @@ def quantile_regression(
     loss="quantile", alpha=1 - fpr, max_depth=2, min_samples_leaf=leaf, random_state=seed
   ).fit(known_seen[learned], known[learned])
   over = np.sort(known[held_back] - trees.predict(known_seen[held_back]))
-  # The `allowed`-th largest of n: a fresh one is above it with probability allowed / (n + 1).
+  # The `allowed`-th largest of n: a new score exceeds it with probability allowed / (n +
+  # 1).
   return odds - trees.predict(seen) - over[-allowed]
 
 

@@ -1,4 +1,4 @@
-"""Model extraction: a copy of a model, from nothing but its answers.
+"""Model extraction: a copy of a model, from its answers alone.
 
 | attack           | asks for      | gets                                       | source         |
 | ---------------- | ------------- | ------------------------------------------ | -------------- |
@@ -40,13 +40,13 @@ def ask(
   decimals: int | None = None,
   batch_size: int = 500,
 ) -> Ask:
-  """The door of a model: x [n, ...] -> what it answers, float64 [n, K].
+  """Queries a model: x [n, ...] -> its answers, float64 [n, K].
 
   Args:
     labels_only: 1 for the most probable label, 0 for all others.
     decimals: probabilities are rounded to so many; None: as they are.
 
-  UserError: both defences at once; inputs that the model does not take.
+  Raises UserError for both defences at once, and for inputs that the model does not take.
 
   >>> door = ask(lambda w, x: x * w, 1.0, decimals=1)
   >>> door(np.array([[0.0, 1.0]])).tolist()  # .269, .731
@@ -91,7 +91,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
   Args:
     x: queries [n, ...], flattened to [n, d]. answers: probabilities [n, K].
 
-  UserError: fewer than d + 1 queries, or more of them in a subspace; a probability of 0
+  Raises UserError for fewer than d + 1 queries, or more of them in a subspace; a probability of 0
   or 1 (rounded, or a label), which has no logarithm.
 
   >>> kernel, bias = solve_softmax([[0.0], [1.0]], [[0.5, 0.5], [0.25, 0.75]])
@@ -106,7 +106,7 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
     raise UserError(
       f"are {len(p)} to {len(queries)} queries: must be as many", field="answers"
     )
-  # A column of ones stands for the bias.
+  # A column of ones carries the bias.
   queries = np.column_stack([queries.reshape(len(queries), -1), np.ones(len(queries))])
   if (p <= 0).any() or (p >= 1).any():
     raise UserError(
@@ -127,11 +127,11 @@ def solve_softmax(x: HostArray, answers: HostArray) -> tuple[np.ndarray, np.ndar
 
 @dataclasses.dataclass(frozen=True)
 class Extraction:
-  """A student of one's own, trained to answer as the model did.
+  """Trains a student model to answer as the target did.
 
   Args:
-    apply: of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
-    init_params: of a key.
+    apply: model of the student, `(params, x [B, ...]) -> logits [B, K]`; of any architecture.
+    init_params: function of a key.
   """
 
   apply: Apply
@@ -139,9 +139,10 @@ class Extraction:
   fit: Fit = dataclasses.field(default_factory=Fit)
 
   def __call__(self, x: HostArray, answers: HostArray, *, seed: int) -> Params:
-    """The student's parameters, after the queries x [n, ...] and the answers [n, K].
+    """The student's parameters, after training on queries x [n, ...] and answers [n, K].
 
-    UserError: another number of answers, or of classes than the student has.
+    Raises UserError for a number of answers other than that of queries, or of classes other than
+    the student has.
     """
     queries = np.asarray(x)
     p = _probabilities(answers)
@@ -165,7 +166,7 @@ class Extraction:
 
 
 class Agreement(NamedTuple):
-  """On how many inputs two models name the same label."""
+  """Number of inputs on which two models name the same label."""
 
   num_queries: int  # that the copy was made of
   count: int
@@ -180,7 +181,8 @@ class Agreement(NamedTuple):
 def agreement(
   found: HostArray, answers: HostArray, *, num_queries: int, confidence: float = 0.95
 ) -> Agreement:
-  """Fidelity of a copy's answers to the model's, each [n, K], on inputs not asked before.
+  """Fidelity of a copy's answers to the model's, each [n, K], on inputs that were not
+  queried.
 
   >>> agreement([[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [1.0, 0.0]], num_queries=5).rate
   0.5
@@ -205,13 +207,13 @@ def extraction_curve(
   num_queries: Sequence[int],
   seed: int,
 ) -> list[Agreement]:
-  """Fidelity against the number of queries: the first of `queries` [n, ...] are asked.
+  """Fidelity by number of queries: the first rows of `queries` [n, ...] are asked.
 
   Args:
-    target: what the attacker may ask, `ask(...)`.
+    target: the access that the attacker has, `ask(...)`.
     held_out: inputs [m, ...] on which copy and target are compared; none is asked.
 
-  UserError: more queries than there are, or held-out inputs among them.
+  Raises UserError for more queries than inputs, or held-out inputs among them.
   """
   x = np.asarray(queries)
   others = np.asarray(held_out)

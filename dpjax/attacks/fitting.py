@@ -1,4 +1,4 @@
-"""How an attacker trains a model of its own: plain minibatch Adam, one compilation."""
+"""Training of an attacker's own model: plain minibatch Adam, one compilation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-  """Adam on batches drawn with replacement, its learning rate falling to 0 along a cosine.
+  """Adam on batches drawn with replacement; the learning rate falls to 0 along a cosine.
 
   Args:
-    steps: of the optimizer. batch_size: rows of a step, whatever their number is.
+    steps: steps of the optimizer. batch_size: rows of a step, whatever their number is.
   """
 
   steps: int = 2000
@@ -46,7 +46,7 @@ class Fit:
       loss: `(params, batch) -> scalar`, of leaves [batch_size, ...].
       rows: leaves [n, ...].
 
-    UserError: no rows, a loss that ends NaN.
+    Raises UserError for no rows, or a loss that ends as NaN.
 
     >>> squares = lambda w, x: jnp.mean((w - x) ** 2)
     >>> fit = Fit(steps=300, learning_rate=0.1, batch_size=4)
@@ -73,7 +73,7 @@ class Fit:
       places = rng.integers(count, size=self.batch_size)
       batch = jax.tree.map(lambda leaf, at=places: leaf[at], rows)
       params, state, value = step(params, state, batch)
-    # NaN spreads to all later values, so the last one tells.
+    # NaN spreads to all later values, so checking the last one is enough.
     if not np.isfinite(float(value)):
       raise UserError(
         "the attacker's model diverged", field="learning_rate", value=self.learning_rate

@@ -1,4 +1,4 @@
-"""Gradient inversion: guessed examples are moved until they would have sent the same message.
+"""Gradient inversion: guessed examples are moved until they would send the same message.
 
 | method       | distance                         | optimizer                | source              |
 | ------------ | -------------------------------- | ------------------------ | ------------------- |
@@ -39,14 +39,14 @@ from dpjax.attacks.views import View
 from dpjax.types import Array, ArrayTree, Example, HostArray
 from dpjax.validate import UserError
 
-# Steps between looks at whether a restart has arrived.
+# Steps between two checks whether a restart has converged.
 _CHECK_EVERY = 25
-# Objective at which a restart with a line search goes on at once.
+# Objective below which a restart with a line search continues at once.
 _PROMISING = 1e-3
 
 
 class Method(Protocol):
-  """How a guess is judged and moved.
+  """Interface of a method: how a guess is judged and moved.
 
   One with `line_search = True` is moved by SciPy's L-BFGS, with `memory` pairs, and its `optimizer`
   and `project` are not asked.
@@ -71,7 +71,7 @@ def _dot(a: ArrayTree, b: ArrayTree) -> Array:
 
 
 def _directed(tree: ArrayTree) -> ArrayTree:
-  """A tree of length 1; 0 stays 0."""
+  """Scales a tree to length 1; 0 stays 0."""
   square = _dot(tree, tree)
   return trees.scale(tree, jax.lax.rsqrt(jnp.maximum(square, jnp.finfo(square.dtype).tiny)))
 
@@ -84,7 +84,7 @@ def total_variation(x: Array) -> Array:
   """
   down = jnp.abs(jnp.diff(x, axis=1))
   right = jnp.abs(jnp.diff(x, axis=2))
-  # The zero stands for images of one pixel, which have no differences.
+  # The zero covers images of one pixel, which have no differences.
   return sum(jnp.mean(part) for part in (down, right) if part.size) + jnp.zeros(())
 
 
@@ -119,10 +119,10 @@ class Dlg:
     validate.non_negative(tolerance=self.tolerance)
 
   def check(self, shape: Sequence[int]) -> None:
-    """Any examples will do."""
+    """Accepts any examples."""
 
   def look(self, view: View, guessed: Example) -> None:
-    """Warns of rectifiers, which JAX names in the view's program."""
+    """Warns if the view's program contains rectifiers, whose second derivatives are 0."""
     if "relu" in str(jax.make_jaxpr(view)(guessed)):
       warnings.warn(
         "Dlg on a network with ReLU: the second derivatives that it moves on vanish where "
@@ -152,7 +152,7 @@ class CosineAdam:
   Args:
     steps: Adam steps; the learning rate falls to a tenth after 3/8, 5/8 and 7/8 of them.
     total_variation: its weight beside 1 - cosine; 0 for what is no image.
-    bounds: of every input value.
+    bounds: bounds of every input value.
     tolerance: objective below which a restart has arrived; 0: never.
   """
 
@@ -170,7 +170,7 @@ class CosineAdam:
     check_bounds(self.bounds)
 
   def check(self, shape: Sequence[int]) -> None:
-    """Total variation is that of images."""
+    """Raises UserError unless the examples are images, which total variation needs."""
     if self.total_variation and len(shape) != 4:
       raise UserError(
         f"needs images [B, H, W, C], got shape {tuple(shape)}; use total_variation=0",
@@ -179,25 +179,25 @@ class CosineAdam:
       )
 
   def look(self, view: View, guessed: Example) -> None:
-    """Nothing to warn of."""
+    """Warns of nothing."""
 
   def objective(self, found: ArrayTree, seen: ArrayTree, x: Array) -> Array:
     """1 - cos(found, seen) + total_variation * TV(x)."""
     off = jax.tree.map(jnp.subtract, _directed(found), _directed(seen))
-    # This does not cancel where both point the same way.
+    # This form does not cancel where both point the same way.
     angle = _dot(off, off) / 2
     return angle + (
       self.total_variation * total_variation(x) if self.total_variation else 0
     )
 
   def optimizer(self) -> optax.GradientTransformation:
-    """Adam on the signs, with a falling learning rate."""
+    """Returns Adam on the signs of gradients, with a falling learning rate."""
     drops: Any = {int(self.steps * part / 8): 0.1 for part in (3, 5, 7)}
     rate = optax.piecewise_constant_schedule(self.learning_rate, drops)
     return optax.chain(optax.scale_by_sign(), optax.adam(rate))
 
   def project(self, x: Array) -> Array:
-    """Into the box."""
+    """Clips a guess into the box."""
     return jnp.clip(x, *self.bounds)
 
 
@@ -209,12 +209,12 @@ def check_bounds(bounds: Sequence[float]) -> None:
 
 
 class Reconstruction(NamedTuple):
-  """Examples that an attack believes it saw: its best restart by its own objective."""
+  """The examples of an attack's best restart, by its own objective."""
 
   x: np.ndarray  # [B, *features]
   labels: np.ndarray  # [B]
   objective: float  # of x
-  # [R] the best of each restart; infinite where none was finite, or not tried
+  # [R] the best objective of each restart; infinite where none was finite, or not tried
   objectives: np.ndarray
   num_steps: int  # that were taken, by the longest restart
 
@@ -230,7 +230,7 @@ class _Search(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Inversion:
-  """An attack on the messages of one view, compiled once for all of them.
+  """An attack on the messages of one view, compiled once for all messages.
 
   `attack(seen, labels, key=key)` gives a `Reconstruction`.
 
@@ -301,7 +301,7 @@ class Inversion:
     guessed = self._guessed(soft=labels is None)
     _check_fits(_message_shapes(self.view, guessed), seen)
     self.method.look(self.view, guessed)
-    # float64 where a method goes on below what float32 can tell apart.
+    # float64, for methods that continue where float32 resolves no difference.
     with jax.enable_x64(self.method.float64):
       dtype = jnp.float64 if self.method.float64 else jnp.float32
       wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), seen)
@@ -311,13 +311,13 @@ class Inversion:
       return run(search, wide, known)
 
   def _run(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """All steps, or as many as the first restart needs to arrive."""
+    """Runs all steps, or stops when the first restart converges."""
     objectives = np.full(self.restarts, np.inf)
     places = np.arange(self.restarts)
     taken = 0
     for taken in range(1, self.method.steps + 1):
       search = self._steps(search, seen, known)
-      # A look waits for the device, so it is not taken at every step.
+      # A check waits for the device, so most steps have none.
       look = taken % _CHECK_EVERY == 0
       if look and bool(jnp.any(search.objective <= self.method.tolerance)):
         break
@@ -329,7 +329,7 @@ class Inversion:
     return _best(jax.device_get(search), known, objectives, taken)
 
   def _run_line_search(self, search: _Search, seen: Any, known: Any) -> Reconstruction:
-    """Trials one after the other; the first that arrives ends the attack."""
+    """Runs the trials in order; the first that converges ends the attack."""
     method: Any = self.method
     parts = [search.guess[name] for name in ("x", "logits") if name in search.guess]
     points = np.concatenate(
@@ -358,7 +358,8 @@ class Inversion:
     for place in range(self.restarts):
       go_on(place, min(self.trial, method.steps))
       if objectives[place] <= _PROMISING and taken[place] < method.steps:
-        # It is on its way, so the trials of the others can wait, and mostly are not needed.
+        # This one converges, so the trials of the others can wait, and mostly are not
+        # needed.
         ended.append(place)
         go_on(place, method.steps)
       if objectives[place] <= method.tolerance or len(ended) == self.finalists:
@@ -372,7 +373,7 @@ class Inversion:
     return _best(search, known, objectives, int(taken.max()))
 
   def _from_point(self, point: Array) -> dict[str, Array]:
-    """The guess that a vector [d] holds: the inputs, then what there is of logits."""
+    """The guess that a vector [d] holds: the inputs, then the logits if there are any."""
     size = math.prod(self.shape)
     guess = {"x": point[:size].reshape(self.shape)}
     if point.shape[0] > size:
@@ -380,7 +381,7 @@ class Inversion:
     return guess
 
   def _guessed(self, *, soft: bool) -> Example:
-    """Shapes of what a guess is made of."""
+    """Shapes of the parts of a guess."""
     size = self.shape[0]
     hard = jax.ShapeDtypeStruct((size,), jnp.int32)
     chances = jax.ShapeDtypeStruct((size, self.num_classes), jnp.float32)
@@ -401,7 +402,7 @@ class Inversion:
       if known is None:
         chances = (shape[0], self.num_classes)
         guess["logits"] = jax.random.normal(of_labels, chances, dtype)
-      # A copy, for the guess itself is donated to the first step.
+      # Copied, because the guess itself is donated to the first step.
       best = jax.tree.map(jnp.copy, guess)
       return _Search(guess, tx.init(guess), best, jnp.full((), jnp.inf, dtype))
 
@@ -429,7 +430,7 @@ class Inversion:
 
     def step(search: _Search, seen: Any, known: Any) -> _Search:
       value, slope = jax.value_and_grad(self._objective)(search.guess, seen, known)
-      # NaN is never better.
+      # NaN never counts as better.
       better = value < search.objective
       best = jax.tree.map(lambda a, b: jnp.where(better, a, b), search.guess, search.best)
       updates, opt_state = tx.update(slope, search.opt_state, search.guess)
@@ -437,7 +438,7 @@ class Inversion:
       guess = dict(moved, x=method.project(moved["x"]))
       return _Search(guess, opt_state, best, jnp.where(better, value, search.objective))
 
-    # Donated, for the searches hold the optimizer's memory of every restart.
+    # Donated, since the searches hold the optimizer's state of every restart.
     return jax.jit(jax.vmap(step, (0, None, None)), donate_argnums=0)
 
 
@@ -446,7 +447,7 @@ def _message_shapes(view: View, guessed: Example) -> Any:
     return jax.eval_shape(view, guessed)
   except UserError:
     raise
-  # Of whatever type the model chose.
+  # A model may raise an error of any type.
   except Exception as error:
     reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
     raise UserError(

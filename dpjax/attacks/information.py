@@ -1,4 +1,5 @@
-"""InfoRMIA: the relative attack with information in place of a count (Tao and Shokri 2025).
+"""InfoRMIA: the relative attack, with information in place of a count (Tao and Shokri
+2025).
 
 `rmia` counts the records that x beats, so it ties the ones that beat them all. InfoRMIA takes the
 mean by which x beats them, in nats, and needs no gamma.
@@ -28,10 +29,10 @@ def informia(
   Args:
     population: bool [n], which records serve as z; None for all. A record is never compared to
       itself.
-    temperature: of the confidences; above 1 for models that are sure of most records.
-    offline, offline_a: of `relative_confidence`.
+    temperature: temperature of the confidences; above 1 for models that are sure of most records.
+    offline, offline_a: as in `relative_confidence`.
 
-  UserError: as `rmia`.
+  Raises UserError as `rmia` does.
 
   >>> held = np.array([[True, False, True], [False, True, False]])
   >>> informia(Evidence([4.0, 0.0, -4.0], np.zeros((2, 3)), held)).round(2)
@@ -41,6 +42,6 @@ def informia(
   ratio = relative_confidence(
     evidence, temperature=temperature, offline=offline, offline_a=offline_a
   )
-  # Without x itself: its own term is 0, so only the number of terms changes.
+  # Excludes x itself: its own term is 0, so only the number of terms changes.
   others = np.maximum(compared.sum() - compared, 1)
   return (compared.sum() * ratio - ratio[compared].sum()) / others

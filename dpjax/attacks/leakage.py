@@ -1,4 +1,4 @@
-"""Gradient leakage scores: how much of its input a gradient still holds, as one number.
+"""Gradient leakage scores: one number for how much a gradient shows of its input.
 
 Correlating "the gradient with the input", as the score is sometimes written, needs vectors of
 one length, which gradients of a model are not. Three readings that are defined:
@@ -39,16 +39,18 @@ from dpjax.validate import UserError
 
 
 class LeakageScore(NamedTuple):
-  """A score, what it would be of pairs that do not belong together, and how surprising it is."""
+  """A score, its value for mismatched pairs, and its p-value."""
 
   score: float
   null: np.ndarray  # [num_null] scores of shuffled pairs
   p_value: float  # (1 + random pairings that score as much) / (1 + num_null)
-  interval: tuple[float, float] | None  # bootstrap over records, 95 %; None: of one number
+  interval: (
+    tuple[float, float] | None
+  )  # bootstrap over records, 95 %; None for a single number
 
 
 def _shuffles(count: int, num_null: int, seed: int) -> list[np.ndarray]:
-  """Permutations that leave nothing in its place: random cycles through all."""
+  """Permutations without fixed points: random cycles through all records."""
   validate.integer_at_least(1, num_null=num_null)
   validate.integer_at_least(0, seed=seed)
   if count < 3:
@@ -70,10 +72,10 @@ def _scored(
   values = np.asarray(score(np.arange(count)), np.float64)
   null = np.array([np.mean(score(order)) for order in _shuffles(count, num_null, seed)])
   mean = float(np.mean(values))
-  # Of all orders, which form a group; cycles alone do not, and of 3 records there are but 2.
+  # All orders, since they form a group. Cycles alone do not: of 3 records there are only 2.
   rng = np.random.default_rng([seed, 0x9A1F])
   drawn = [np.mean(score(rng.permutation(count))) for _ in range(num_null)]
-  # Equal pairs may be summed in another order.
+  # The tolerance covers equal pairs summed in another order.
   as_much = np.sum(np.array(drawn) >= mean - 1e-12)
   p_value = (1 + int(as_much)) / (1 + num_null)
   if values.size == 1:
@@ -99,7 +101,7 @@ def _finite(name: str, value: HostArray, rank: int) -> np.ndarray:
   if array.ndim < rank or not np.isfinite(array).all():
     raise UserError(f"must be finite numbers of at least {rank} axes", field=name)
   largest = np.max(np.abs(array), initial=0.0)
-  # No score depends on the scale, and squares of large numbers would leave the floats.
+  # No score depends on the scale. Squares of large numbers would overflow.
   return array / largest if largest else array
 
 
@@ -144,7 +146,7 @@ def dense_leakage(
 def recovered_leakage(
   truth: HostArray, found: HostArray, *, num_null: int = 200, seed: int = 0
 ) -> LeakageScore:
-  """Correlation of each record [n, ...] with what an attack made of its gradient.
+  """Correlation of each record [n, ...] with its reconstruction from the gradient.
 
   Raises:
     UserError: fewer than 3 records, NaN, other shapes.

@@ -18,7 +18,7 @@ Differentiated = Callable[[np.ndarray], tuple[float, np.ndarray]]
 
 
 class Descent(NamedTuple):
-  """The lowest point that a descent has seen."""
+  """The lowest point found."""
 
   x: np.ndarray  # [d]
   value: float  # infinite where it never was finite
@@ -26,7 +26,7 @@ class Descent(NamedTuple):
 
 
 class _EndError(Exception):
-  """Ends a descent from inside of its function."""
+  """Ends a descent from inside its function."""
 
 
 def descend(
@@ -58,14 +58,14 @@ def descend(
     value, slope = function(x)
     taken += 1
     if value < best.value:
-      # A copy, for SciPy may use its array again.
+      # Copied, because SciPy may reuse its array.
       best = Descent(x.copy(), value, taken)
     arrived = value <= tolerance
     if arrived or taken >= steps or not (np.isfinite(value) and np.isfinite(slope).all()):
       raise _EndError
     return value, slope
 
-  # SciPy's own limits never decide: it stops where rounding leaves no descent.
+  # SciPy's own limits never apply: it stops where rounding leaves no descent.
   options = {
     "maxiter": steps,
     "maxfun": 2 * steps,

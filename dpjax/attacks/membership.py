@@ -1,4 +1,4 @@
-"""Membership inference: was a record among those that a model was trained on?
+"""Membership inference: was a record part of a model's training data?
 
 An attack is a pure function of `Evidence`, which holds what the attacker knows and not the
 truth; it gives every record a score, the larger the more likely a member. `roc` holds scores
@@ -37,7 +37,7 @@ from dpjax.validate import UserError
 
 # Least standard deviation, as in the authors' code.
 _FLOOR = 1e-30
-# Beyond this, squares over the floor would leave float64.
+# Beyond this, squares divided by the floor would overflow float64.
 _HUGE = 1e60
 
 
@@ -59,14 +59,14 @@ def _scores(name: str, values: HostArray, rank: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Evidence:
-  """Evidence of an attacker on n records, without who the target's members are.
+  """Facts of an attacker on n records, without the target's members.
 
   Args:
     target: the target's log odds for each record (see `signals`).
     shadows: those of S >= 2 shadow models.
     included: which shadow was trained on which record.
 
-  UserError: shapes that do not match (a target that was asked about other records), fewer
+  Raises UserError for shapes that do not match (a target that was asked about other records), fewer
   than two shadows, NaN or infinite scores, a mask that is not bool.
 
   >>> Evidence([0.0, 1.0], np.zeros((2, 2)), np.eye(2, dtype=bool)).shadows.shape
@@ -101,7 +101,7 @@ class Evidence:
   def side(self, inside: bool, least: int, attack: str) -> np.ndarray:
     """Returns [S, n] scores of the shadows that held a record, or did not; the others NaN.
 
-    UserError: a record with fewer than `least` of them, which `attack` needs.
+    Raises UserError for a record with fewer than `least` such shadows, which `attack` needs.
     """
     chosen = self.included if inside else ~self.included  # [S, n]
     counts = chosen.sum(axis=0)
@@ -118,8 +118,8 @@ class Evidence:
 
 
 def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.ndarray:
-  """1 for a record of which the model is surer than `threshold`, of whichever label, else 0:
-  the rule of thumb that finds easy records, not members.
+  """Scores 1 for a record on which the model is surer than `threshold`, of any label, else
+  0. This rule of thumb finds easy records, not members.
 
   Args:
     confidences: [n], `signals.top_confidences`.
@@ -133,8 +133,8 @@ def confidence_rule(confidences: HostArray, *, threshold: float = 0.8) -> np.nda
 
 
 def loss_rule(losses: HostArray, *, mean_training_loss: float) -> np.ndarray:
-  """1 for a record whose loss is at most the mean over the training set, else 0 (Yeom et al.
-  2018, for an adversary who is told that mean). losses: [n].
+  """Scores 1 for a record whose loss is at most the mean over the training set, else 0
+  (Yeom et al. 2018). The adversary is given that mean. losses: [n].
 
   >>> loss_rule([0.1, 2.0], mean_training_loss=0.5)
   array([1., 0.])
@@ -170,7 +170,7 @@ def lira(
     two_sided: offline, -log N(t; m_out, s_out) instead, as the authors' code has it: then a
       record that is surprisingly hard counts as a member, too.
 
-  UserError: a record that (online) no shadow held, or that every shadow held; only one of
+  Raises UserError for a record that (online) no shadow held, or that every shadow held; only one of
   them without `fixed_variance`; two_sided online.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
@@ -218,7 +218,7 @@ def relative_confidence(
   Args:
     temperature: above 1 it spreads the confidences of a model that is sure of all records.
 
-  UserError: a record that no shadow held (online), or that every shadow held.
+  Raises UserError for a record that no shadow held (online), or that every shadow held.
 
   >>> held = np.array([[True, False], [False, True]])
   >>> relative_confidence(Evidence([0.0, 2.0], np.zeros((2, 2)), held)).round(3)
@@ -247,7 +247,7 @@ def rmia(
   offline_a: float = 0.3,
 ) -> np.ndarray:
   """The relative attack (Zarifzadeh et al. 2024): [n] shares, in [0, 1], of other records z
-  that x beats by more than `gamma`, (p(x) / P(x)) / (p(z) / P(z)) > gamma.
+  that x beats by more than `gamma`: (p(x) / P(x)) / (p(z) / P(z)) > gamma.
 
   p and P are those of `relative_confidence`. The defaults are the paper's gamma without a
   temperature; where a model is sure of all of its records, they find few members. `rmia_tuned`
@@ -257,9 +257,9 @@ def rmia(
     population: bool [n], which records serve as z; None for all. Whether they are members
       of the target need not be known, and a record is never compared to itself (gamma >= 1).
     gamma: at least 1.
-    temperature, offline, offline_a: of `relative_confidence`.
+    temperature, offline, offline_a: as in `relative_confidence`.
 
-  UserError: as `lira`, and an empty population.
+  Raises UserError as `lira` does, and for an empty population.
 
   >>> held = np.array([[True, False, True], [False, True, False]])
   >>> rmia(Evidence([3.0, 0.0, -1.0], np.zeros((2, 3)), held), gamma=1.5)
@@ -281,17 +281,17 @@ def beaten_share(ratio: np.ndarray, *, gamma: float, compared: np.ndarray) -> np
   >>> beaten_share(np.array([1.0, 0.0, 0.5]), gamma=1.0, compared=np.ones(3, bool))
   array([1. , 0. , 0.5])
   """
-  # Left: a ratio that differs by exactly gamma is not beaten.
+  # side="left": a ratio that differs by exactly gamma is not beaten.
   beaten = np.searchsorted(np.sort(ratio[compared]), ratio - math.log(gamma), side="left")
-  # A record is not among those that it is compared to.
+  # A record is not compared to itself.
   others = compared.sum() - compared
   return beaten / np.maximum(others, 1)
 
 
 def compared_records(population: HostArray | None, n: int) -> np.ndarray:
-  """Returns bool [n], the records that others are compared to; all of them for None.
+  """Returns bool [n]: the records that others are compared to; all of them for None.
 
-  UserError: another shape, or none of them.
+  Raises UserError for another shape, or if no record is selected.
 
   >>> compared_records(None, 2)
   array([ True,  True])

@@ -1,4 +1,4 @@
-"""All membership attacks that need a target's `Evidence` and nothing else, by name."""
+"""All membership attacks that need only a target's `Evidence`, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poisoning of federated rounds: some clients lie, and the rounds run as they are.
+"""Poisoning of federated rounds: some clients lie in otherwise unchanged rounds.
 
 | attack          | what an attacker's client does                         | source               |
 | --------------- | ------------------------------------------------------ | -------------------- |
@@ -45,19 +45,20 @@ _MEMORY = {"own", "attacker"}
 
 
 class Poisoning(NamedTuple):
-  """An attack by clients: what they do, and want. `label_flip` and the others make one."""
+  """An attack by clients, with its method and its aim. `label_flip` and the others make
+  one."""
 
   # (all records, the rows of each attacker) -> all records, these rows changed
   poison: Callable[[Dataset, Sequence[np.ndarray]], Dataset]
   # test records -> the victims among them, with the label that is wanted
   victims: Callable[[Dataset], Dataset] | None
   factor: float = 1.0  # on what attackers send
-  # (what attackers know of a round) -> what each of them sends; see `attacks.collusion`
+  # (what attackers know of a round) -> the message of each; see `attacks.collusion`
   collude: Callable[[Any], Array] | None = None
 
 
 class Colluders(NamedTuple):
-  """State of an aggregator before which attackers replace what they send."""
+  """State of an aggregator in which attackers replace their messages."""
 
   own: Any  # of the aggregator itself
 
@@ -67,7 +68,7 @@ def _labels_within(dataset: Dataset, **named: int | None) -> None:
 
 
 def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
-  """Attackers call their records of class `source` by `target`.
+  """Attackers relabel their records of class `source` as `target`.
 
   Args:
     factor: on what they send; see `scaled_update`.
@@ -96,7 +97,7 @@ def label_flip(source: int, target: int, *, factor: float = 1.0) -> Poisoning:
 
 
 def scaled_update(factor: float) -> Poisoning:
-  """Attackers train on their own records, and send `factor` times what an honest client would.
+  """Attackers train on their own records, and send `factor` times the honest update.
 
   With factor n / k, k attackers who agree replace the mean of n clients by their own model
   where the others have converged. A negative factor drives the model away from what all learn.
@@ -125,7 +126,8 @@ class Trigger:
       raise UserError("must be a finite number", field="value", value=self.value)
 
   def stamp(self, x: HostArray) -> np.ndarray:
-    """Images [n, H, W, C] with the pattern on each. UserError: no images, or too small."""
+    """Stamps the pattern on images [n, H, W, C]. Raises UserError for no images, or too
+    small ones."""
     stamped = np.array(x)
     if stamped.ndim != 4 or min(stamped.shape[1:3]) <= self.size:
       raise UserError(
@@ -143,7 +145,7 @@ def backdoor(
   """Attackers stamp the trigger on a share of their records and call these `target`.
 
   Args:
-    share: of each attacker's records, the first ones; in (0, 1].
+    share: share of each attacker's records, the first ones; in (0, 1].
     factor: on what they send; see `scaled_update`.
 
   >>> from dpjax.data import from_arrays
@@ -194,11 +196,11 @@ def _relabelled(
   return wanted
 
 
-# --- who lies, and by which client
+# --- choice of attackers, and their clients
 
 
 def choose_attackers(num_clients: int, fraction: float, *, seed: int) -> np.ndarray:
-  """The places of round(fraction num_clients) clients, in order; any fraction in [0, 1).
+  """Chooses round(fraction num_clients) clients, in order; any fraction in [0, 1).
 
   >>> choose_attackers(10, 0.2, seed=0).tolist()
   [5, 6]
@@ -227,10 +229,11 @@ def _checked(attackers: Sequence[int] | np.ndarray, num_clients: int) -> np.ndar
 def poisoned(
   federation: Federation, attack: Poisoning, attackers: Sequence[int] | np.ndarray
 ) -> Federation:
-  """The federation in which the attackers (places) hold what the attack makes of their rows;
-  those of all others are the same bits.
+  """Returns the federation with the attackers' rows poisoned. Rows of all other clients
+  keep their bits.
 
-  UserError: attackers that are no clients, labels out of range, records that take no trigger.
+  Raises UserError for attackers that are no clients, labels out of range, records that take no
+  trigger.
   """
   places = _checked(attackers, federation.num_clients)
   held = [federation.indices[place] for place in places]
@@ -239,25 +242,26 @@ def poisoned(
 
 
 def attacker_memory(own: Any = None) -> Any:
-  """The first memory of a client under `scaled_messages`: honest until `recruited`."""
+  """Returns the first client state under `scaled_messages`: honest until `recruited`."""
   return {"own": own, "attacker": jnp.zeros((), bool)}
 
 
 def scaled_messages(client: ClientAlgorithm, factor: float) -> ClientAlgorithm:
-  """The same client, which, recruited, sends `factor` times its message.
+  """Returns the client, which, once recruited, sends `factor` times its message.
 
   Whether it is an attacker is what the client remembers: `attacker_memory` and `recruited`.
 
-  UserError: while tracing, another memory than that.
+  Raises UserError, while tracing, if the client remembers anything else.
   """
   _check_factor(factor)
   return _lying(client, lambda leaf: factor * leaf, abs(factor))
 
 
 def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
-  """The same client, which, recruited, sends NaN alone: the mark that `colluding` replaces.
+  """Returns the client, which, once recruited, sends NaN alone: the mark that `colluding`
+  replaces.
 
-  UserError: as `scaled_messages`.
+  Raises UserError as `scaled_messages` does.
   """
   return _lying(client, lambda leaf: jnp.full_like(leaf, jnp.nan), 1.0)
 
@@ -265,7 +269,8 @@ def marked_messages(client: ClientAlgorithm) -> ClientAlgorithm:
 def _lying(
   client: ClientAlgorithm, change: Callable[[Array], Array], norm: float
 ) -> ClientAlgorithm:
-  """Args: change: of each leaf that an attacker sends. norm: factor on its reported length."""
+  """Returns a client that lies once recruited. `change` acts on each leaf of its message,
+  `norm` is a factor on its reported length."""
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> Any:
     if not (isinstance(memory, dict) and set(memory) == _MEMORY):
@@ -281,7 +286,7 @@ def _lying(
     local, attacker = carry
     sent, own, info = client.finish(received, local)
     lie = lambda leaf: jnp.where(attacker, change(leaf), leaf)
-    # An attacker reports the length of what it sends, as an honest client does.
+    # An attacker reports the length of its message, as an honest client does.
     info = info._replace(update_norm=jnp.where(attacker, norm, 1.0) * info.update_norm)
     memory = {"own": own, "attacker": attacker}
     return sent._replace(message=jax.tree.map(lie, sent.message)), memory, info
@@ -292,16 +297,17 @@ def _lying(
 def recruited(
   state: FederatedState, attackers: Sequence[int] | np.ndarray
 ) -> FederatedState:
-  """The state in which these clients, and no others, are attackers.
+  """Returns the state in which exactly these clients are attackers.
 
-  UserError: clients that do not remember what they are (`attacker_memory`), or unknown ones.
+  Raises UserError for clients that do not remember what they are (`attacker_memory`), or unknown
+  ones.
   """
   memories = state.memories
   own = getattr(memories, "own", None)
   if memories is None or not (isinstance(own, dict) and set(own) == _MEMORY):
     raise UserError("its clients were not made with memory=attacker_memory", field="state")
   places = _checked(attackers, memories.num_clients)
-  # No other client was ever an attacker.
+  # Other clients were never attackers, so their state needs no write.
   who = np.union1d(memories.touched, places)
   rows = {**memories.rows(who), "attacker": np.isin(who, places)}
   return state._replace(memories=memories.replaced(who, rows))
@@ -317,7 +323,7 @@ def poisoned_training(
   params: Params,
   rng: int,
 ) -> Params:
-  """All rounds of the algorithm's own plan, with these attackers among the clients.
+  """Runs all rounds of the algorithm's plan, with these attackers among the clients.
 
   Args:
     algorithm: `(wrap=, memory=) -> FederatedAlgorithm`, as `lambda **lies: fed_avg(loss_fn,
@@ -360,7 +366,7 @@ class LabelFlip(PoisoningSettings):
   factor: float = 1.0
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     return label_flip(self.source, self.target, factor=self.factor)
 
 
@@ -371,7 +377,7 @@ class ScaledUpdate(PoisoningSettings):
   factor: float = -5.0
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     return scaled_update(self.factor)
 
 
@@ -386,6 +392,6 @@ class Backdoor(PoisoningSettings):
   factor: float = 1.0
 
   def method(self) -> Poisoning:
-    """Returns what attackers do."""
+    """Returns the attackers' method."""
     trigger = Trigger(size=self.size, value=self.value)
     return backdoor(self.target, trigger=trigger, share=self.share, factor=self.factor)

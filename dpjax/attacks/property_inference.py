@@ -1,4 +1,5 @@
-"""Property inference: what the training set as a whole is like, which no record says.
+"""Property inference: a fact about the training set as a whole, which no single record
+shows.
 
 The attacker trains models on data with the property and without it, by the target's own
 pipeline (`train_shadows`), and teaches a meta-classifier to tell them apart (Ateniese et al.
@@ -26,7 +27,7 @@ from dpjax.metrics import Apply
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# The square of this is still a number.
+# Largest value whose square is still finite.
 _HUGE = 1e100
 
 
@@ -46,15 +47,15 @@ def populations(
   seed: int,
   among: HostArray | None = None,
 ) -> Populations:
-  """Data sets of `size` records, of which a share is marked: `shares[1]` in those that have
-  the property (every other one), `shares[0]` in those that do not.
+  """Draws data sets of `size` records, of which a share is marked. Every other data set has
+  the property, with share `shares[1]`; the others have `shares[0]`.
 
   Args:
     marked: bool [n], records of the kind whose share is the property (a class, a group).
     among: bool [n], the records to draw from; None: all. Targets and shadows of disjoint
       records are two calls.
 
-  UserError: too few records of either kind, equal shares, none marked.
+  Raises UserError for too few records of either kind, equal shares, none marked.
 
   >>> marked = np.arange(40) < 20
   >>> drawn = populations(marked, num_models=4, size=10, shares=(0.5, 0.8), seed=0)
@@ -96,8 +97,9 @@ def populations(
 
 
 def answers_on(apply: Apply, probes: Labelled) -> Signal:
-  """A signal of `train_shadows`, with num_scores=len(probes.y): what the model answers to the
-  attacker's own inputs, as log odds of their labels. The records are not asked about.
+  """Signal for `train_shadows`, with num_scores=len(probes.y). It holds the model's answers
+  to the attacker's own inputs, as log odds of their labels. The records themselves are not
+  queried.
 
   >>> from dpjax.types import Example
   >>> signal = answers_on(lambda w, x: x * w, Example(np.array([[3.0, 1.0]]), np.array([0])))
@@ -111,13 +113,14 @@ def answers_on(apply: Apply, probes: Labelled) -> Signal:
 
 
 def sorted_weights(params: Params) -> np.ndarray:
-  """All weights of a `models.Mlp` or `Linear` [d], the same for all orders of hidden units.
+  """All weights of a `models.Mlp` or `Linear` [d], the same for every order of hidden
+  units.
 
   The units of each layer stand in the order of the sums of their incoming weights (Ganju et
   al. 2018), else equal networks would have unequal features. As a signal of
   `train_shadows`: `lambda params, records: sorted_weights(params)`.
 
-  UserError: a network of other layers.
+  Raises UserError for a network of other layers.
 
   >>> layer = lambda kernel, bias: {"kernel": np.array(kernel), "bias": np.array(bias)}
   >>> head = layer([[5.0], [6.0]], [0.0])
@@ -146,7 +149,7 @@ def sorted_weights(params: Params) -> np.ndarray:
 def infer_property(
   shadows: HostArray, truth: HostArray, targets: HostArray, *, l2: float = 1.0
 ) -> np.ndarray:
-  """Scores [T], the larger the more likely the target's data have the property.
+  """Scores [T]: larger where the target's data more likely have the property.
 
   A logistic regression on features standardised over the shadows; `attacks.measure(scores,
   truth of the targets)` holds them against the truth.
@@ -156,7 +159,7 @@ def infer_property(
     targets: features [T, d] of the attacked models.
     l2: strength of the penalty on the weights.
 
-  UserError: fewer than two shadows of either kind, features of another length.
+  Raises UserError for fewer than two shadows of either kind, features of another length.
 
   >>> scores = infer_property([[0.0], [0.1], [1.0], [1.1]], [False, False, True, True],
   ...                         [[0.0], [1.0]])
@@ -193,7 +196,7 @@ def infer_property(
       raise UserError(f"must be finite features, below {_HUGE:g}", field=name)
   center = known.mean(axis=0)
   scale = known.std(axis=0)
-  # A feature without spread tells nothing, and would divide by 0.
+  # A feature without spread carries no information, and would divide by 0.
   scale = np.where(scale > 0, scale, 1.0)
   meta = linear_model.LogisticRegression(C=1 / l2, max_iter=5000)
   meta.fit((known - center) / scale, kinds)

@@ -1,4 +1,4 @@
-"""Several queries of one record: a model is also asked about its flipped and shifted copies.
+"""Several queries of one record: the model also sees flipped and shifted copies.
 
 A model that was trained on copies is surer of all copies of a member, and each is another look at
 it (Carlini et al. 2022, section 6.C). An attack scores each query by itself, and a record has the
@@ -17,18 +17,19 @@ from dpjax.attacks.signals import Signal
 from dpjax.types import HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# 9 places, each with its mirror image.
+# 9 shifts, each with its mirror image.
 MOST_QUERIES = 18
 _PLACES = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (1, -1), (-1, 1), (-1, -1))
 
 
 def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndarray]:
-  """Returns `num_queries` copies of images [n, H, W, C]: as they are, mirrored, then shifted ones.
+  """Returns `num_queries` copies of images [n, H, W, C]: the originals, mirrored ones, then
+  shifted ones.
 
   Copies 2 k and 2 k + 1 are each other's mirror image. A shift is by `shift` pixels to one of eight
   sides, and what it uncovers is filled by reflection.
 
-  UserError: no images, more than 18 queries, a shift that is no smaller than an image.
+  Raises UserError for no images, more than 18 queries, a shift that is no smaller than an image.
 
   >>> [copy[0, 0, :, 0].tolist() for copy in augmented(np.arange(3.0).reshape(1, 1, 3, 1), 2)]
   [[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]]
@@ -66,7 +67,8 @@ def augmented(x: HostArray, num_queries: int, *, shift: int = 1) -> list[np.ndar
 
 
 def queries_of_model(signal: Signal, num_queries: int, *, shift: int = 1) -> Signal:
-  """Returns a signal that asks about all copies of n records: [num_queries * n], query by query.
+  """Returns a signal with a score for every copy of n records: [num_queries * n], query by
+  query.
 
   Give `train_shadows` `num_scores=num_queries * n` with it.
 
@@ -101,7 +103,7 @@ def mean_score(
   Args:
     queries: one `Evidence` of the same records for each query.
 
-  UserError: none, or of different records.
+  Raises UserError for no queries, or queries of different records.
 
   >>> held = np.eye(2, dtype=bool)
   >>> queries = [Evidence(odds, np.zeros((2, 2)), held) for odds in ([0.0, 2.0], [4.0, 2.0])]

@@ -1,4 +1,5 @@
-"""How close reconstructions come to the truth, and how often they come close enough.
+"""Metrics of reconstructions: their distance to the truth, and how often they are close
+enough.
 
 A batch comes back in no order, so `matched` pairs it with the truth first. Counts are given
 with exact (Clopper-Pearson) intervals: of 8 recovered from 8, a rate of 63 % is not excluded.
@@ -40,7 +41,7 @@ _CRITERIA = {  # name -> (metric, threshold, larger is closer)
 
 
 def _pair(truth: HostArray, found: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """Both in float64; UserError unless they are batches of one shape."""
+  """Returns both in float64; UserError unless they are batches of one shape."""
   a = np.asarray(truth, np.float64)
   b = np.asarray(found, np.float64)
   if a.shape != b.shape or a.ndim < 2 or not len(a):
@@ -97,7 +98,7 @@ def ssim(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.n
       field="truth",
     )
   radius = _WINDOW // 2
-  # 3.5 deviations are the 5 pixels on either side.
+  # 3.5 deviations reach the 5 pixels on either side.
   blur = lambda x: ndimage.gaussian_filter(x, (0, _SIGMA, _SIGMA, 0), truncate=3.5)
   mean_a = blur(a)
   mean_b = blur(b)
@@ -140,7 +141,7 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
     return np.asarray(jax.image.resize(wide, (len(x), height, width, 3), "bilinear"))
 
   with warnings.catch_warnings():
-    # The library leaves its file of weights open.
+    # The library leaves its weights file open.
     warnings.simplefilter("ignore", ResourceWarning)
     evaluator = library.LPIPSEvaluator(replicate=False, net="alexnet")
   # The library broadcasts [3] to images.
@@ -150,7 +151,7 @@ def lpips(truth: HostArray, found: HostArray, *, data_range: float = 1.0) -> np.
 
 
 class Fidelity(NamedTuple):
-  """Each reconstruction beside its record; None: not measured."""
+  """Metrics of each reconstruction and its record; None: not measured."""
 
   mse: np.ndarray  # [B]
   psnr: np.ndarray  # [B] decibel
@@ -181,7 +182,7 @@ def fidelity(
 
 
 def matched(truth: HostArray, found: HostArray) -> np.ndarray:
-  """The order of the reconstructions in which they fit the truth best: places [B].
+  """The order in which the reconstructions fit the truth best: places [B].
 
   The assignment with the smallest total squared error, one to one.
 
@@ -196,7 +197,8 @@ def matched(truth: HostArray, found: HostArray) -> np.ndarray:
 
 
 def identified(found: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
-  """Whether the nearest of the candidates [n, ...] is the true one, its place in truth [B]: [B].
+  """Whether the nearest of the candidates [n, ...] is the true one, whose place is in truth
+  [B]: [B].
 
   Re-identification: it may succeed where a reconstruction is too poor to be looked at.
 
@@ -234,7 +236,8 @@ class Success(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Line for people: a defence that fails is said to fail, none is said to hold.
+    """Line for readers. A defence that fails is reported as failing; none is reported as
+    holding.
 
     >>> Success("exact", 0, 8, 0.0, 0.3694, 0.95).verdict
     'not shown to fail: 0 of 8 records recovered (exact; 95% interval 0 to 0.37)'
@@ -247,7 +250,7 @@ class Success(NamedTuple):
 
 
 def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, ...]:
-  """Counts at every criterion whose metric was measured, with exact intervals.
+  """Counts successes by every measured criterion, with exact intervals.
 
   >>> [each.count for each in success(fidelity([[0.0, 1.0]] * 2, [[0.0, 1.0], [0.2, 1.0]]))]
   [1, 1]
@@ -271,8 +274,8 @@ def picture(
   *,
   captions: Sequence[str] = (),
 ) -> None:
-  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG. Numbers
-  are shown in [0, 1].
+  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG, a PDF
+  or an SVG. Numbers are shown in [0, 1].
 
   Args:
     captions: under each column, such as its PSNR.
@@ -280,8 +283,8 @@ def picture(
   Raises:
     UserError: no images, or captions of another number.
   """
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
+  # Imported here, since matplotlib is slow to import.
+  from dpjax import pictures
 
   a, b = _pair(truth, found)
   if a.ndim != 4 or a.shape[-1] not in (1, 3):
@@ -290,15 +293,14 @@ def picture(
     raise UserError(
       f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
     )
-  figure = Figure(figsize=(1.2 * len(a) + 0.6, 2.8), layout="constrained")
-  # This canvas needs no screen, and leaves pyplot's state alone.
-  FigureCanvasAgg(figure)
+  look = pictures.Look(width=max(1.0, 0.85 * len(a) + 0.4))
+  figure = pictures.new_figure(look, height=2.2)
   axes = figure.subplots(2, len(a), squeeze=False)
   for row, (name, images) in enumerate((("truth", a), ("found", b))):
-    axes[row, 0].set_ylabel(name)
+    axes[row, 0].set_ylabel(name, fontsize=look.font_size)
     for axis, image in zip(axes[row], images):
       axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
   for axis, caption in zip(axes[1], captions):
-    axis.set_xlabel(caption, fontsize=8)
-  figure.savefig(path, dpi=120)
+    axis.set_xlabel(caption, fontsize=look.font_size)
+  pictures.save(figure, path)

@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class NothingSent(UserError):
-  """A gradient holds nothing of the examples."""
+  """Raised where a gradient holds nothing of the examples."""
 
 
 def check_seen(seen: ArrayTree) -> None:
@@ -114,7 +114,7 @@ def first_dense(seen: ArrayTree, name: str = "dense_0") -> np.ndarray:
     )
   kernel = found["kernel"]
   bias = found["bias"]
-  # Divided by its largest entry, its squares do not underflow.
+  # Divided by its largest entry, so that its squares do not underflow.
   bias = bias / (np.max(np.abs(bias)) or 1.0)
   if not bias.any():
     raise NothingSent(
@@ -140,8 +140,8 @@ def infer_labels(
   kernel's rows take its place, as in iDLG, for features that are not negative.
 
   Args:
-    gradient: of the mean loss (of a FedAvg message: `as_gradient`).
-    name: of the last layer.
+    gradient: gradient of the mean loss (of a FedAvg message: `as_gradient`).
+    name: name of the last layer.
     probabilities: [K], mean outputs of the model on data like the client's; default 1 / K.
 
   Raises:

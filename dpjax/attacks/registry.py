@@ -1,12 +1,12 @@
-"""Every attack as one value: what it is after, what it must see, who could do it, what stops it.
+"""Registry of attacks: each one's aim, access, possible adversaries and defences.
 
 One entry of `ATTACKS` is one row of every table that dpjax prints about attacks, and of the
 page of threats (`python -m launch.attack --threats > THREATS.md`). A file of this package
 that attacks and has no row fails the tests, and so does a row whose code does not exist.
 
 An attack without code is described only: dpjax does not carry it out, so nothing here measures
-it. What defends is what is known to, by proof ("proved") or by experience; that a defence held
-against the attacks of this package is no proof that it holds.
+it. Defences are listed if a proof ("proved") or experience supports them. A defence that held
+against the attacks of this package is not thereby proved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from dpjax import markdown, validate
 from dpjax.validate import UserError
 
-# What an attacker must see or do, from the least on.
+# Access that an attack needs, from the least on.
 ACCESS = {
   "answers": "black box: the released model's answers to records of its choice",
   "model": "white box: the parameters of the released model",
@@ -34,20 +34,21 @@ ACCESS = {
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """An attack as one value: what it is after and must see, and what defends.
+  """An attack as one value: its target, its access, and the defences.
 
   Args:
-    name: as people call it.
-    target: what it is after.
+    name: common name.
+    target: the fact that it tries to learn or change.
     access: key of `ACCESS`.
-    adversary: who has that access.
-    defends: what stops it, or makes it dearer.
-    code: dotted path of what carries it out, `dpjax.attacks.lira`; "": described only.
-    source: where it is from.
-    word: of `--config.attack`, where `launch.attack` runs it.
+    adversary: parties that have this access.
+    defends: defences that stop it, or make it more expensive.
+    code: dotted path of its implementation, `dpjax.attacks.lira`; "": described only.
+    source: paper, or other origin.
+    word: value of `--config.attack`, if `launch.attack` runs it.
     settings: dotted path of its frozen dataclass, an `attacks.attack_settings.AttackSettings`.
 
-  UserError: an access that is not known, an empty field, a cell that would break its table.
+  Raises UserError for an access that is not known, an empty field, a cell that would break its
+  table.
 
   >>> Attack("guessing", "a coin", "answers", "anybody", "nothing", "", "folklore").simulated
   False
@@ -78,15 +79,15 @@ class Attack:
 
   @property
   def simulated(self) -> bool:
-    """Whether dpjax carries it out."""
+    """Whether dpjax implements the attack."""
     return bool(self.code)
 
   def find(self) -> Any:
-    """Returns the object that its code names. UserError: nothing of that name."""
+    """Returns the object that the attack's code names. Raises UserError if there is none."""
     return self._at("code")
 
   def find_settings(self) -> Any:
-    """Returns the class of what a config sets of it. UserError: nothing of that name."""
+    """Returns the class of the attack's settings. Raises UserError if there is none."""
     return self._at("settings")
 
   def _at(self, field: str) -> Any:
@@ -110,7 +111,7 @@ _NOISE = (
   "sees a cohort's mean alone (secure_sum); larger batches help little"
 )
 
-# A new attack is one entry. Its code is tried by the tests, its row is in every table.
+# A new attack is one entry. Tests then run its code, and its row appears in every table.
 ATTACKS: tuple[Attack, ...] = (
   # --- membership
   Attack(
@@ -205,7 +206,7 @@ ATTACKS: tuple[Attack, ...] = (
     "gradient leakage score", "how much of its input a gradient shows", "gradient", _WIRE,
     _NOISE, "dpjax.attacks.dense_leakage", "three readings, each beside its shuffled null",
   ),
-  # --- what a model knows
+  # --- knowledge in a model
   Attack(
     "class inversion", "what the records of a class look like", "model",
     "whoever holds the model",
@@ -241,7 +242,7 @@ ATTACKS: tuple[Attack, ...] = (
     f"{_DP}, against what is more than a guess from others' records",
     "dpjax.attacks.attribute_advantage", "Fredrikson et al. 2014; Yeom et al. 2018",
   ),
-  # --- rounds that are poisoned
+  # --- poisoned rounds
   Attack(
     "label flip", "errors of the model on one class", "part", "clients of the federation",
     "aggregator=median, trimmed_mean, krum, below their breakdown points",
@@ -383,7 +384,7 @@ ATTACKS: tuple[Attack, ...] = (
   ),
 )  # fmt: skip
 
-# What a way to compute on hidden data changes, by who attacks; the last is described only.
+# Effect of each way to compute on hidden data, by adversary; the last is only described.
 _WAYS = (
   "threat", "secure sum (`secure.sums`)", "shares (`secure.mpc`)",
   "ciphertexts (`secure.homomorphic`)", "trusted execution (not in dpjax)",
@@ -435,7 +436,7 @@ COMMAND = f"python -m launch.attack --threats > {PAGE}"
 
 
 def table(attacks: Iterable[Attack] = ATTACKS) -> str:
-  """Attack, target, access, what defends, in Markdown.
+  """Table of attack, target, access and defences, in Markdown.
 
   >>> print(table([Attack("a", "b", "answers", "c", "d", "", "e")]))
   | attack | target | access | what defends |
@@ -450,7 +451,7 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
 
 
 def page() -> str:
-  """The page of threats, as it should be: who sees what, which attacks follow, what is only
+  """Returns the text of the page of threats: access, resulting attacks, and what is only
   described."""
   access = markdown.table(["access", "means"], ACCESS.items())
   adversaries = []

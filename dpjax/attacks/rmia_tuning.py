@@ -1,4 +1,4 @@
-"""RMIA with gamma and temperature chosen on shadow models, as its authors choose their constants.
+"""Tuning of RMIA on shadow models: gamma and temperature, as its authors choose them.
 
 Each shadow model plays the target once, and the others are its shadows. What it was trained on is
 known, so every setting has a true positive rate there. Members of the real target take no part.
@@ -39,7 +39,7 @@ def tune_rmia(
   offline: bool = False,
   offline_a: float = 0.3,
 ) -> RmiaSettings:
-  """Returns the gamma and temperature that find most members of the shadow models.
+  """Returns the gamma and temperature that find the most members of the shadow models.
 
   Most means: the largest mean, over the shadow models, of the true positive rate at `fpr`. Ties go
   to the smaller gamma, then to the larger mean AUC, then to what stands first. The target's own
@@ -47,12 +47,12 @@ def tune_rmia(
   that holds 1 gives 1.
 
   Args:
-    gammas, temperatures: what is tried, all pairs.
+    gammas, temperatures: values to try, in all pairs.
     fpr: false positive rate in (0, 1).
-    offline, offline_a: of `rmia`.
+    offline, offline_a: as in `rmia`.
 
-  UserError: no pair to try, a value out of its range, no shadow that can play the target: two
-  others must be left, and each record be held by one of them and not by another.
+  Raises UserError for no pair to try, a value out of its range, no shadow that can play the target:
+  two others must be left, and each record be held by one of them and not by another.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held, rng = random_halves(9, 300, seed=0), np.random.default_rng(0)
@@ -81,14 +81,15 @@ def tune_rmia(
   chosen = pairs[0]
   for temperature in temperatures:
     options = {"temperature": temperature, "offline": offline, "offline_a": offline_a}
-    # Ratios do not depend on gamma, so they serve all of them.
+    # Ratios do not depend on gamma, so one set serves all gammas.
     ratios = [relative_confidence(played, **options) for played, _ in games]
     for gamma in gammas:
       curves = [
         roc.curve_of(beaten_share(ratio, gamma=gamma, compared=everyone), members)
         for ratio, (_, members) in zip(ratios, games)
       ]
-      # Each model has its own curve, as the target has: pooled scores would mix their scales.
+      # Each model has its own curve, as the target has. Pooled scores would mix their
+      # scales.
       rate = np.mean([curve.tpr[curve.fpr <= fpr].max() for curve in curves])
       quality = (float(rate), -gamma, float(np.mean([curve.auc for curve in curves])))
       if quality > best:
@@ -106,7 +107,7 @@ def rmia_tuned(
 ) -> np.ndarray:
   """`rmia` with the gamma and the temperature of `tune_rmia`: [n] scores.
 
-  UserError: as these two.
+  Raises UserError as these two do.
 
   >>> from dpjax.attacks.shadows import random_halves
   >>> held = random_halves(8, 4, seed=0)
@@ -125,9 +126,10 @@ def rmia_tuned(
 
 
 def _games(evidence: Evidence, offline: bool) -> Iterator[tuple[Evidence, np.ndarray]]:
-  """(evidence, members) of each shadow that can play the target."""
+  """Yields (evidence, members) with each usable shadow as the target."""
   for target, members in enumerate(evidence.included):
-    # Its complement knows exactly who is out, and no real attacker has such a shadow.
+    # A complement of the target shows exactly who is out. No real attacker has such a
+    # shadow.
     kept = ~np.all(evidence.included == ~members, axis=1)
     kept[target] = False
     included = evidence.included[kept]

@@ -1,4 +1,4 @@
-"""Effects of poisoning on each aggregator: a grid of attacks and defences, and its table.
+"""Effects of poisoning on each aggregator: a grid of attacks and defences, as a table.
 
 A defence FAILS where an attack moved it: where the exact interval of the attack's success, or
 of the accuracy, does not meet that of the same defence without attackers. Else it is not
@@ -28,15 +28,15 @@ from dpjax.validate import UserError
 
 
 class Defence(NamedTuple):
-  """An aggregator, and how many arbitrary clients of n it stands up to."""
+  """An aggregator, and how many arbitrary clients of n it tolerates."""
 
   aggregator: Aggregator
-  # of n messages; None: none is outvoted, each is bounded (a clipped mean)
+  # of n messages; None: messages are never outvoted, each is bounded (a clipped mean)
   tolerates: Callable[[int], int] | None
 
 
 def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[int], int]]:
-  """How many arbitrary clients of n each aggregator of one result stands up to.
+  """Number of arbitrary clients of n that each aggregator tolerates.
 
   >>> found = breakdown_points(num_byzantine=2, trim=0.25)
   >>> {name: most(9) for name, most in found.items()}
@@ -50,7 +50,7 @@ def breakdown_points(*, num_byzantine: int, trim: float) -> dict[str, Callable[[
 
 
 def _options(row: described.AggregatorFacts, numbers: dict[str, Any]) -> dict[str, Any]:
-  """Returns an aggregator's options, by these numbers where it has one of that name."""
+  """Returns those of the numbers that are options of this aggregator."""
   return {name: numbers.get(name, usual) for name, usual in row.options.items()}
 
 
@@ -62,7 +62,8 @@ def defences(
   Args:
     plan: one that guarantees no epsilon (noise_multiplier=0).
     num_byzantine: f of Krum. trim: share cut off at either end.
-    num_selected: of multi-Krum; None: n - f is not known beforehand, so it is left out.
+    num_selected: selected messages of multi-Krum; None leaves it out, as n - f is not known
+      beforehand.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=1.0, capacity=9), noise_multiplier=0.0,
@@ -93,18 +94,18 @@ class PoisoningOutcome(NamedTuple):
   tolerates: int | None  # attackers that the defence is made for; None: bounds each instead
   accuracy: Counted  # on the untouched test records
   success: Counted | None  # victims that are called what the attacker wants
-  # The same, of the same defence without attackers.
+  # accuracy of the same defence without attackers
   clean_accuracy: Counted
   clean_success: Counted | None
 
   @property
   def beyond(self) -> bool:
-    """Whether there are more attackers than the defence was made for."""
+    """Whether there are more attackers than the defence tolerates."""
     return self.tolerates is not None and self.num_attackers > self.tolerates
 
   @property
   def fails(self) -> bool:
-    """Whether the attack moved the model, beyond what the test records leave open."""
+    """Whether the attack moved the model, beyond the uncertainty of the test records."""
     fell = self.accuracy.interval[1] < self.clean_accuracy.interval[0]
     if self.success is None or self.clean_success is None:
       return fell
@@ -112,7 +113,8 @@ class PoisoningOutcome(NamedTuple):
 
   @property
   def verdict(self) -> str:
-    """Line for people: a defence that fails is said to fail, none is said to hold."""
+    """Line for readers. A defence that fails is reported as failing; none is reported as
+    holding."""
     word = "FAILS" if self.fails else "not shown to fail"
     what = f"accuracy {self.accuracy.rate:.3f} ({self.clean_accuracy.rate:.3f} unattacked)"
     if self.success is not None and self.clean_success is not None:
@@ -126,9 +128,9 @@ class PoisoningOutcome(NamedTuple):
 def measure_poisoning(
   apply: Apply, params: Params, attack: Poisoning, test: Dataset
 ) -> tuple[Counted, Counted | None]:
-  """(accuracy on the test records, success on the attack's victims among them).
+  """Measures (accuracy on the test records, success on the attack's victims among them).
 
-  UserError: no test record, or none that could be a victim.
+  Raises UserError if there is no test record, or none that could be a victim.
   """
   right = lambda part: counted(
     round(metrics.accuracy(apply, params, part) * len(part)), len(part)
@@ -151,17 +153,18 @@ def poisoning_grid(
   seed: int,
   tell: Callable[[str], None] = lambda line: None,
 ) -> list[PoisoningOutcome]:
-  """Every attack against every defence at every fraction of attackers, and once without.
+  """Runs every attack against every defence at every fraction of attackers, and once
+  without.
 
   Args:
     train: `(aggregator, attack, attackers) -> parameters`, by `poisoned_training`. Where
       attackers collude, the aggregator is `colluding` already.
-    fractions: of the clients that attack, each > 0; a fraction beyond what an aggregator
+    fractions: fractions of the clients that attack, each > 0; a fraction beyond what an aggregator
       stands up to is run, and said.
-    seed: of the choice of attackers.
+    seed: seed of the choice of attackers.
     tell: gets each verdict, as it is known.
 
-  UserError: nothing to run, or a fraction that rounds to no attacker.
+  Raises UserError for nothing to run, or a fraction that rounds to no attacker.
   """
   if not attacks or not against or not validate.several(fractions=fractions):
     raise UserError("attacks, against, fractions: must each hold at least one entry")
@@ -173,7 +176,7 @@ def poisoning_grid(
   nobody = np.zeros(0, np.int64)
   outcomes = []
   for defence, (aggregator, tolerates) in against.items():
-    # Nobody attacks here, so any of the attacks will do.
+    # There are no attackers here, so any attack will do.
     first = next(iter(attacks.values()))
     honest = train(colluding(aggregator, first), first, nobody)
     for name, attack in attacks.items():

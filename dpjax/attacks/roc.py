@@ -1,4 +1,4 @@
-"""The strength of an attack: its ROC, and the rates that count, each with its uncertainty.
+"""Strength of an attack: its ROC and the important rates, each with its uncertainty.
 
 An average over all records hides the few that leak (Carlini et al. 2022), so the true positive
 rate at a low false positive rate comes first. Its threshold is the (floor(fpr n) + 1)-th largest
@@ -8,8 +8,8 @@ is Hoeffding's for a two-sample U-statistic (1963, section 5), that of the best 
 Massart's (1990), which covers every threshold at once: both hold for any scores, ties and
 perfect separation included, without a large sample.
 
-All intervals take the scores as independent of each other. Records of ONE trained model are
-not quite; what refutes an epsilon from one run is `dpjax.auditing.one_run`.
+All intervals assume independent scores. Those of records of ONE trained model are not quite
+independent. To refute an epsilon from one run use `dpjax.auditing.one_run`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ Interval = tuple[float, float]
 
 
 class Roc(NamedTuple):
-  """Every threshold that parts the scores, from that above all of them to that below: who
-  scores as much or more is called a member. Equal scores are never parted."""
+  """One point for each threshold between scores, from above all to below all. Scores at or
+  above the threshold are called members, so equal scores stay together."""
 
   thresholds: np.ndarray  # [T], the first is infinite
   false_positives: np.ndarray  # [T] non-members called members
@@ -63,7 +63,7 @@ class Roc(NamedTuple):
 def curve_of(scores: HostArray, membership: HostArray) -> Roc:
   """The ROC of scores [n] against the truth, bool [n].
 
-  UserError: no members or no non-members, NaN, unequal lengths.
+  Raises UserError for no members or no non-members, NaN, unequal lengths.
 
   >>> curve = curve_of([3.0, 2.0, 2.0, 1.0], np.array([True, True, False, False]))
   >>> curve.true_positives.tolist(), curve.false_positives.tolist(), curve.auc
@@ -82,7 +82,7 @@ def curve_of(scores: HostArray, membership: HostArray) -> Roc:
       raise UserError(f"holds no {name}, so no attack can be measured", field="membership")
   order = np.argsort(-values, kind="stable")
   ordered = values[order]
-  # The last of each group of equal scores, which no threshold parts.
+  # The last of each group of equal scores: no threshold separates a group.
   last = np.append(ordered[1:] != ordered[:-1], True)
   counts = [np.append(0, np.cumsum(side[order])[last]) for side in (~truth, truth)]
   return Roc(np.append(np.inf, ordered[last]), *counts)
@@ -100,12 +100,13 @@ class RateAtFpr(NamedTuple):
 
   @property
   def resolved(self) -> bool:
-    """False where so few non-members cannot show such a rate: not one may be mistaken."""
+    """False where there are too few non-members for such a rate: not one false positive is
+    allowed."""
     return self.allowed >= 1
 
 
 def exact_interval(count: int, n: int, confidence: float) -> Interval:
-  """The exact interval of a rate of which `count` in `n` were seen.
+  """Returns the exact interval of a rate, given `count` events in `n`.
 
   >>> low, high = exact_interval(0, 10, 0.95)
   >>> low, round(high, 4)  # 1 - 0.025^(1/10)
@@ -116,7 +117,7 @@ def exact_interval(count: int, n: int, confidence: float) -> Interval:
 
 
 class Counted(NamedTuple):
-  """How many of so many records, with the exact interval of the rate."""
+  """A count out of a number of records, with the exact interval of the rate."""
 
   count: int
   total: int
@@ -128,7 +129,7 @@ class Counted(NamedTuple):
 
 
 def counted(count: int, total: int, confidence: float = 0.95) -> Counted:
-  """With its Clopper-Pearson interval.
+  """Returns the count with its Clopper-Pearson interval.
 
   >>> counted(0, 10).interval[0], round(counted(5, 10).rate, 1)
   (0.0, 0.5)
@@ -154,7 +155,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
   at = int(np.searchsorted(curve.false_positives, allowed, side="right")) - 1
   false = int(curve.false_positives[at])
   true = int(curve.true_positives[at])
-  # Ties may lower the count below the rank that was fixed: the interval holds both.
+  # Ties may lower the count below the fixed rank. The interval covers both.
   low, high = (exact_interval(count, n, confidence) for count in (false, allowed))
   found = exact_interval(true, curve.num_members, confidence)
   return RateAtFpr(fpr, allowed, false, (low[0], high[1]), float(curve.tpr[at]), found)
@@ -163,7 +164,7 @@ def rate_at(curve: Roc, fpr: float, *, confidence: float = 0.95) -> RateAtFpr:
 def loss_tail(
   scores: HostArray, membership: HostArray, *, fnr: float = 0.01, confidence: float = 0.95
 ) -> RateAtFpr:
-  """Returns the share of non-members in the tail that training has emptied, by its `tpr`.
+  """Returns the share of non-members in the tail that training emptied, from its `tpr`.
 
   It is the true negative rate of the loss attack at a false negative rate of `fnr`: how many
   non-members score below all but `fnr` of the members. Training pulls hard records out of that
@@ -174,7 +175,7 @@ def loss_tail(
     scores: [n], larger for smaller losses, such as log odds.
     membership: bool [n].
 
-  UserError: as `curve_of`.
+  Raises UserError as `curve_of` does.
 
   >>> odds, truth = np.array([5.0, 6, 7, 8, -3, -2, 6, 7]), np.arange(8) < 4
   >>> loss_tail(odds, truth).tpr  # two of four non-members are harder than any member
@@ -185,7 +186,7 @@ def loss_tail(
 
 
 class Leakage(NamedTuple):
-  """The outcome of an attack, for people and tables."""
+  """The outcome of an attack, for readers and tables."""
 
   num_members: int
   num_non_members: int
@@ -253,14 +254,14 @@ def _around(value: float, width: float) -> Interval:
 def slices(
   scores: HostArray, membership: HostArray, groups: HostArray, **options: Any
 ) -> dict[int, Leakage | None]:
-  """`measure` of each group of records alone, such as a class; None for a group that lacks
-  members or non-members. groups: integers [n]. options: of `measure`.
+  """Measures each group of records alone, such as a class; None for a group without members
+  or non-members. groups: integers [n]. options: of `measure`.
 
   >>> found = slices([2.0, 1.0, 0.0], np.array([True, False, True]), [0, 0, 1])
   >>> found[0].auc, found[1]
   (1.0, None)
   """
-  # Called for its checks: it refuses what is no pair of scores and members.
+  # Called for its checks alone: it refuses malformed scores and members.
   curve_of(scores, membership)
   values, truth, group = (np.asarray(part) for part in (scores, membership, groups))
   if group.shape != truth.shape or group.dtype.kind not in "iu":

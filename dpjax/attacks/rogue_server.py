@@ -1,4 +1,5 @@
-"""A server that sends a model made to leak: the inputs of a whole batch, one from each bin.
+"""A server that sends a leaking model: it obtains the inputs of a whole batch, one from
+each bin.
 
 Fowl et al. 2022, "Robbing the Fed" (arXiv:2110.13057), section 3, with the model's own first layer
 in place of an added one. Every unit of that layer measures the same thing of an input: its
@@ -40,12 +41,13 @@ def imprint(
   """Returns parameters whose gradient shows the inputs of a batch; see the module.
 
   Args:
-    params: of a model that begins with a dense layer of k units, a bias and a ReLU.
+    params: parameters of a model that begins with a dense layer of k units, a bias and a ReLU.
     public: [N, ...], inputs like those that are sought: the thresholds are quantiles of what
       is measured of them, so that k bins are equally likely.
     layer: name of the first layer.
     gain: scale of the kernel after it, by which a bin's gradient grows.
-    seed: of the direction. A mean of pixels would tie inputs that a random direction tells apart.
+    seed: seed of the direction. A mean of pixels would tie inputs that a random direction
+      separates.
 
   Raises:
     UserError: no such layer, one without a bias, inputs of another size, no finite ones, or no
@@ -67,7 +69,7 @@ def imprint(
   direction = np.random.default_rng(seed).normal(size=size) / np.sqrt(size)
   measured = _inputs(public, size) @ direction  # [N]
   thresholds = np.quantile(measured, np.arange(units) / units)
-  # The lowest bin begins below all public inputs: an input of a client may lie there.
+  # The lowest bin begins below all public inputs, since a client's input may be smaller.
   thresholds[0] -= np.ptp(measured)
   kernel = np.broadcast_to(direction[:, None], (size, units))
   leaves, treedef = jax.tree_util.tree_flatten_with_path(params)
@@ -82,7 +84,7 @@ def imprint(
       value = np.asarray(-thresholds, leaf.dtype)
     elif name.endswith("/kernel") and np.shape(leaf)[:-1] == (units,):
       num_alike += 1
-      value = _alike(leaf, gain)
+      value = _alike(np.asarray(leaf), gain)
     changed.append(value)
   if not num_alike:
     raise UserError(
@@ -92,7 +94,8 @@ def imprint(
 
 
 def _inputs(public: HostArray, size: int) -> np.ndarray:
-  """Returns the public inputs, [N, size] in float64. UserError: of another size; not finite."""
+  """Returns the public inputs, [N, size] in float64. Raises UserError for another size, or
+  non-finite ones."""
   shape = np.shape(public)
   if not shape or not shape[0] or np.size(public) != shape[0] * size:
     raise UserError(f"must be inputs of {size} numbers, got shape {shape}", field="public")
@@ -102,16 +105,17 @@ def _inputs(public: HostArray, size: int) -> np.ndarray:
   return inputs
 
 
-def _alike(kernel: HostArray, gain: float) -> np.ndarray:
-  """Returns a kernel of equal rows: each active unit then has the same gradient."""
+def _alike(kernel: np.ndarray, gain: float) -> np.ndarray:
+  """Returns a kernel of equal rows, so that all active units have the same gradient."""
   row = np.asarray(kernel, np.float64)[0]
   row = row / max(float(np.max(np.abs(row))), 1e-30)
-  # Divided by the units, so that many active ones do not saturate what follows.
+  # Divided by the number of units, so that many active ones do not saturate the next layer.
   return np.broadcast_to((gain * row / len(kernel)).astype(kernel.dtype), kernel.shape)
 
 
 def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") -> np.ndarray:
-  """Returns the inputs that the bins of `imprint` hold: [B, d], zeros where bins ran out.
+  """Returns the inputs in the bins of `imprint`: [B, d], zeros where there are no more
+  bins.
 
   Args:
     seen: the gradient of a batch under those parameters, a client's message of one step, or the
@@ -132,7 +136,7 @@ def read_imprint(seen: ArrayTree, *, batch_size: int, layer: str = "dense_0") ->
     raise UserError(
       "must have a bias, by whose gradient is divided", field="layer", value=layer
     )
-  # The last unit has no neighbour above: its bin is all that is above its threshold.
+  # The last unit has no neighbour above: its bin covers everything above its threshold.
   kernels = -np.diff(first["kernel"], axis=1, append=0.0)  # [d, k]
   biases = -np.diff(first["bias"], append=0.0)
   largest = np.max(np.abs(biases))

@@ -1,4 +1,4 @@
-"""Shadow models: the pipeline of a target, run again on random halves of the records.
+"""Shadow models: the target's training, repeated on random halves of the records.
 
 Nothing of the pipeline is written anew here. The caller hands over what made the target, the
 algorithm (`training.dp_sgd`, say), the batches (`plan.batches`) and the initial parameters,
@@ -26,14 +26,14 @@ from dpjax.data import Dataset, digest
 from dpjax.types import Algorithm, Array, Batch, HostArray, Params
 from dpjax.validate import UserError
 
-# Keeps this apart from whatever else a seed is used for.
+# Separates this stream from other uses of the same seed.
 _STREAM = 0x5AD0_4A11
 
 
 def random_halves(
   num_models: int, num_records: int, *, seed: int, exact: bool = False
 ) -> np.ndarray:
-  """Members of each model: bool [models, records], each row a fair coin for each record.
+  """Draws the members of each model: bool [models, records], a fair coin for each record.
 
   Rows 2 k and 2 k + 1 are each other's complement, so of an even number of models exactly
   half hold any record. With an odd number the last row has coins of its own, as the target
@@ -41,7 +41,7 @@ def random_halves(
 
   Args:
     exact: each row holds exactly half of the records, for samplers that are made for a number
-      of them; whoever is out is then replaced by another (see `allowed`).
+      of them; anyone who is out is then replaced by another (see `allowed`).
 
   >>> halves = random_halves(5, 1000, seed=0)
   >>> halves[:4].sum(axis=0).tolist() == [2] * 1000, 450 < int(halves[4].sum()) < 550
@@ -62,12 +62,13 @@ def random_halves(
 def each_as_target(
   scores: HostArray, included: HostArray
 ) -> Iterator[tuple[Evidence, np.ndarray]]:
-  """Every model once as the target, the others as its shadows: (evidence, membership).
+  """Yields every model once as the target, with the others as its shadows: (evidence,
+  membership).
 
   A model whose records are exactly those that the target lacks is left out with it: else
   the NUMBER of shadows that held a record would tell who the members are.
 
-  UserError: masks in which that number tells it nevertheless.
+  Raises UserError for masks in which that number reveals it nevertheless.
 
   >>> halves = random_halves(6, 10, seed=0)
   >>> [evidence.shadows.shape for evidence, _ in each_as_target(halves + 0.0, halves)]
@@ -86,9 +87,10 @@ def each_as_target(
 
 
 def _check_counts(counts: np.ndarray, members: np.ndarray) -> None:
-  """Refuses counts [n] of shadows that held a record if they tell who the members are.
+  """Refuses counts [n] of shadows that held a record if the counts reveal the members.
 
-  UserError: each record out of the target was held by one shadow more than the others.
+  Raises UserError if every record outside the target was held by exactly one shadow more than the
+  others.
   """
   if np.ptp(counts) and not np.ptp(counts + members):
     raise UserError(
@@ -120,14 +122,14 @@ def train_shadows(
   Args:
     records: the n records.
     included: bool [S, n]; `random_halves`.
-    algorithm: of a typed key, from which one shadow's noise comes: the target's, as
+    algorithm: function of a typed key, from which one shadow's noise comes: the target's, as
       `lambda key: training.dp_sgd(loss_fn, plan, tx, noise_key=key)`. Split the key where
       examples need some of their own. It is called while JAX traces, so it reads no key.
-    batches: of one shadow's records and an integer seed, as `plan.batches`: equally many of
+    batches: batches of one shadow's records and an integer seed, as `plan.batches`: equally many of
       equal shapes for all, or there is one compilation for each shape.
-    init_params: of a key.
+    init_params: function of a key.
     signal: (parameters, records) -> [n], as `signals.log_odds_of_model(model.apply)`.
-    seed: of everything that is drawn; shadow i is the same whatever the others are.
+    seed: seed of everything that is drawn; shadow i is the same whatever the others are.
     released: the parameters that a state lets out.
     side_by_side: how many are trained at once, under vmap, by one program; 1 trains them one
       after the other, also by one program. The scores differ by rounding alone.
@@ -136,11 +138,11 @@ def train_shadows(
     directory: keeps the scores of each finished shadow, in a file named by a digest of
       records, row, seed and `name`: what is called again with the same goes on there. As
       secret as the records.
-    name: with a directory, of the pipeline, for functions have no digest: change it with
+    name: with a directory, name of the pipeline, as functions have no digest: change it with
       whatever changes them.
     progress: (done, total), after each group.
 
-  UserError: masks that do not fit, an empty row, a signal of another shape or with NaN (a
+  Raises UserError for masks that do not fit, an empty row, a signal of another shape or with NaN (a
   shadow that diverged), a file that cannot be read.
   """
   train = shadow_models(
@@ -165,7 +167,7 @@ def train_shadows(
   found = [_read(path, size) for path in paths]
   for number in range(num_groups(len(rows), side_by_side)):
     group = range(number * side_by_side, min((number + 1) * side_by_side, len(rows)))
-    # A group is trained where a score of it is missing, or else only read.
+    # A group is trained where one of its scores is missing. Otherwise it is only read.
     missing = any(found[index] is None for index in group)
     for index, params in zip(group, train(number) if missing else []):
       found[index] = _asked(signal(params, records), size, index)
@@ -175,7 +177,7 @@ def train_shadows(
 
 
 def num_groups(num_models: int, side_by_side: int) -> int:
-  """How often that many are trained at once.
+  """Number of groups of that many models trained at once.
 
   >>> num_groups(17, 4)
   5
@@ -194,10 +196,10 @@ def shadow_models(
   released: Callable[[Any], Params] = training.eval_params,
   side_by_side: int = 1,
 ) -> Callable[[int], list[Params]]:
-  """`train(g)` trains group g, rows g * side_by_side on of `included`: what each model lets
-  out. All arguments are those of `train_shadows`, and so is what is drawn.
+  """Returns `train(g)`, which trains group g: rows g * side_by_side on of `included`. It
+  returns the signal of each model. Arguments and draws are those of `train_shadows`.
 
-  UserError: masks that do not fit, an empty row.
+  Raises UserError for masks that do not fit, an empty row.
   """
   rows = _rows(records, included)
   validate.integer_at_least(0, seed=seed)
@@ -242,9 +244,9 @@ def _rows(records: Dataset, included: HostArray) -> np.ndarray:
 
 
 def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
-  """Key of the noise, key of the initial parameters and seed of the batches of a shadow."""
+  """Key of a shadow's noise, key of its initial parameters, and seed of its batches."""
   words = np.random.SeedSequence([seed, _STREAM, index]).generate_state(6)
-  # `jax.random.key` takes 32 bits alone, so the rest is folded in.
+  # `jax.random.key` takes only 32 bits, so the others are folded in.
   key = functools.reduce(jax.random.fold_in, words[:2], jax.random.key(seed % 2**32))
   noise, init = jax.random.split(key)
   return noise, init, int.from_bytes(words[2:].tobytes(), "little")
@@ -253,7 +255,7 @@ def _streams(seed: int, index: int) -> tuple[Array, Array, int]:
 def _trained(
   pipeline: _Pipeline, records: Dataset, rows: np.ndarray, indices: list[int], seed: int
 ) -> list[Any]:
-  """The final state of each of a group, whose rows are `rows`."""
+  """Trains a group, whose rows are `rows`, and returns the final states."""
   noise, init, seeds = zip(*(_streams(seed, index) for index in indices))
   states = [
     pipeline.algorithm(key).init(pipeline.init_params(first))
@@ -294,14 +296,14 @@ def _files(
 ) -> list[pathlib.Path | None]:
   if directory is None:
     return [None] * len(rows)
-  # A file is named by all that its scores follow from, but for functions.
+  # A file's name covers everything that determines its scores, except functions.
   whole = f"dpjax shadow {name!r} {seed} ".encode() + digest(records)
   names = [
     hashlib.sha256(whole + f" {index} ".encode() + row.tobytes()).hexdigest()[:32]
     for index, row in enumerate(rows)
   ]
   folder = pathlib.Path(directory)
-  # Only the owner may look: scores of records are as secret as they are.
+  # Only the owner may read: scores of records are as secret as the records.
   folder.mkdir(mode=0o700, parents=True, exist_ok=True)
   return [folder / f"{word}.npy" for word in names]
 
@@ -321,6 +323,6 @@ def _read(file: pathlib.Path | None, n: int) -> np.ndarray | None:
 
 
 def _write(file: pathlib.Path | None, scores: Any) -> None:
-  """All or nothing, and as secret as the records."""
+  """Writes all or nothing, with access for the owner alone."""
   if file is not None:
     files.replace_file(file, lambda opened: np.save(opened, scores), secret=True)

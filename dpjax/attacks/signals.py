@@ -1,4 +1,5 @@
-"""Signals of membership: a number for each record from one query, the larger the surer.
+"""Signals of membership: one number for each record from one query. Larger means more
+certain.
 
 All attacks of this package use log odds, log(p / (1 - p)) for the probability p that a model
 gives the record's own label: Carlini et al. (2022) found them nearly Gaussian over models.
@@ -22,7 +23,7 @@ from dpjax.metrics import Apply
 from dpjax.types import Array, HostArray, Labelled, Params
 from dpjax.validate import UserError
 
-# No probability counts as less.
+# Least probability.
 _TINY = 1e-45
 LARGEST = -math.log(_TINY)
 
@@ -39,7 +40,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
   """
   try:
     array = np.asarray(values, np.float64)
-  # Words, or rows of unequal length.
+  # Raised for words, or rows of unequal length.
   except (TypeError, ValueError) as error:
     raise UserError(f"must be an array of numbers ({error})", field=name) from error
   if np.isnan(array).any():
@@ -50,7 +51,7 @@ def numbers(name: str, values: HostArray) -> np.ndarray:
 def log_odds(confidences: HostArray) -> np.ndarray:
   """Log odds of the probabilities [...] that models give a record's own label.
 
-  UserError: a value that is no probability.
+  Raises UserError for a value that is no probability.
 
   >>> log_odds([0.5, 0.75, 1.0]).round(4)  # log 1, log 3, the end
   array([  0.    ,   1.0986, 103.6163])
@@ -65,7 +66,7 @@ def log_odds(confidences: HostArray) -> np.ndarray:
 
 
 def log_odds_of_losses(losses: HostArray) -> np.ndarray:
-  """Log odds of cross-entropies -log p [...], in nats: keeps digits that 1 - p would lose.
+  """Log odds of cross-entropies -log p [...], in nats. Keeps digits that 1 - p would lose.
 
   >>> log_odds_of_losses([np.log(2), 1e-20, 0.0]).round(4)
   array([  0.    ,  46.0517, 103.6163])
@@ -81,20 +82,20 @@ def log_odds_of_losses(losses: HostArray) -> np.ndarray:
 
 
 def log_odds_of_logits(logits: HostArray, labels: HostArray) -> np.ndarray:
-  """logits [..., n, K] of n records, their integer labels [n] -> [..., n].
+  """Log odds from logits [..., n, K] of n records and their integer labels [n]: [..., n].
 
   >>> log_odds_of_logits([[np.log(3.0), 0.0, 0.0]], [0]).round(4)  # log(3 / 2)
   array([0.4055])
   """
   scores, own = _picked(numbers("logits", logits), labels)
-  # The own logit is left out of the others by -inf.
+  # -inf leaves the record's own logit out of the others.
   others = np.where(own, -np.inf, scores)
   found = scores[own].reshape(scores.shape[:-1]) - special.logsumexp(others, axis=-1)
   return np.clip(found, -LARGEST, LARGEST)
 
 
 def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarray]:
-  """The logits, and where in them those of the own labels are: [..., n, K] bool."""
+  """Returns the logits, and a mask of the records' own labels: [..., n, K] bool."""
   y = np.asarray(labels)
   if logits.ndim < 2 or logits.shape[-1] < 2 or y.shape != logits.shape[-2:-1]:
     raise UserError(
@@ -110,7 +111,7 @@ def _picked(logits: np.ndarray, labels: HostArray) -> tuple[np.ndarray, np.ndarr
 
 
 def top_confidences(logits: HostArray) -> np.ndarray:
-  """The largest probability that a model gives any label: logits [..., K] -> [...].
+  """The largest probability that a model gives to any label: logits [..., K] -> [...].
 
   >>> top_confidences([[np.log(3.0), 0.0]])
   array([0.75])
@@ -143,7 +144,7 @@ def soft_margin_taylor(
   series = lambda x: sum(x**i / math.factorial(i) for i in range(order))
   mine = series(scores[own].reshape(scores.shape[:-1]) - margin)
   others = np.sum(np.where(own, 0.0, series(scores)), axis=-1)
-  # An infinite series over another is NaN, and counts as the least confidence.
+  # One infinite series divided by another is NaN, and counts as the least confidence.
   with np.errstate(divide="ignore", invalid="ignore"):
     return np.clip(np.nan_to_num(mine / (mine + others)), _TINY, 1.0)
 
@@ -153,7 +154,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
   Compiled once for all models of one shape. A label outside [0, K) gets NaN.
 
-  UserError: while it is traced, logits that are not [B, K] with K >= 2.
+  Raises UserError, while tracing, for logits that are not [B, K] with K >= 2.
 
   >>> from dpjax.types import Example
   >>> signal = log_odds_of_model(lambda params, x: x * params)
@@ -171,7 +172,7 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
         field="apply",
       )
     own = jnp.arange(logits.shape[1])[None] == y[:, None]
-    # The own logit is left out of the others by -inf.
+    # -inf leaves the record's own logit out of the others.
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
     found = jnp.sum(jnp.where(own, logits, 0), axis=1) - others
     return jnp.where(own.any(axis=1), found, jnp.nan)
@@ -186,7 +187,8 @@ def log_odds_of_model(apply: Apply, *, batch_size: int = 500) -> Signal:
 
 
 def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) -> np.ndarray:
-  """Answers of `ask(places [batch_size])` for rows 0 .. count - 1, float64 [count, ...].
+  """Calls `ask(places [batch_size])` for rows 0 .. count - 1 and returns float64 [count,
+  ...].
 
   All parts are of one size, or there would be a compilation for each: the last row is repeated.
   """
@@ -197,9 +199,10 @@ def by_parts(ask: Callable[[np.ndarray], Array], count: int, batch_size: int) ->
 
 
 def num_classes(apply: Apply, params: Params, shape: Sequence[int]) -> int:
-  """K of a model `apply(params, x [B, *shape]) -> logits [B, K]`, which is not run.
+  """Number of classes K of a model `apply(params, x [B, *shape]) -> logits [B, K]`, which
+  is not run.
 
-  UserError: it takes no such input, or returns something else.
+  Raises UserError if the model takes no such input, or returns something else.
 
   >>> num_classes(lambda params, x: x @ params, np.zeros((4, 3)), (4,))
   3

@@ -1,4 +1,4 @@
-"""BaVarIA: LiRA with variances that few shadow models can bear (Brännvall 2026).
+"""BaVarIA: LiRA with variances that work with few shadow models (Brännvall 2026).
 
 `lira` has the choice of a variance for each record, which a few shadows estimate badly, and one for
 all, which is wrong for most. A conjugate prior lies between: each record's variance starts at that
@@ -32,7 +32,7 @@ def bavaria(
     prior_weight: shadows that the prior counts as. A large one gives one variance for all, 0 to
       each record its own.
 
-  UserError: as `lira` with a fixed variance, or without where prior_weight is 0.
+  Raises UserError as `lira` does with a fixed variance, or without where prior_weight is 0.
 
   >>> shadows = np.array([[1.0, 9.0], [2.0, 7.0], [8.0, 1.0], [9.0, 3.0]])
   >>> held = np.array([[False, True]] * 2 + [[True, False]] * 2)
@@ -44,7 +44,7 @@ def bavaria(
   center, scale, freedom = _predictive(evidence.side(False, least, "bavaria"), prior_weight)
   z = (evidence.target - center) / scale
   if offline:
-    # The logit keeps digits in both tails, where P itself would round to 0 or 1.
+    # The logit keeps digits in both tails, where P itself rounds to 0 or 1.
     below = special.stdtr(freedom, -np.abs(z))
     return np.sign(z) * (np.log1p(-below) - np.log(np.maximum(below, np.finfo(float).tiny)))
   outside = _log_density(z, freedom) - np.log(scale)
@@ -52,18 +52,20 @@ def bavaria(
   return _log_density((evidence.target - center) / scale, freedom) - np.log(scale) - outside
 
 
-# A scale is no less, as in `lira`.
+# Least scale, as in `lira`.
 _FLOOR = 1e-30
 
 
 def _predictive(
   side: np.ndarray, weight: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(center, scale, degrees of freedom), each [n], of scores [S, n] with NaN elsewhere."""
+  """Returns (center, scale, degrees of freedom), each [n], of scores [S, n] with NaN
+  elsewhere."""
   count = np.sum(~np.isnan(side), axis=0)
   center = np.nanmean(side, axis=0)
   squares = np.nansum((side - center) ** 2, axis=0)
-  # One shadow says nothing of a variance: where every record has one, the pool has no freedom.
+  # One score has no variance. If every record has only one, there are no degrees of
+  # freedom, so at least 1 is used.
   pooled = squares.sum() / max(np.sum(count - 1), 1)
   freedom = weight + count - 1.0
   variance = (weight * pooled + squares) / freedom * (1 + 1 / count)

@@ -35,7 +35,7 @@ View = Callable[[Example], ArrayTree]
 
 
 def soft_labels(loss_fn: LossFn) -> LossFn:
-  """The same loss, whose label may also be a distribution [K]: sum_k y_k loss(k).
+  """The same loss for labels that may also be a distribution [K]: sum_k y_k loss(k).
 
   For cross-entropy this is its usual form. It is what lets an attack search for labels; the
   network itself is still evaluated once. Integer labels mean what they meant.
@@ -56,7 +56,8 @@ def soft_labels(loss_fn: LossFn) -> LossFn:
 
 
 def _as_wide(params: Params, x: Any) -> Any:
-  """Parameters in at least the precision of the examples: float64 guesses stay float64."""
+  """Casts parameters to at least the precision of the examples: float64 guesses stay
+  float64."""
   wide = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, x.dtype))
   return jax.tree.map(lambda leaf: wide(jnp.asarray(leaf)), params)
 
@@ -64,7 +65,7 @@ def _as_wide(params: Params, x: Any) -> Any:
 def gradient_view(
   loss_fn: LossFn, params: Params, *, l2_clip_norm: float | None = None
 ) -> View:
-  """The gradient of a batch's mean loss, as a central step or FedSGD shows it.
+  """The gradient of a batch's mean loss, as a central step or FedSGD reveals it.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example.
@@ -100,10 +101,10 @@ def client_view(
   memory: Any = None,
   key: Array | None = None,
 ) -> View:
-  """Returns what a client sends after its local work on the examples, one step after another.
+  """Returns the message of a client after its local work on the examples, step by step.
 
   Args:
-    client: of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
+    client: client of `dpjax.federated`, unchanged: what `fed_avg` and its kin run. Built of
       `soft_labels(loss_fn)` it also takes distributions as labels.
     params: the server's, which the client has received.
     batches: rows [S, b] of the client's examples, and their mask: `LocalWork.rows(...)`, or a
@@ -111,7 +112,7 @@ def client_view(
       later epochs went it has to assume.
     extra: what else the server has sent, such as SCAFFOLD's control variate.
     memory: what the client kept; the attack has to assume it.
-    key: of this client in this round. The default is the guess of somebody who knows none.
+    key: key of this client in this round. The default is the guess of somebody who knows none.
 
   Raises:
     UserError: no local step, or rows that are no places of examples.
@@ -146,7 +147,7 @@ def client_view(
     received = Received(_as_wide(params, examples.x), extra)
     local = client.init(received, memory, jnp.int32(count), key)
     for places, kept in zip(rows, mask):
-      # The executors skip a step without examples too.
+      # Executors skip a step without examples, too.
       if kept.any():
         batch = jax.tree.map(operator.itemgetter(places), examples)  # leaves [b, ...]
         local = client.step(received, local, batch, jnp.asarray(kept))
@@ -156,7 +157,7 @@ def client_view(
 
 
 def all_at_once(count: int, *, num_steps: int = 1) -> LocalBatches:
-  """Local steps that each take all examples: the batches of full-batch local training.
+  """Local steps that each use all examples: the batches of full-batch local training.
 
   >>> all_at_once(3).examples.tolist()
   [[0, 1, 2]]

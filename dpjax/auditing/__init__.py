@@ -1,4 +1,4 @@
-"""Epsilon put to the test: canaries, likelihood ratios, and the lower bounds they prove.
+"""Tests of epsilon: canaries, likelihood ratios, and the lower bounds they prove.
 
 What catches what, for one Gaussian release that claims epsilon 1, 2, 4 or 8 at delta 1e-5
 (lower bounds; * where the claim is refuted; tests/auditing holds them):

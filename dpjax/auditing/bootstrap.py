@@ -1,4 +1,4 @@
-"""How much a number that is computed from scores moves: the bootstrap, which is no guarantee.
+"""How much a number computed from scores varies. It is no guarantee.
 
 Only the functions of `lower_bounds` refute. What is here says how far an estimate (an AUC, a
 point estimate of mu) would go up and down if as many scores were drawn again, in the limit of
@@ -21,14 +21,14 @@ MEANING = "bootstrap, not a guarantee"
 
 
 class Interval(NamedTuple):
-  """A percentile interval around an estimate."""
+  """Percentiles around an estimate."""
 
   low: float
   estimate: float
   high: float
 
   def to_json(self) -> dict[str, Any]:
-    """Plain data, with what it is worth."""
+    """Returns plain data, with a note that it is no guarantee."""
     return {**self._asdict(), "meaning": MEANING}
 
 
@@ -45,7 +45,7 @@ def auc(scores: Scores) -> float:
 
 
 def estimated_epsilon(scores: Scores, *, delta: float) -> float:
-  """The epsilon at `delta` of the Gaussian pair that the scores look like: NOT a bound.
+  """The epsilon at `delta` of the Gaussian pair that fits the scores: NOT a bound.
 
   mu = Phi^-1(1 - FPR) - Phi^-1(FNR) where the threshold is the median of all scores.
 

@@ -1,4 +1,5 @@
-"""Canaries: records put into the training data by fair coins, to be told apart afterwards.
+"""Canaries: records inserted into the training data by fair coins, to be recognised
+afterwards.
 
 The canary rows LEAVE the training data first; each comes back, changed, if its coin says
 so. So nobody is in the data twice, the data never grow beyond the size that the plan was
@@ -11,7 +12,7 @@ neighbouring relation says:
 | replace_one        | the original row                                               |
 | replace_special    | an empty record: it keeps its place, is drawn, and adds zero   |
 
-The coins are a pure function of the seed, and whoever knows them can finish the audit.
+The coins are a pure function of the seed, and anyone who knows them can finish the audit.
 They say nothing about the other records.
 """
 
@@ -31,16 +32,16 @@ from dpjax.data import Dataset
 from dpjax.types import Example, HostArray, LossFn, NeighboringRelation, Params
 from dpjax.validate import UserError
 
-# "sums" is for canaries of its own kind: see `gradient_canaries`.
+# "sums" is for a separate kind of canaries: see `gradient_canaries`.
 SCORES = ("loss", "gradient", "sums")
-# Keeps the coins apart from whatever else a seed is used for.
+# Separates the coins from other uses of the same seed.
 _STREAM = 0x0CA9A21E5
-# Canaries scored at a time.
+# Number of canaries scored at a time.
 _CHUNK = 256
 
 
 class Canaries(NamedTuple):
-  """Canaries of an audit: those that were put in, and those that were held out."""
+  """Canaries: the canaries of an audit, those inserted and those held out."""
 
   examples: Dataset  # all m of them, changed
   included: np.ndarray  # [m] bool: the coins
@@ -58,7 +59,8 @@ def _mislabelled(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 
 def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  """Noise over the range of the pixels (or of the tokens), with random labels."""
+  """Replaces rows by noise over the range of the pixels (or of the tokens), with random
+  labels."""
   low = rows.x.min()
   high = rows.x.max()
   # int32 inputs are tokens.
@@ -71,7 +73,7 @@ def _random(rows: Dataset, rng: np.random.Generator) -> Dataset:
 
 
 def _in_gradients(rows: Dataset, rng: np.random.Generator) -> Dataset:
-  """Canary i has a label of its own, num_classes + i, by which a loss knows it."""
+  """Gives canary i its own label, num_classes + i, by which a loss recognises it."""
   del rng
   if rows.num_classes < 2 or rows.x.dtype == np.int32:
     raise UserError(
@@ -90,7 +92,7 @@ KINDS = tuple(_MAKE)
 
 
 def changed(rows: Dataset, kind: str, rng: np.random.Generator) -> Dataset:
-  """The rows as canaries of that kind, one of `KINDS`."""
+  """Returns the rows as canaries of that kind, one of `KINDS`."""
   return _MAKE[kind](rows, rng)
 
 
@@ -103,12 +105,12 @@ def insert_canaries(
   kind: str = "mislabelled",
   neighboring_relation: str = "add_or_remove_one",
 ) -> tuple[Dataset, Canaries]:
-  """Training data in which `num_canaries` rows are canaries, each in by a fair coin.
+  """Inserts canaries: `num_canaries` rows of the training data, each in by a fair coin.
 
   Args:
     train: not changed.
     num_canaries: m <= len(train) rows that become canaries.
-    seed: of the choice of rows, of their change, and of the coins.
+    seed: seed of the choice of rows, of their change, and of the coins.
     keep_labels: a canary has the label of its row, for guarantees that do not cover labels.
     kind: "mislabelled" (a wrong label), "random" (noise with a random label) or "gradient"
       (a label of its own beyond the classes: train with `canary_loss`).
@@ -157,7 +159,7 @@ def _without(train: Dataset, rows: np.ndarray, relation: str) -> Dataset:
     return train
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     return train.subset(np.setdiff1d(np.arange(len(train)), rows))
-  # Every record was present: `insert_canaries` refuses others.
+  # Every record is present here: `insert_canaries` refuses data with absent ones.
   present = np.ones(len(train), bool)
   present[rows] = False
   return dataclasses.replace(train, present=present)
@@ -169,7 +171,7 @@ class _Coins(Protocol):
 
 
 def split_scores(values: HostArray, canaries: _Coins) -> Scores:
-  """Parts the canaries' scores by their coins; NaN, of a run that diverged, is 0.
+  """Separates the canaries' scores by their coins; NaN, from a run that diverged, is 0.
 
   >>> canaries = Canaries(None, np.array([True, False, True]), "random")
   >>> split_scores([3.0, 1.0, 2.0], canaries)
@@ -188,7 +190,7 @@ def split_scores(values: HostArray, canaries: _Coins) -> Scores:
 
 
 def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndarray:
-  """[n] by a function of a batch [B, ...] -> [B]; NaN says nothing."""
+  """Applies a function of a batch [B, ...] -> [B] to all examples: [n]; NaN becomes 0."""
   batches = [examples[i : i + _CHUNK] for i in range(0, len(examples), _CHUNK)]
   placed = [Example(jnp.asarray(batch.x), jnp.asarray(batch.y)) for batch in batches]
   compiled = jax.jit(score)
@@ -199,7 +201,7 @@ def _values(score: Callable[[Example], jax.Array], examples: Dataset) -> np.ndar
 def loss_gains(
   loss_fn: LossFn, before: Params, after: Params, examples: Dataset
 ) -> np.ndarray:
-  """[n] how much training lowered the loss of each example."""
+  """Decrease of each example's loss during training: [n]."""
 
   def gain(batch: Example) -> jax.Array:
     losses = [jax.vmap(loss_fn, (None, 0))(params, batch) for params in (before, after)]
@@ -211,7 +213,7 @@ def loss_gains(
 def loss_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """How much training lowered the loss of each canary: what a black-box attacker sees.
+  """Decrease of each canary's loss during training: the score of a black-box attacker.
 
   Args:
     loss_fn: `(params, example) -> scalar`. before, after: parameters.
@@ -222,8 +224,8 @@ def loss_scores(
 def gradient_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: Canaries
 ) -> Scores:
-  """How far training moved the parameters down each canary's own gradient, taken as a unit
-  vector at `before`: what an attacker sees who knows the first and the last parameters."""
+  """Movement of the parameters along each canary's own negative gradient, taken as a unit
+  vector at `before`. The attacker knows the first and the last parameters."""
   moved = jax.tree.map(lambda a, b: jnp.asarray(b) - jnp.asarray(a), after, before)
 
   def along(batch: Example) -> jax.Array:

@@ -1,4 +1,5 @@
-"""Canary clients: users put into a federation by fair coins, to be told apart afterwards.
+"""Canary clients: users inserted into a federation by fair coins, to be recognised
+afterwards.
 
 A canary client joins the others, or takes the place of a real one, whose data leave the run.
 It is drawn by the same sampler, run by the same execution, clipped and hidden by the same noise
@@ -76,15 +77,15 @@ PARAMETER = "parameter"
 SENDERS = (PARAMETER, DIRECTION)  # kinds that send what they are told, and do not train
 CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
-# Keeps this apart from the coins of records, and of whatever else has a seed.
+# Separates these coins from those of records, and from other uses of the seed.
 _STREAM = 0x0CA9A21E6
-# Length of what a canary sends, in clip norms: without clipping it must stand out.
+# Length of a canary's message, in clip norms: without clipping it must stand out.
 _LENGTH = 1e3
-# Coordinates count up to so many times the median of all.
+# Coordinates are cut at this multiple of the median of all.
 _WIDE = 2.0
-# Singular values count up to so many times their median.
+# Singular values are cut at this multiple of their median.
 _FLAT = 1.2
-# Columns of a matrix: beyond, the transform would take longer than a round.
+# Most columns of a matrix: beyond, the transform would take longer than a round.
 _MOST_VALUES = 1024
 # Standard deviation / median distance from the median, of a normal distribution.
 _SPREAD = 1.4826
@@ -93,16 +94,17 @@ _SENT = ("delta", "direction")
 
 
 class CanaryClients(NamedTuple):
-  """Canary clients, put in or held out. Whoever knows the coins can finish the audit."""
+  """Canary clients, inserted or held out. Knowledge of the coins is enough to finish the
+  audit."""
 
   included: np.ndarray  # [m] bool: the coins
   kind: str
   examples: Dataset | None  # [k] rows of all canaries, changed; None for directions
   owners: np.ndarray  # [k] int64: whose rows they are, in [0, m)
-  # [n] int32, of the federation's rows: i + 1 in what canary i holds, -(i + 1) if it sends
-  # the opposite, 0 elsewhere; None where canaries are known by their rows alone
+  # [n] int32, of the federation's rows: i + 1 for rows of canary i, -(i + 1) if it sends
+  # the opposite, 0 elsewhere; None where rows alone identify canaries
   numbers: np.ndarray | None
-  # [m] int64: which client of the changed federation each is; -1 for one that is not there
+  # [m] int64: each canary's place in the changed federation; -1 if it is absent
   places: np.ndarray
 
 
@@ -115,12 +117,13 @@ def insert_canary_clients(
   neighboring_relation: str = "add_or_remove_one",
   join: bool = False,
 ) -> tuple[Federation, CanaryClients]:
-  """A federation in which `num_canaries` clients are canaries, each in by a fair coin.
+  """Returns a federation in which `num_canaries` clients are canaries, each in by a fair
+  coin.
 
   Args:
     federation: not changed.
     num_canaries: m <= its number of clients, unless they join.
-    seed: of the choice of clients, of their change, and of the coins.
+    seed: seed of the choice of clients, of their change, and of the coins.
     kind: "parameter", "direction", "mislabelled" or "random"; see the first table above.
     neighboring_relation: what a canary that is out leaves; see the second.
     join: canaries come behind all clients, of whom none leaves; of kinds that send, under
@@ -169,14 +172,14 @@ def insert_canary_clients(
     federation, places, included, kind, change_rng, neighboring_relation
   )
   if neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
-    # Who is left moves up by the number of those that are gone below.
+    # Remaining clients move down by the number of removed clients before them.
     moved = places - np.searchsorted(places[~included], places)
     canaries = canaries._replace(places=np.where(included, moved, -1))
   return _without(changed, places[~included], neighboring_relation), canaries
 
 
 def _check_join(kind: str, relation: str) -> None:
-  """Refuses canaries that must take somebody's place."""
+  """Refuses canaries that must replace other clients."""
   if kind not in SENDERS:
     raise UserError(
       f"must be {PARAMETER!r} or {DIRECTION!r} with join=True, for others change a client's rows",
@@ -199,7 +202,7 @@ def _senders(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Every canary holds one row, of zeros, that says which it is."""
+  """Gives every canary one row, of zeros, that holds its number."""
   del rng
   whole = federation.dataset
   m = len(places)
@@ -226,7 +229,7 @@ def _trainers(
   rng: np.random.Generator,
   relation: str,
 ) -> tuple[Federation, CanaryClients]:
-  """Every canary that is in holds its own rows, changed."""
+  """Gives every inserted canary its own rows, changed."""
   del relation
   held = [federation.indices[place] for place in places]
   owners = np.repeat(np.arange(len(held)), list(map(len, held)))
@@ -267,7 +270,8 @@ def _without(federation: Federation, places: np.ndarray, relation: str) -> Feder
 
 
 class Directions(NamedTuple):
-  """Unit vectors, one a canary: rows of a Hadamard matrix with random signs by column.
+  """Unit vectors, one for each canary: rows of a Hadamard matrix with random signs by
+  column.
 
   Each alone is uniform over {-1, 1}^d / sqrt(d), so whatever is fixed beforehand has a
   cosine of about N(0, 1 / d) with it; any two are orthogonal but for 2 m / d.
@@ -290,15 +294,15 @@ class Directions(NamedTuple):
 
   def along(self, flat: Array) -> Array:
     """Inner products [m] of a vector [d] with all of them, by one fast transform."""
-    # The fast transform needs a power of two.
+    # The fast transform needs a power of two as its length.
     size = 1 << max(0, (len(self.signs) - 1).bit_length())
     spread = jnp.pad(flat * self.signs, (0, size - len(self.signs)))
     return hadamard(spread)[: self.count] * (np.sqrt(size) * self.scale)
 
 
 class OwnParameters(NamedTuple):
-  """Directions of canaries along parameters of their own, which `with_canaries` has put beside
-  the model's: exactly orthogonal to each other and to all that clients learn."""
+  """Directions of canaries along parameters of their own, which `with_canaries` adds to the
+  model's. They are exactly orthogonal to each other and to everything that clients learn."""
 
   count: int
 
@@ -329,26 +333,26 @@ def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
 
 
 class _Marked(NamedTuple):
-  """Rows, and whose of them are a canary's."""
+  """Rows, and which canary they belong to."""
 
   examples: Any
   numbers: Any  # [n] int32
 
 
 class _Work(NamedTuple):
-  """A client in the middle of its work, who learns from its rows whether it is a canary."""
+  """A client in the middle of its work. Its rows tell whether it is a canary."""
 
   own: Any
   number: Array
 
   @property
   def key(self) -> Array:
-    """The client's key, from which those around it draw."""
+    """The client's key, from which wrappers around it draw."""
     return self.own.key
 
 
 def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohort]:
-  """The cohorts, whose rows say which canary they are of; for clients that are `sending`."""
+  """Marks the rows of the cohorts with their canary, for clients that are `sending`."""
   if canaries.numbers is None:
     yield from cohorts
     return
@@ -360,8 +364,8 @@ def marked(cohorts: Iterable[Cohort], canaries: CanaryClients) -> Iterator[Cohor
 def sender(
   client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
-  """A client that sends its direction if its rows are a canary's, with a weight of 1, in place
-  of the difference; whatever else a message holds is 0 there."""
+  """Returns a client that sends its direction if its rows are a canary's. The direction
+  replaces the difference, with weight 1; all other parts of the message are 0."""
 
   def init(received: Any, memory: Any, num_examples: Array, key: Array) -> _Work:
     return _Work(client.init(received, memory, num_examples, key), jnp.int32(0))
@@ -390,8 +394,8 @@ def sender(
 def sending(
   map_clients: MapClients, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> MapClients:
-  """The same execution of clients that are a `sender`: a server's noise is put to the test, and
-  what clients add themselves a canary leaves out."""
+  """Returns the same execution, with clients wrapped in `sender`. This tests a server's
+  noise; canaries leave out noise that clients add themselves."""
 
   def bind(client: ClientAlgorithm, partial: Any) -> Any:
     return map_clients(sender(client, directions, l2_clip_norm=l2_clip_norm), partial)
@@ -400,7 +404,7 @@ def sending(
 
 
 class _Heard(NamedTuple):
-  """A client whose messages are listened to."""
+  """A client whose messages are recorded."""
 
   own: Any
   score: Array
@@ -409,9 +413,10 @@ class _Heard(NamedTuple):
 def heard(
   client: ClientAlgorithm, directions: Directions | OwnParameters, *, l2_clip_norm: float
 ) -> ClientAlgorithm:
-  """A client around a `sender`, of which a server that sees each message keeps how far all of
-  them together lie along the canary's direction, in clip norms: of the client alone, for it
-  knows who sends. The sum is a function of the messages as they are sent and of the direction.
+  """Wraps a client around a `sender`, for a server that sees each message. The client state
+  keeps the sum of all its messages along the canary's direction, in clip norms. Only this
+  client is measured, since the server knows the sender. The sum depends on the sent
+  messages and the direction alone.
 
   It is kept in the client's memory: see `heard_memory`, `heard_scores`.
   """
@@ -430,7 +435,7 @@ def heard(
     nodes = jax.tree.leaves(work.own, is_leaf=is_sender)
     number = next(node.number for node in nodes if is_sender(node))
     message = next(sent.message[name] for name in _SENT if name in sent.message)
-    # The direction alone, not its sign, which is the coin.
+    # Only the direction, without its sign, which is the coin.
     direction = directions.one(jnp.abs(number) - 1, message)
     along = optax.tree.vdot(message, direction) / l2_clip_norm
     score = work.score + jnp.where(number == 0, 0.0, along)
@@ -440,12 +445,12 @@ def heard(
 
 
 def heard_memory(own: ArrayTree) -> Any:
-  """Returns the first memory of a client of `heard`; `own` is the client's own."""
+  """Returns the first client state under `heard`; `own` is the client's own."""
   return {"own": own, "heard": jnp.zeros((), jnp.float32)}
 
 
 def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
-  """Returns the scores of `heard`, from what clients keep."""
+  """Returns the scores of `heard`, from the client states."""
   return records.split_scores(states.rows(canaries.places)["heard"], canaries)
 
 
@@ -453,12 +458,12 @@ def heard_scores(states: ClientStates, canaries: CanaryClients) -> Scores:
 
 
 class Watched(NamedTuple):
-  """Sums of an adversary who sees every round's aggregate."""
+  """Sums kept by an adversary who sees every round's aggregate."""
 
   total: Any  # of the aggregates, a tree; or None
   scores: Any  # [m], of all rounds; or None
-  # [m], who is in the sum of the next round, with the factor that makes the mean of its clients
-  # a multiple of `unit`; None where who takes part is not seen
+  # [m], who is in the sum of the next round, times the factor that makes the mean of its
+  # clients a multiple of `unit`; None where participation is not seen
   present: Any = None
 
 
@@ -470,13 +475,13 @@ def watching(
   opposite: bool = False,
   present: bool = False,
 ) -> optax.GradientTransformation:
-  """Stands before the server's optimizer, changes nothing, and remembers of each round's
-  private aggregate what tells canaries: post-processing, a part of the state that checkpoints
-  hold.
+  """Returns a transform before the server's optimizer that changes nothing. From each
+  round's private aggregate it keeps what reveals canaries. This is post-processing, and
+  checkpoints hold its state.
 
   Args:
     unit: length of one canary's part in the aggregate.
-    prob: of a canary to take part in a round. At 1 the aggregates are added up, and scored in
+    prob: chance of a canary to take part in a round. At 1 the aggregates are summed, and scored in
       the end: that is best, too, where the noise of a round is taken back by later ones.
     opposite: a canary that is out sends the opposite.
     present: who is in a sum is seen, too, as by `seeing`; a canary counts where it is.
@@ -516,11 +521,11 @@ def seeing(
   *,
   divisor: float,
 ) -> FederatedAlgorithm:
-  """The same, whose `watching` is told in every round who is in the sum: a server knows it.
+  """Gives `watching` the participants of every round's sum: a server knows them.
 
   Args:
     in_sum: (cohort, round) -> the clients whose messages are in the mean of that round.
-    divisor: of the sum, in the `unit` of `watching`.
+    divisor: divisor of the sum, in the `unit` of `watching`.
   """
 
   def one_round(state: Any, cohort: Cohort) -> Any:
@@ -538,7 +543,7 @@ def _is_watched(node: Any) -> bool:
 
 
 def along(directions: Directions | OwnParameters, moved: Any) -> Array:
-  """How far something moved along each direction, [m], after what the crowd does is cut down.
+  """Lengths along each direction, [m], after cutting what most clients share.
 
   Honest clients move matrices in a few directions of theirs, and coordinates that matter;
   random signs lie in all alike. So singular values count up to 1.2 times their median, then
@@ -554,7 +559,7 @@ def along(directions: Directions | OwnParameters, moved: Any) -> Array:
 
 
 def _flattened(leaf: Array) -> Array:
-  """A matrix, or a stack [..., n], whose largest singular values are cut; float32."""
+  """Cuts the largest singular values of a matrix, or a stack [..., n]; float32."""
   leaf = jnp.asarray(leaf, jnp.float32)
   if leaf.ndim < 2:
     return leaf
@@ -562,7 +567,7 @@ def _flattened(leaf: Array) -> Array:
   tall = tall if tall.shape[0] >= tall.shape[1] else tall.T
   if tall.shape[1] > _MOST_VALUES:
     return leaf
-  # Singular values by the smaller Gram matrix: far cheaper than an SVD.
+  # Singular values come from the smaller Gram matrix: far cheaper than an SVD.
   squares, vectors = jnp.linalg.eigh(tall.T @ tall)
   values = jnp.sqrt(jnp.maximum(squares, 0.0))
   limit = _FLAT * jnp.median(values)
@@ -573,9 +578,9 @@ def _flattened(leaf: Array) -> Array:
 
 
 def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
-  """Log-likelihood ratios of one round, [..., m] -> [..., m]: that a canary is in, and takes
-  part with `prob` by 1, against that it is out (or takes part by -1), in normal noise as
-  wide as the canaries of the round say themselves.
+  """Log-likelihood ratios of one round, [..., m] -> [..., m]. A canary that is in takes
+  part with `prob` and adds 1; one that is out adds 0, or -1. The width of the normal noise
+  is estimated from the round's canaries.
 
   >>> seen = jnp.array([0.1, 1.1, -0.1, 0.0, 0.05, -0.05])
   >>> int(jnp.argmax(round_scores(seen, 0.5)))
@@ -583,9 +588,9 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
   """
   middle = jnp.median(seen, axis=-1, keepdims=True)
   width = _SPREAD * jnp.median(jnp.abs(seen - middle), axis=-1, keepdims=True)
-  # Canaries that all say the same would have no width to divide by.
+  # Identical canaries would have no width to divide by.
   variance = jnp.maximum(width, 1e-3) ** 2
-  # A canary that takes part in every round cannot have stayed away.
+  # A canary that takes part in every round cannot be absent.
   stays = jnp.log1p(-prob) if prob < 1 else -jnp.inf
   ratio = lambda x: jnp.logaddexp(stays, jnp.log(prob) + (x - 0.5) / variance)
   return ratio(seen) - ratio(-seen) if opposite else ratio(seen)
@@ -594,7 +599,7 @@ def round_scores(seen: Array, prob: float, *, opposite: bool = False) -> Array:
 def direction_scores(
   directions: Directions | OwnParameters, moved: ArrayTree, canaries: CanaryClients
 ) -> Scores:
-  """How far the parameters moved along each canary's direction, from the first to the last."""
+  """Lengths of the parameters' total movement along each canary's direction."""
   found = jax.jit(lambda moved: along(directions, moved))(moved)
   return records.split_scores(found, canaries)
 
@@ -612,7 +617,7 @@ def watched_scores(
 def client_loss_scores(
   loss_fn: LossFn, before: Params, after: Params, canaries: CanaryClients
 ) -> Scores:
-  """How much training lowered each canary's mean loss over its rows; 0 for one without."""
+  """Decrease of each canary's mean loss over its rows; 0 for a canary without rows."""
   assert canaries.examples is not None
   gains = records.loss_gains(loss_fn, before, after, canaries.examples)
   count = lambda weights: np.bincount(canaries.owners, weights, len(canaries.included))

@@ -31,7 +31,7 @@ from dpjax.plan import Plan
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# Models of one program.
+# Models trained by one program.
 _SIDE_BY_SIDE = 50
 
 
@@ -42,7 +42,7 @@ def fitted_params(
 
   Args:
     loss_fn: `(params, example) -> scalar` for ONE example.
-    records: of the auditor's own, or public: they are not protected.
+    records: the auditor's own, or public ones: they are not protected.
   """
   validate.integer_at_least(1, num_steps=num_steps)
   validate.positive(learning_rate=learning_rate)
@@ -80,8 +80,8 @@ def final_model_scores(
   seed: int,
   progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scores:
-  """How low the target's loss is under the final model of `num_models` trainings with the
-  target among the records and as many without it: Scores [num_models] and [num_models].
+  """Scores [num_models] of models trained with the target, and [num_models] without it. A
+  score is high where the target's loss under the final model is low.
 
   Everything that trains is the public pipeline: `plan.batches`, `training.dp_sgd` with the
   plan's clip and noise, and `tx`; a group of models under vmap, whose noise keys alone differ.
@@ -91,8 +91,8 @@ def final_model_scores(
       so that all models share their batch and the plan is Gaussian-DP.
     params: initial ones, of every model.
     target: one example, x [1, ...] and y [1]; `blank_target`.
-    num_models: with the target, and again as many without it.
-    seed: of the noise of all models.
+    num_models: number of models with the target, and again as many without it.
+    seed: seed of the noise of all models.
 
   Raises:
     UserError: a plan that samples, another relation, a training that diverges.
@@ -110,7 +110,7 @@ def final_model_scores(
       "'add_or_remove_one', for the target is there or not",
       field="plan",
     )
-  # The same sums, in one physical batch.
+  # One physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
   # The target comes last, so that the others keep their places.
   x = np.concatenate((records.x, target.x))
@@ -122,7 +122,7 @@ def final_model_scores(
     # Nothing is sampled, so every step has this batch.
     batch = jax.tree.map(jnp.asarray, next(iter(plan.batches(data, rng=0))))
     losses: list[float] = []
-    # Groups of one size, of which the last trains more models than are asked for: one
+    # Groups have one size, and the last trains more models than needed, so that one
     # compiled program serves all.
     root = functools.reduce(jax.random.fold_in, (0xF17A1, world), jax.random.key(seed))
     width = min(_SIDE_BY_SIDE, num_models)
@@ -139,7 +139,7 @@ def final_model_scores(
 def _finals(
   loss_fn: LossFn, plan: Plan, tx: Any, params: Params, target: Example
 ) -> Callable[[Array, Batch], Array]:
-  """(keys [S], batch of every step) -> the target's loss at the end [S]."""
+  """Returns (keys [S], batch of every step) -> the target's final loss [S]."""
   asked = Example(jnp.asarray(target.x[0]), jnp.asarray(target.y[0]))
 
   def one(key: Array, batch: Batch) -> Array:

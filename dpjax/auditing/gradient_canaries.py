@@ -2,7 +2,7 @@
 
 Each canary is an example whose gradient lies along a coordinate of its own, far longer
 than the clip norm, so that it contributes the most that clipping allows and nothing hides
-it but the noise. The plan's own sampler, padding, clipping and noise do the rest. In
+it but the noise. The plan's own sampler, padding, clipping and noise do everything else. In
 `gradient_canaries` there is no model; in a training, `with_canaries` gives each canary a
 parameter of its own beside the model's, `canary_loss` the gradient along it, and `canary_sums`
 adds up what the transform released there in every step, whatever the optimizer makes of it.
@@ -49,7 +49,7 @@ class _Ids(NamedTuple):
 
 
 def _records(plan: Plan, coins: np.ndarray) -> _Ids:
-  """The data of the run: of the size that the sampler was made for, where it has one."""
+  """The data of the run, with the size that the sampler was made for, if it has one."""
   ids = np.arange(len(coins))
   signs = np.ones(len(coins), np.float32)
   size = plan.sampler.only_size
@@ -86,9 +86,9 @@ def gradient_canaries(
   Args:
     plan: its batches, its transform and its number of steps are what runs.
     num_canaries: also the number of parameters.
-    seed: of the coins and of the sampler. Where the sampler knows the number of examples,
-      num_canaries must not exceed it; the rest are empty records.
-    key: of the noise.
+    seed: seed of the coins and of the sampler. Where the sampler knows the number of examples,
+      num_canaries must not exceed it; the others are empty records.
+    key: key of the noise.
     transform: `key -> optax transformation` in place of `plan.transform`, to audit
       another implementation against the plan's claim.
 
@@ -107,7 +107,7 @@ def gradient_canaries(
   validate.integer_at_least(0, seed=seed)
   if not plan.l2_clip_norm.is_one_number:
     raise UserError("must be one number, canaries have no groups", field="l2_clip_norm")
-  # The same sums, in one physical batch.
+  # One physical batch computes the same sums.
   plan = dataclasses.replace(plan, slices=1)
   coins = np.random.default_rng([seed, 0x0C01]).random(num_canaries) < 0.5
   if coins.all() or not coins.any():
@@ -135,7 +135,7 @@ def gradient_canaries(
 
 
 def with_canaries(params: Params, num_canaries: int) -> dict[str, Any]:
-  """The model's parameters, and beside them one that is zero for each canary.
+  """Returns the model's parameters with one more for each canary, which starts at zero.
 
   >>> with_canaries(jnp.ones(2), 3)["canaries"]
   Array([0., 0., 0.], dtype=float32)
@@ -162,7 +162,7 @@ def canary_loss(loss_fn: LossFn, *, num_classes: int, l2_clip_norm: float) -> Lo
   def loss(params: Any, example: Example) -> jax.Array:
     place = example.y - num_classes
     is_canary = place >= 0
-    # A canary's label is no class: 0 stands in, and this loss is not used.
+    # A canary's label is no class. Label 0 stands in, and that loss is not used.
     ordinary = loss_fn(
       params["model"], example._replace(y=jnp.where(is_canary, 0, example.y))
     )
@@ -179,8 +179,9 @@ class CanarySums(NamedTuple):
 
 
 def canary_sums() -> optax.GradientTransformation:
-  """Passes gradients on as they are and adds up what they hold along the canaries: put it
-  between the private transform and the optimizer, as the `tx` of `dp_sgd` begins.
+  """Returns a transform that passes gradients on, and sums their parts along the canaries.
+  Put it between the private transform and the optimizer, at the start of the `tx` of
+  `dp_sgd`.
 
   What it sees is released (the proof covers every noisy sum), so it costs no privacy.
   """

@@ -17,7 +17,7 @@ from dpjax.auditing.scores import Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Decimals of a log-likelihood ratio that count.
+# Number of significant decimals in a log-likelihood ratio.
 _DIGITS = 9
 
 # (which of the two inputs, 0 or 1; generator; n) -> n independent outputs [n, ...]
@@ -62,9 +62,9 @@ def likelihood_ratio(
     draw: `(which, rng, n) -> outputs [n, ...]`, n independent runs on input 0 or 1.
     score: `outputs -> [n]`, fixed in advance; best is the log-likelihood ratio, such as
       `gaussian_log_ratio` or `laplace_log_ratio`. Any score gives a valid bound.
-    num_trials: runs on each input. With all of them told apart the bound is about
+    num_trials: runs on each input. With all of them distinguished the bound is about
       log(num_trials / 5.9), so a larger epsilon cannot be refuted.
-    confidence: of the bound, Bonferroni-corrected for its thresholds.
+    confidence: confidence of the bound, Bonferroni-corrected for its thresholds.
 
   Guarantee: exceeds the true epsilon with probability at most 1 - confidence.
 
@@ -79,8 +79,8 @@ def likelihood_ratio(
 
 
 def _summed(terms: np.ndarray) -> np.ndarray:
-  """The sum over coordinates, less its last digits: they would audit the rounding of the
-  floating-point noise (Mironov 2012) and not the mechanism. See `dpjax.noise.source`."""
+  """Sums over coordinates and drops the last digits. They would audit the rounding of
+  floating-point noise (Mironov 2012), not the mechanism. See `dpjax.noise.source`."""
   return np.round(terms.reshape(len(terms), -1).sum(axis=1), _DIGITS)
 
 
@@ -116,7 +116,7 @@ def laplace_log_ratio(mean_0: HostArray, mean_1: HostArray, scale: HostArray) ->
 
 def discrete_log_ratio(probs_0: HostArray, probs_1: HostArray) -> Score:
   """log probs_1[z] - log probs_0[z] for outputs that are indices z; infinite where one
-  input cannot give z.
+  input cannot produce z.
 
   >>> discrete_log_ratio([0.5, 0.5], [0.5, 0.5])(np.array([0, 1]))
   array([0., 0.])

@@ -48,21 +48,21 @@ from dpjax.auditing.scores import CanaryScores, Scores
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Neither an epsilon nor a mu above this is looked for.
+# Largest epsilon or mu that is searched.
 _LARGEST = 200.0
-# Thresholds lie at equal steps of the normal quantile of a held-out score. For a ratio of
-# rates the extremes matter; for a mu, only where neither rate is small.
-# From the largest score to the smallest.
+# Thresholds are at equal steps of the normal quantile of a held-out score. A ratio of rates
+# needs the extremes; mu needs the region where neither rate is small. They run from the
+# largest score to the smallest.
 _EXTREMES = 9
 _MIDDLE = special.ndtr(np.linspace(-1.5, 1.5, 5))
-# Numbers of guesses of a one-run audit.
+# How many numbers of guesses a one-run audit tries.
 _GUESSES = 6
-# The same where both ends of the scores are guessed.
+# As above, where both ends of the scores are guessed.
 _TWO_SIDED = 5
-# Guesses at either end: fewer refute nothing at the usual confidence.
+# Fewest guesses at either end: fewer refute nothing at the usual confidence.
 _FEWEST = 16
 _P_VALUES = np.geomspace(1e-12, 1.0, 145)
-# Equal scores are put in an order that knows nothing of the truth.
+# Equal scores are ordered at random, independently of the truth.
 _TIES_SEED = 2305_08846
 
 
@@ -74,7 +74,7 @@ def _one(values: Any, name: str) -> np.ndarray:
 
 
 def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
-  """The scores' places among all of them, ties parted by coins that know no truth.
+  """Ranks all scores together, with ties broken by coins that do not depend on the truth.
 
   Parting ties turns a threshold inside a tie into a randomised test, which is as valid, and
   for discrete outputs the best there is. Independent trials are parted by coins of their
@@ -92,14 +92,14 @@ def _checked(scores: Scores, delta: float, confidence: float) -> Scores:
 
 
 def rate_at_most(count: HostArray, n: int, significance: float) -> np.ndarray:
-  """Clopper-Pearson: a rate of which `count` in n were seen is above this with probability
-  at most `significance`.
+  """Clopper-Pearson upper bound on a rate, given `count` events in n. The rate exceeds the
+  bound with probability at most `significance`.
 
   >>> round(float(rate_at_most(0, 10, 0.025)), 4)  # 1 - 0.025^(1/10)
   0.3085
   """
   count = np.asarray(count)
-  # Beta wants a positive parameter; the case count = n is settled below.
+  # The beta distribution needs a positive parameter; the case count = n is settled below.
   bound = stats.beta.ppf(1 - significance, count + 1, np.maximum(n - count, 1))
   return np.where(count < n, bound, 1.0)
 
@@ -116,7 +116,7 @@ class _Rates(NamedTuple):
 
 
 def _rates(scores: Scores, confidence: float, ranks: np.ndarray) -> _Rates:
-  """At the ranks' thresholds: the rank-th largest of the scores outside."""
+  """Returns the rates at the ranks' thresholds: the rank-th largest of the scores outside."""
   n = len(scores.inside)
   m = len(scores.outside)
   significance = (1 - confidence) / (2 * len(ranks))
@@ -217,8 +217,8 @@ def mu_from_epsilon(epsilon: float, delta: float) -> float:
 
 
 def _largest(holds: Callable[[float], bool], low: float = 0.0) -> float:
-  """The largest value in [low, _LARGEST] at which a condition that holds first and then
-  fails still holds, from below; `low` where it never does."""
+  """The largest value in [low, _LARGEST] for which a monotone condition still holds,
+  rounded down; `low` where it never holds."""
   if not holds(low):
     return low
   high = max(1.0, 2 * low)
@@ -260,7 +260,7 @@ def _too_many(
   guesses: int,
   num_canaries: int,
 ) -> Any:
-  """Whether that many correct guesses are too many, at each level of significance [...]:
+  """Whether that many correct guesses are too many, at each significance level [...]:
   Algorithm 3 of Mahloujifar et al.
 
   Args:
@@ -272,7 +272,7 @@ def _too_many(
   for i in range(correct - 1, -1, -1):
     higher = np.maximum(h, least_fpr(r))
     if (higher == h).all():
-      # Nothing changes any more.
+      # From here on nothing changes.
       break
     r = np.minimum(1.0, r + i / (guesses - i) * (higher - h))
     h = higher
@@ -286,8 +286,8 @@ def _fdp_refuted(mu: float, *, significance: float, **counts: int) -> bool:
 
 
 def _ends(m: int, *, two_sided: bool) -> np.ndarray:
-  """How many canaries are guessed at an end of the scores, for each test of a bound."""
-  # More guesses of "in" than records that were in cannot help.
+  """Returns the numbers of canaries to guess at one end of the scores, one for each test."""
+  # More guesses of "in" than records that are in cannot help.
   half = max(1, m // 2)
   number, least = (_TWO_SIDED, _FEWEST) if two_sided else (_GUESSES, 8)
   spread = np.geomspace(min(least, half), half, number)
@@ -295,9 +295,10 @@ def _ends(m: int, *, two_sided: bool) -> np.ndarray:
 
 
 def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
-  """(guesses, correct) when the k largest scores are guessed to be in, for fixed values of
-  k, and, if two-sided, the k smallest to be out. Equal scores of nobody knows which canary
-  are guessed as wrong as can be: any order of them has at least as many right."""
+  """Yields (guesses, correct) when the k largest scores are guessed to be in, for fixed
+  values of k. Two-sided tests also guess the k smallest to be out. Equal scores whose
+  canaries are unknown count as wrong as possible, so any true order has at least as many
+  right."""
   values = np.concatenate([scores.inside, scores.outside])
   truth = np.arange(values.size) < len(scores.inside)
   from_top = np.lexsort((truth, -values))
@@ -317,10 +318,10 @@ def _guesses(scores: Scores, *, two_sided: bool) -> Iterator[tuple[int, int]]:
 
 
 def _best(tried: list[tuple[int, int]], confidence: float, refuted: Callable[..., bool]):
-  """Largest value that some number of guesses refutes, at the corrected significance."""
+  """The largest value that some number of guesses refutes, at the corrected significance."""
   significance = (1 - confidence) / len(tried)
   best = 0.0
-  # The most accurate guesses come first, so that the others mostly end at once.
+  # The most accurate guesses come first, so that the others mostly end early.
   for guesses, correct in sorted(tried, key=lambda pair: -pair[1] / pair[0]):
     test = lambda value, k=guesses, v=correct: refuted(value, k, v, significance)
     best = _largest(test, best)
@@ -333,7 +334,7 @@ def _dp_refuted(
   p_value = functools.partial(
     one_run_p_value, correct=correct, guesses=guesses, num_canaries=m, epsilon=epsilon
   )
-  # Delta only adds to it: where delta 0 is not refuted, no delta is, and 0 is cheap.
+  # Delta only weakens the test. Where delta 0 is not refuted, no delta is, and 0 is cheap.
   if p_value(delta=0.0) > significance:
     return False
   return p_value(delta=delta) <= significance
@@ -342,7 +343,7 @@ def _dp_refuted(
 def _one_run(
   scores: Scores, delta: float, confidence: float, *, two_sided: bool, gaussian: bool
 ) -> float:
-  """The four bounds whose canaries may depend on each other."""
+  """The four bounds that allow dependent canaries."""
   _ = _checked(scores, delta, confidence)
   tried = list(_guesses(scores, two_sided=two_sided))
   m = len(scores.inside) + len(scores.outside)
@@ -363,7 +364,7 @@ def one_run(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
 
   Valid for every (epsilon, delta)-DP training algorithm if each canary was in or out by an
   independent fair coin; each score is that of one canary. The bound cannot be large: m
-  canaries that are all told apart give about log(m / 5).
+  canaries that are all distinguished give about log(m / 5).
 
   >>> scores = Scores(inside=np.ones(500), outside=np.zeros(500))
   >>> round(one_run(scores, delta=0.0), 2)
@@ -425,8 +426,8 @@ def one_run_fdp_two_sided(
 
 
 def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) -> float:
-  """Lower bound on epsilon at `delta` from the noisy sums of one run: exact, and by far the
-  largest, under the most that is assumed.
+  """Lower bound on epsilon at `delta` from the noisy sums of one run. It is exact and by
+  far the largest, but assumes the most.
 
   Valid if, given the coins, the scores are INDEPENDENT and normal with one standard deviation
   s and means a + d (in) and a (out), a, d and s unknown. So are the sums of white Gaussian
@@ -462,7 +463,7 @@ def one_run_gaussian(scores: Scores, *, delta: float, confidence: float = 0.95) 
   spread = math.sqrt((inside.var() * n + outside.var() * m) / degrees)
   if gap <= 0:
     return 0.0
-  # Without any spread the two sides are told apart as well as can be.
+  # Without any spread the two sides are perfectly separable.
   t = min(gap / spread, _LARGEST) * weight if spread else _LARGEST * weight
   mu = _largest(lambda mu: _t_tail(t, degrees, mu * weight) <= 1 - confidence)
   return epsilon_from_mu(mu, delta)
@@ -476,7 +477,7 @@ def _t_tail(t: float, degrees: int, noncentrality: float) -> float:
 
 
 def claim_p_value(scores: Scores, claim: TradeOff) -> float:
-  """How likely guesses as good as these are, at most, in ONE run that keeps its claim.
+  """Upper bound on the probability of guesses this good in ONE run whose claim is true.
 
   The claim is every pair (epsilon, delta) of a proof at once. So it can be refuted where
   `one_run` cannot: of m perfect canaries that shows about log(m / 5), and less at a large
@@ -528,18 +529,19 @@ def alarm_p_value(scores: Scores, claim: TradeOff) -> float:
   values = np.concatenate(scores)
   inside = len(scores.inside)
   truth = np.arange(values.size) < inside
-  # Equal scores are guessed as wrong as can be.
+  # Equal scores count as wrong as possible.
   order = np.lexsort((truth, -values))
   found = int(np.sum(truth[order[:inside]]))
-  # Whoever is missed has another in its place.
+  # Each missed canary has a wrong one in its place.
   correct = values.size - 2 * (inside - found)
   right = (1 + claim.total_variation) / 2
-  # One fewer: mistakes come in pairs, and a threshold that follows the scores gains a little.
+  # One fewer: mistakes come in pairs, and a threshold that depends on the scores gains a
+  # little.
   return float(stats.binom.sf(correct - 2, values.size, right))
 
 
 class LowerBound(NamedTuple):
-  """A bound, and what it says of one training run with many canaries."""
+  """A bound, and its meaning for one training run with many canaries."""
 
   bound: Callable[..., float]  # (scores, *, delta, confidence) -> epsilon
   meaning: str
@@ -547,7 +549,7 @@ class LowerBound(NamedTuple):
   indicative: bool = False  # an alarm, without confidence
 
   def __call__(self, scores: Scores, **levels: float) -> float:
-    """The lower bound on epsilon; levels: `delta`, `confidence`."""
+    """Returns the lower bound on epsilon; levels: `delta`, `confidence`."""
     return self.bound(scores, **levels)
 
 

@@ -1,4 +1,4 @@
-"""Scores of an attack, parted by the truth."""
+"""Scores of an attack, separated by the truth."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 
 class Scores(NamedTuple):
-  """Scores of an attack: larger means more likely to have been in."""
+  """Values of an attack. Larger means more likely to have been in."""
 
   inside: np.ndarray  # [n] scores where the record was in
   outside: np.ndarray  # [m] scores where it was not
 
 
 class CanaryScores(Scores):
-  """Scores of the canaries of ONE run, of which it is known which canary each is of.
+  """Scores of the canaries of ONE run, where each score's canary is known.
 
   A place in `inside` or `outside` tells coins, so an order of equal scores by it is no order
   that knows nothing of them: with 16 canaries of one score each, `one_run` refuted epsilon 0
@@ -26,7 +26,7 @@ class CanaryScores(Scores):
 
   @classmethod
   def parted(cls, values: np.ndarray, included: np.ndarray) -> CanaryScores:
-    """Parts one value for each canary [n + m] by their coins [n + m] bool.
+    """Separates the values of all canaries [n + m] by their coins [n + m] bool.
 
     >>> CanaryScores.parted(np.array([3.0, 1.0, 2.0]), np.array([True, False, True])).numbers
     array([0, 2, 1])

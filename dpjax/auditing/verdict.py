@@ -1,4 +1,4 @@
-"""An audit, as data: the bound that counts, the others beside it, and the verdict."""
+"""The result of an audit: the bound that counts, the other bounds, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dpjax.auditing.lower_bounds import METHODS, alarm_p_value, claim_p_value
 from dpjax.auditing.scores import Scores
 from dpjax.plan import Plan
 
-# Largest p-value of an alarm, which rests on independent canaries.
+# Largest p-value that raises an alarm, whose test assumes independent canaries.
 _ALARMING = 1e-3
-# The claim's own test has this part of what the bound may err.
+# The claim's own test gets 1 / this of the bound's error probability.
 _SHARE = 10
 
 
 def check_method(method: str, plan: Plan) -> None:
-  """Refuses a bound that only holds for Gaussian-DP mechanisms where a plan's is not one.
+  """Refuses a bound that holds only for Gaussian-DP mechanisms where a plan's is not one.
 
   A plan is Gaussian-DP where all that it accounts for is Gaussian noise without sampling:
   the composition of mu_t-Gaussian-DP steps is sqrt(sum mu_t^2)-Gaussian-DP (Dong et al.,
   Corollary 3.3). With Poisson sampling it is so only in the limit of many steps, and an
-  unclipped or noiseless run is so for no mu. `gdp` is indicative even where it is taken.
+  unclipped or noiseless run is Gaussian-DP for no mu. `gdp` is indicative even there.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.1, capacity=64), noise_multiplier=1.0,
@@ -41,7 +41,7 @@ def check_method(method: str, plan: Plan) -> None:
 
 
 def check_event(method: str, event: Any) -> None:
-  """Refuses what `check_method` does, by the event of a whole run.
+  """Makes the refusals of `check_method`, by the event of a whole run.
 
   >>> check_event("one_run_fdp", accounting.composed(accounting.gaussian_event(1.0), 5))
   """
@@ -49,15 +49,16 @@ def check_event(method: str, event: Any) -> None:
   if not METHODS[method].gaussian_only:
     return
   other = set()
-  for part in accounting.merged_parts(event):
-    # What is drawn with probability 1 is not sampled: its noise alone counts.
+  parts: list[Any] = list(accounting.merged_parts(event))
+  for part in parts:
+    # Sampling with probability 1 counts as no sampling: only the noise matters.
     everybody = getattr(part, "sampling_probability", None) == 1.0
-    noise: Any = part.event if everybody else part
+    noise = part.event if everybody else part
     if type(noise).__name__ != "GaussianDpEvent":
       other.add(type(part).__name__)
   if other:
     raise validate.UserError(
-      "valid only for Gaussian noise without sampling, and this run is charged "
+      "valid only for Gaussian noise without sampling, and this run accounts for "
       f"{', '.join(sorted(other))}; use 'one_run' or 'one_run_two_sided'",
       field="method",
       value=method,
@@ -65,7 +66,7 @@ def check_event(method: str, event: Any) -> None:
 
 
 class AtBest(NamedTuple):
-  """The bounds that perfect scores would show."""
+  """Bounds that perfect scores would give."""
 
   epsilon_lower: float  # by the method
   claim_p_value: float | None = None  # None: no claim of many pairs is known
@@ -75,7 +76,7 @@ class AtBest(NamedTuple):
 def reason(
   shown: AtBest | Audit, *, epsilon_claimed: float | None, method: str, confidence: float
 ) -> str:
-  """Returns "REFUTED", "ALARM" or "", by what scores show of a claim.
+  """Returns "REFUTED", "ALARM" or "", by what the scores prove about a claim.
 
   >>> case = dict(method="one_run", confidence=0.95)
   >>> reason(AtBest(2.0), epsilon_claimed=1.0, **case)
@@ -113,7 +114,7 @@ class Audit:
 
   @property
   def refuted(self) -> bool:
-    """Whether the claim is false as far as this audit tells, or an alarm is raised."""
+    """Whether this audit refutes the claim, or raises an alarm."""
     return bool(self._reason(self))
 
   @property
@@ -173,7 +174,7 @@ class Audit:
     return f"{best}; so few canaries CANNOT refute it"
 
   def to_json(self) -> dict[str, Any]:
-    """Plain data for result.json."""
+    """Returns plain data for result.json."""
     return {
       "epsilon_audited_lower": self.epsilon_lower,
       "method": self.method,
@@ -202,14 +203,15 @@ def audit(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> Audit:
-  """The lower bound by `method` on the scores of one run's canaries, against a claim.
+  """Returns the lower bound by `method` on the scores of one run's canaries, against a
+  claim.
 
   The method is chosen beforehand: taking the largest of several bounds would need a
   correction of its own. The others are reported beside it and decide nothing; at delta 0,
   where Gaussian-DP has no epsilon, those that are valid for any mechanism.
 
   Args:
-    scores: of canaries that were in, each by a fair coin of its own, and of those out.
+    scores: scores of canaries that were in, each by a fair coin of its own, and of those out.
     delta, epsilon_claimed: one pair of the claim.
     claim: all its pairs, as `Plan.trade_off` has them: far more can be refuted.
 
@@ -248,7 +250,7 @@ def ceiling(
   confidence: float = 0.95,
   claim: TradeOff | None = None,
 ) -> AtBest:
-  """Returns what scores show at best: those of every canary that is in above all others.
+  """Returns the best possible result: every canary that is in scores above all others.
 
   Args:
     num_inside: how many canaries the coins put in. None, before they fall: half of them.

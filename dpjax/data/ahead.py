@@ -1,4 +1,4 @@
-"""The next batch is read while the one before is being trained on."""
+"""Reading ahead: the next batch is read while training uses the current one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _END = object()
 
 
 def ahead(items: Iterator[_T]) -> Generator[_T]:
-  """The same items, each made in a thread of its own while the caller is at the one before.
+  """Yields the same items. A thread makes each one while the caller uses the one before.
 
   At most one is made beforehand, so two are in memory beside the caller's. What `items` raises
   is raised here, in its turn. The thread ends with the last item, or when this iterator is
@@ -23,6 +23,6 @@ def ahead(items: Iterator[_T]) -> Generator[_T]:
   with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as thread:
     coming = thread.submit(next, items, _END)
     while (item := coming.result()) is not _END:
-      # The next item is begun before this one is handed out.
+      # The next item is started before this one is handed out.
       coming = thread.submit(next, items, _END)
       yield item  # type: ignore[misc]

@@ -33,13 +33,14 @@ _MAGIC = "dpjax features 1"
 
 
 def folder() -> pathlib.Path | None:
-  """$DPJAX_CACHE_DIR, or None where features are not kept."""
+  """Returns $DPJAX_CACHE_DIR, or None where features are not kept."""
   named = os.environ.get(VARIABLE)
   return pathlib.Path(os.path.expanduser(named)) if named else None
 
 
 def key(data: bytes, *settings: object) -> bytes:
-  """Returns the key of features: the digest of their data, and all that they were computed with.
+  """Returns the key of features: a digest of their data and of every input of their
+  computation.
 
   >>> key(b"", "J", 2) == key(b"", "J", 2), key(b"", "J", 2) == key(b"", "J", 3)
   (True, False)
@@ -54,7 +55,8 @@ def rows(
   make: Callable[[], Iterable[np.ndarray]],
   tell: Callable[[str], None] = lambda line: None,
 ) -> Rows:
-  """float32 rows [n, *features] out of a folder, put there first where they are not.
+  """Returns float32 rows [n, *features] from a folder; missing ones are first computed and
+  stored.
 
   Args:
     wanted: `key` of them.
@@ -73,11 +75,11 @@ def rows(
   if found is not None:
     return found
   with _alone(where, tell):
-    # Looked again, alone: another process may have been faster.
+    # Checked again under the lock: another process may have been faster.
     found = _look(where, wanted, shape, tell)
     if found is not None:
       return found
-    # Nobody else is writing now: what is partial was left by a process that was stopped.
+    # No other process writes now, so partial files are from processes that were stopped.
     for path in where.glob(f"*{_PARTIAL}"):
       path.unlink()
       tell(f"removed {path}, which a process left that was stopped")
@@ -112,7 +114,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
   with _refused(where):
     lock = os.open(where / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
   try:
-    # A file system may have no locks.
+    # Some file systems have no locks.
     with _refused(where):
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +127,7 @@ def _alone(where: pathlib.Path, tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def _head(path: pathlib.Path) -> dict[str, Any]:
-  """Reads the head of a file; {} where it is none of dpjax's, or of another version."""
+  """Reads the head of a file; {} where dpjax did not write it, or another version did."""
   try:
     with path.open("rb") as file:
       head = json.loads(file.read(_HEAD))
@@ -144,7 +146,7 @@ def _look(
     head = _head(path)
     if head.get("key") != wanted.hex() or head.get("shape") != list(shape):
       continue
-    # One that is cut short is removed below.
+    # A truncated file is removed below.
     with contextlib.suppress(UserError):
       found = _opened(path, shape)
       if _digest(found.chunks()) == head.get("sha256"):
@@ -172,7 +174,7 @@ def _written(
   shape: tuple[int, ...],
   make: Callable[[], Iterable[np.ndarray]],
 ) -> pathlib.Path:
-  # A random name, for a digest of private data would stand in the folder's listing.
+  # A random name: a digest of private data would show in the folder's listing.
   name = secrets.token_hex(8)
   partial = where / f"{name}{_PARTIAL}"
   with _refused(where):
@@ -181,7 +183,7 @@ def _written(
   try:
     with os.fdopen(raw, "wb", buffering=0) as file, _refused(where):
       _fill(file, wanted, shape, make())
-      # On disk before it gets its name: a file of that name is whole.
+      # Flushed to disk before it gets its name, so a file of that name is whole.
       os.fsync(file.fileno())
     done = partial.rename(where / f"{name}{_SUFFIX}")
   except BaseException:
@@ -206,7 +208,7 @@ def _fill(
   if file.tell() != expected:
     raise AssertionError(f"features of {shape} took {file.tell()} bytes, not {expected}")
   head = {"magic": _MAGIC, "key": wanted.hex(), "shape": list(shape), "sha256": sha256}
-  # The head comes last, so that a file that was cut short has none.
+  # The head is written last, so a truncated file has none.
   file.seek(0)
   _write(file, np.frombuffer(json.dumps(head).ljust(_HEAD).encode(), np.uint8))
 

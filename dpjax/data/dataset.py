@@ -1,4 +1,4 @@
-"""The one container of examples, and the door through which arrays enter it."""
+"""The one container of examples, and the function that makes it from arrays."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class Dataset:
   # [n] bool; a row that is not present is an empty record: it keeps its place, may be drawn,
   # and contributes zero (replace_special). `Plan.batches` masks it. None: all are present.
   present: np.ndarray | None = None
-  # How many examples this data set is said to have: a constant that does not follow from its
-  # rows, so it stays what it is when a row comes or goes. None: nobody has declared it.
+  # The declared number of examples: a constant that does not follow from the rows, so
+  # adding or removing a row does not change it. None: nothing is declared.
   nominal_size: int | None = None
   # None: classes. Interval: y is float32 [n] in [-1, 1]. Labels: y is int32 [n, labels] of 0
   # and 1. `num_classes` is then 1, or the number of labels: the outputs of a model.
@@ -162,22 +162,22 @@ class Dataset:
     """
     if nominal_size is not None:
       validate.integer_at_least(1, nominal_size=nominal_size)
-    # A copy as it is: the rows need no second check, and a digest that is known is kept.
+    # A plain copy: the rows need no second check, and a known digest is kept.
     same = copy.copy(self)
     object.__setattr__(same, "nominal_size", nominal_size)
     return same
 
   @property
   def in_memory(self) -> bool:
-    """Whether x is an array; else `Rows`, read as they are asked for."""
+    """Whether x is an array; otherwise it is `Rows`, read on request."""
     return not isinstance(self.x, Rows)
 
   def read(self) -> Dataset:
-    """The same in memory."""
+    """Returns the same data set in memory."""
     return dataclasses.replace(self, x=self.x[:])
 
   def replaced(self, indices: np.ndarray, by: Dataset) -> Dataset:
-    """With the rows of `by` [k] at distinct `indices` [k], as a data set of its classes."""
+    """Returns the data set with the rows of `by` [k] at distinct `indices` [k]."""
     y = self.y.copy()
     y[indices] = by.y
     if self.in_memory:
@@ -189,7 +189,7 @@ class Dataset:
 
 
 def first_line(error: Exception) -> str:
-  """The beginning of another library's error, or its type where it says nothing."""
+  """The first line of another library's error, or its type where it is empty."""
   lines = str(error).strip().splitlines()
   return lines[0][:_SHOWN] if lines else type(error).__name__
 
@@ -201,7 +201,7 @@ def _as_array(value: Any, name: str) -> np.ndarray:
     )
   try:
     return np.asarray(value)
-  # Such as ragged nested lists.
+  # NumPy raises it for ragged nested lists, for example.
   except ValueError as error:
     raise UserError(
       f"is not a rectangular array ({first_line(error)})", field=name
@@ -220,7 +220,7 @@ def _as_features(value: Any) -> np.ndarray:
   if x.dtype == np.uint8 and x.ndim in (3, 4):
     return np.divide(x[..., np.newaxis] if x.ndim == 3 else x, 255, dtype=np.float32)
   if x.dtype.kind == "f":
-    # What float32 cannot hold becomes infinite, which Dataset refuses by name.
+    # Values beyond float32 become infinite, which Dataset refuses by name.
     with np.errstate(over="ignore"):
       return x.astype(np.float32, copy=False)
   if x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
@@ -243,11 +243,11 @@ def _as_labels(value: Any) -> np.ndarray:
 
 
 def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
-  """A `Dataset` whose inputs stay in a source: what `from_arrays` makes of the same arrays,
-  a few rows at a time.
+  """Makes a `Dataset` whose inputs stay in a source: like `from_arrays`, but a few rows at
+  a time.
 
   Args:
-    source: of raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
+    source: raw rows [k, ...]: uint8 images, floats or tokens, as `from_arrays` takes them.
     y: integer labels [n].
     more: `num_classes`, `vocab_size`, `name`, `split`, `nominal_size` of `from_arrays`.
 
@@ -286,7 +286,7 @@ def in_files(source: RowSource, y: np.ndarray, **more: Any) -> Dataset:
 
 
 def _check_apart(x: Rows) -> None:
-  """Raises UserError where a row of somebody's source is another one when it is read with others.
+  """Raises UserError where a row of a user's source depends on the rows read with it.
 
   What it holds of the others has an influence that no clipping bounds.
   """
@@ -296,7 +296,7 @@ def _check_apart(x: Rows) -> None:
   for _ in range(2):
     apart = np.concatenate([x[:1], x[1:2]])
     looks.append((apart.tobytes(), x[:2].tobytes()))
-  # A source that draws anew at each look has no value of its own.
+  # A source that draws anew at each read has no fixed value to compare, so it passes.
   if looks[0] == looks[1] and looks[0][0] != looks[0][1]:
     raise UserError(
       "source.read(places) must return the row of each place, in their order, whatever else is "
@@ -327,7 +327,7 @@ def from_arrays(
     target: None: classes. `Interval(lower, upper)`: y holds numbers [n] in their own units,
       clipped to these public bounds. `Labels(names)`: y holds 0 and 1, [n, labels].
     vocab_size: for tokens, an upper bound that they are checked against.
-    nominal_size: the public number of examples, declared by whoever holds the data: a constant
+    nominal_size: the public number of examples, declared by the one who holds the data: a constant
       near n, never counted from the rows. Under add-or-remove-one, where n is a secret,
       mechanisms use it in place of n.
 

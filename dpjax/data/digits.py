@@ -13,7 +13,7 @@ TEST_SIZE = 360
 
 
 def split_indices() -> tuple[np.ndarray, np.ndarray]:
-  """(train [1437], test [360]): the head and the last 360 of one fixed permutation.
+  """(train [1437], test [360]): the beginning and the last 360 of one fixed permutation.
 
   The permutation depends on nothing but this file. `RandomState` is used because NumPy
   freezes its stream for ever, which it does not promise for `default_rng`.

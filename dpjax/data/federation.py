@@ -1,4 +1,4 @@
-"""A data set and who holds which of its rows."""
+"""A data set with the clients that hold its rows."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Federation:
   dataset: Dataset
   indices: Sequence[Any]  # [num_clients] arrays of rows
   client_ids: Sequence[str] = ()  # default: "0", "1", ...
-  # How many clients there are said to be: a constant that does not follow from the data, so it
-  # stays what it is when a client comes or goes. None: nobody has declared it.
+  # The declared number of clients: a constant that does not follow from the data, so adding
+  # or removing a client does not change it. None: nothing is declared.
   nominal_users: int | None = None
 
   def __post_init__(self):
@@ -62,7 +62,7 @@ class Federation:
 
   @property
   def num_clients(self) -> int:
-    """How many clients there are, empty ones included."""
+    """Number of clients, empty ones included."""
     return len(self.indices)
 
   @functools.cached_property
@@ -91,15 +91,17 @@ class Federation:
     return int(client)
 
   def client(self, client: int | str) -> Dataset:
-    """The examples of one client, by place or id: a copy of its rows, made now."""
+    """Returns the examples of one client, by place or id: a new copy of its rows."""
     return self.dataset.subset(self.indices[self.position(client)])
 
   def examples(self, client: int | str) -> Example:
-    """The examples of one client as bare arrays [n_i, ...]: cheaper in a training loop."""
+    """Returns the examples of one client as bare arrays [n_i, ...]: cheaper in a training
+    loop."""
     return self.dataset[self.indices[self.position(client)]]
 
   def select(self, clients: Sequence[int | str]) -> Federation:
-    """The federation of these clients only, over the same data set; `nominal_users` stays."""
+    """Returns the federation of these clients only, over the same data set; `nominal_users`
+    stays."""
     places = [self.position(client) for client in clients]
     return Federation(
       self.dataset,

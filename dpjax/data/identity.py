@@ -1,6 +1,6 @@
-"""Which data these are: a digest of everything in them that training sees.
+"""Identity of data: a digest of everything in them that training reads.
 
-The digest is a fixed function of the data, without noise: whoever sees it, or anything else
+The digest is a fixed function of the data, without noise: anyone who sees it, or anything else
 that follows from it without noise, can confirm a guess of the whole data set. So it is as
 secret as the data. `experiments.run.streams` derives keys from it; checkpoints hold it.
 """
@@ -18,12 +18,12 @@ from dpjax.data.federation import Federation
 from dpjax.data.rows import Rows
 from dpjax.types import Labelled
 
-# Digest of the data that `computed` computed these from.
+# Digest of the source from which `computed` made these data.
 _ORIGIN = "_origin"
 
 
 def digest(data: Labelled | Federation) -> bytes:
-  """32 bytes that differ where two training sets differ. SECRET, as the data are.
+  """32 bytes that differ where two training sets differ. As SECRET as the data.
 
   Covered: inputs and labels (dtype, shape, every byte, in order), what one example is
   (classes, vocabulary), and of a `Federation` also which client, by name and place, holds
@@ -40,10 +40,11 @@ def digest(data: Labelled | Federation) -> bytes:
   >>> digest(one) == digest(same), digest(one) == digest(other), len(digest(one))
   (True, False, 32)
   """
-  if hasattr(data, "indices"):
-    # Who holds which rows belongs to the identity: names and rows in the clients' order.
-    hashed = hashlib.sha256(b"dpjax federation " + digest(data.dataset))
-    for name, rows in zip(data.client_ids, data.indices, strict=True):
+  held: Any = data
+  if hasattr(held, "indices"):
+    # The owners of rows belong to the identity: names and rows in the clients' order.
+    hashed = hashlib.sha256(b"dpjax federation " + digest(held.dataset))
+    for name, rows in zip(held.client_ids, held.indices, strict=True):
       hashed.update(f"{name!r} ".encode())
       _add(hashed, np.asarray(rows, np.int64))
     return hashed.digest()
@@ -52,10 +53,10 @@ def digest(data: Labelled | Federation) -> bytes:
     return origin
   kind = [getattr(data, name, None) for name in ("num_classes", "vocab_size")]
   target = getattr(data, "target", None)
-  # Data of classes keep the digest that they had before there were other targets.
+  # Data of classes keep the digest from before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (data.x, data.y):
+  for array in (held.x, held.y):
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
   return hashed.digest()
 
@@ -69,10 +70,10 @@ def _add(found: Any, array: np.ndarray | Rows) -> None:
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
-  """`source` with other inputs, which a public rule computed from its own.
+  """Returns `source` with other inputs, computed from its own by a public rule.
 
   The digest stays that of `source`, so that it is equal where features differ in their last
-  bits: on another device, or with another number of threads. Whoever uses this binds the rule
+  bits: on another device, or with another number of threads. Anyone who uses this binds the rule
   too (a run's streams depend on its whole config).
 
   >>> from dpjax.data.dataset import from_arrays
@@ -82,6 +83,6 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   (True, False)
   """
   result = dataclasses.replace(source, x=x)
-  # No field, so that `replace`, which makes other data, drops it.
+  # Not a field: `replace` makes other data, and must drop it.
   object.__setattr__(result, _ORIGIN, digest(source))
   return result

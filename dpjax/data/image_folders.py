@@ -31,9 +31,10 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 _KEYS = (
   "classes", "height", "width", "channels", "resize", "split", "num_examples",
 )  # fmt: skip
-# Of one image before it is brought to its size: more is a file that means harm.
+# Most pixels of an image before it is resized: more would be a malicious file.
 _MOST_PIXELS = 2**27
-# Modes of Pillow that become grey or colours without a change of range. 16 bits are cut off.
+# Modes of Pillow that become grey or colours without a change of range. 16-bit images are
+# refused.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 
@@ -51,7 +52,7 @@ class Images(NamedTuple):
 
 
 def parse(source: Any) -> Images:
-  """The declaration in a dict; UserError that names the key.
+  """Parses the declaration from a dict. Raises UserError that names the key.
 
   >>> parse({"classes": ["cat", "dog"], "height": 8, "width": 8, "channels": 1,
   ...        "split": "folders"}).resize
@@ -82,7 +83,7 @@ def parse(source: Any) -> Images:
 
 
 def is_image_folder(path: pathlib.Path, declaration: Any = None) -> bool:
-  """Returns whether a folder is one of images: it has a declaration, or one is given."""
+  """Returns whether a folder contains images: it has a declaration, or one is given."""
   return declaration is not None or (path / DECLARATION).is_file()
 
 
@@ -95,7 +96,7 @@ def image_folder(
   """(train, test) of a folder of class folders: x float32 [n, height, width, channels] in [0, 1].
 
   Args:
-    path: of the folder. Its files are taken in the order of their names; hidden ones are left
+    path: path of the folder. Its files are taken in the order of their names; hidden ones are left
       out.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       declaration.toml in the folder.
@@ -125,7 +126,7 @@ def image_folder(
 
 
 def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, int]]]:
-  """Files of each split, relative to the folder, with the place of their class."""
+  """Returns files of each split, relative to the folder, with the number of their class."""
   found: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
   if declared.test_share is None:
     _only(path, (*found, DECLARATION))
@@ -135,14 +136,15 @@ def _files(path: pathlib.Path, declared: Images) -> dict[str, list[tuple[str, in
   _only(path, (*declared.classes, DECLARATION))
   for name, label in _of_classes(path, "", declared):
     text = f"{declared.salt} {name}".encode(errors="surrogateescape")
-    # 53 bits of a hash of its own name: no other file moves it between train and test.
+    # 53 bits of a hash of its own name, so that no other file moves it between train and
+    # test.
     share = (int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 11) / 2**53
     found["test" if share < declared.test_share else "train"].append((name, label))
   return found
 
 
 def _only(path: pathlib.Path, known: tuple[str, ...]) -> None:
-  """Raises UserError for what should not stand in a folder, and for what is not there."""
+  """Raises UserError for unexpected or missing entries of a folder."""
   try:
     there = {each.name for each in os.scandir(path) if not each.name.startswith(".")}
   except OSError as error:
@@ -214,7 +216,7 @@ def _part(
 
 
 def _decoded(path: pathlib.Path, name: str, declared: Images) -> np.ndarray:
-  """The pixels of one file, uint8 [height, width, channels]."""
+  """Decodes one file to uint8 pixels [height, width, channels]."""
   # Imported here: it is slow.
   from PIL import Image
 

@@ -32,7 +32,7 @@ _BYTES = 256
 
 
 class _Part(NamedTuple):
-  """A user's examples in one file."""
+  """The examples of a user in one file."""
 
   user: str
   x: np.ndarray  # [n, *features]
@@ -60,9 +60,9 @@ def leaf_federation(
   Args:
     data_dir: where a relative `name` begins; else the current folder.
     num_classes: public, never counted; 62 of FEMNIST, 2 of Sent140.
-    max_length: of text, the number of bytes kept.
-    shape: of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
-    max_examples: as of `data.by_client`.
+    max_length: largest length of text, the number of bytes kept.
+    shape: shape of one example, where the files hold it as a row: (28, 28, 1) of FEMNIST.
+    max_examples: as in `data.by_client`.
 
   Raises:
     UserError: one line that names the file: no such folder (with the command that makes it),
@@ -90,7 +90,7 @@ def _split(
   if not files:
     raise UserError(f"no *.json in {root / split}; {PREPARE}")
   parts = [part for path in files for part in _parts(path, max_length)]
-  # Users without examples stay clients, and have no kind.
+  # Users without examples remain clients, and have no kind.
   full = [part for part in parts if len(part.y)]
   kinds = {(part.x.shape[1:], part.is_text, part.next_character) for part in full}
   if len(kinds) != 1:
@@ -131,7 +131,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
   no_pipe(path, str(path))
   try:
     with path.open(encoding="utf-8") as stream:
-      # JSON may name a user twice, of whom Python would keep the last.
+      # JSON may name a user twice. Python would keep only the last one.
       held = json.load(stream, object_pairs_hook=_unique)
     users = held["users"]
     data = held["user_data"]
@@ -151,7 +151,7 @@ def _parts(path: pathlib.Path, max_length: int) -> Iterator[_Part]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  """JSON keeps the last of equal names: a user's first records would be gone."""
+  """Refuses duplicate names: JSON would keep the last, and lose a user's first records."""
   found = dict(pairs)
   if len(found) != len(pairs):
     seen: set[str] = set()
@@ -175,9 +175,9 @@ def _part(user: str, data: dict[str, list], max_length: int) -> _Part:
     x = text.encode_text(rows, max_length=max_length)
   else:
     x = np.asarray(rows)
-    # What float32 cannot hold becomes infinite, which Dataset refuses by name.
+    # Values beyond float32 become infinite, which Dataset refuses by name.
     with np.errstate(over="ignore"):
-      # An image of nothing but 0 and 1 is written without a point.
+      # An image of only 0 and 1 is written without decimal points.
       x = x.astype(np.float32) if x.dtype.kind in "iuf" else x
   character = any(isinstance(y, str) for y in ys)
   if not character:

@@ -1,4 +1,4 @@
-"""Natural federations: whose each record is, the data say themselves.
+"""Natural federations: a field of the data names the owner of each record.
 
 A client is an id. Everything under one id is one client, wherever it lies in the files and
 whether it is written as text, bytes or a number; so user-level privacy counts people, as far
@@ -35,7 +35,7 @@ def by_client(
   sizes: Sequence[int] | np.ndarray | None = None,
   max_examples: int | None = None,
 ) -> Federation:
-  """Groups rows into one client for each id, ordered by id; rows keep the order of the data.
+  """Groups rows into one client for each id, ordered by id. Rows keep their order.
 
   Args:
     client_ids: [n] text, UTF-8 bytes or integers: whose each example is. b"7", "7" and 7
@@ -71,7 +71,7 @@ def by_client(
   owners = np.repeat(stretches, counts)  # [n]
   if max_examples is not None:
     by_owner, first = _sorted(owners, 0)
-    # How many of the same owner come before each row.
+    # Number of earlier rows of the same owner.
     before = np.arange(len(by_owner)) - first[owners[by_owner]]
     kept = np.sort(by_owner[before < max_examples])
     dataset = dataset.subset(kept)
@@ -81,13 +81,14 @@ def by_client(
 
 
 def _sorted(owners: np.ndarray, num_clients: int) -> tuple[np.ndarray, np.ndarray]:
-  """(rows by owner [n], where each owner's begin [num_clients]); rows of one keep order."""
+  """Returns (rows by owner [n], start of each owner's rows [num_clients]); rows of one
+  owner keep their order."""
   ends = np.cumsum(np.bincount(owners, minlength=num_clients))
   return np.argsort(owners, kind="stable"), np.concatenate([[0], ends[:-1]])
 
 
 def texts(client_ids: Iterable[Any]) -> list[str]:
-  """Ids as text, by which two spellings of one are told to be one.
+  """Ids as text, in one normal form: two spellings of one id become equal.
 
   >>> texts([b"ann", "ann", 7, np.int64(7)])
   ['ann', 'ann', '7', '7']
@@ -102,7 +103,7 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
     raise UserError(f"must be text or integers, got {wrong!r:.60}", field="client_ids")
   try:
     ids = list(map(_text, found))
-    # A lone surrogate is text that UTF-8 cannot write.
+    # Fails for a lone surrogate, which UTF-8 cannot encode.
     "".join(ids).encode()
   except UnicodeError as error:
     raise UserError(
@@ -120,12 +121,12 @@ def texts(client_ids: Iterable[Any]) -> list[str]:
 
 def _text(client_id: str | bytes | int) -> str:
   text = client_id.decode() if isinstance(client_id, bytes) else str(client_id)
-  # One name in two spellings is one person.
+  # One name in two spellings is one client.
   return unicodedata.normalize("NFC", text)
 
 
 def paired(train: Federation, test: Federation, name: str) -> Pair:
-  """Both, if what one example is agrees."""
+  """Returns both if their examples have the same type and shape."""
   kinds = [(fed.dataset.x.shape[1:], fed.dataset.x.dtype) for fed in (train, test)]
   if kinds[0] != kinds[1]:
     told = " and ".join(f"{dtype} {shape}" for shape, dtype in kinds)
@@ -157,14 +158,14 @@ def natural_federation(
   Clients of the test need not be among those of the training.
 
   Args:
-    name, data_dir, max_length, num_classes: as of `data.load`. `name` is that of data that
+    name, data_dir, max_length, num_classes: as in `data.load`. `name` is that of data that
       tensorflow-datasets has prepared (sentiment140, by "user"), or the path of an `.npz`,
       whose "NAME_train" and "NAME_test" for client_id="NAME" hold the ids; or that of a
       table, .csv, .tsv or .parquet, which has a column NAME; or `package.module:name`, a
       function of no arguments that returns two `Federation`.
     client_id: the field; of a function of one's own "".
-    declaration: of a table, as of `data.load`.
-    max_examples: as of `by_client`, of each client in train and in test.
+    declaration: declaration of a table, as in `data.load`.
+    max_examples: as in `by_client`, for each client in train and in test.
 
   Raises:
     UserError: one line: as `data.load` and `by_client`, or there is no such field.

@@ -42,22 +42,22 @@ _UNREADABLE = (
 
 
 def arrays_of(path: pathlib.Path, told: str) -> dict[str, np.ndarray]:
-  """The arrays of an archive by name, or UserError: `told`, and what is wrong with it."""
+  """Reads the arrays of an archive by name. Raises UserError with `told` and the reason."""
   no_pipe(path, told)
   try:
-    # Pickles can run code. NumPy leaks the file that it opens where the archive is bad.
+    # Pickles can run code. NumPy does not close the file of a bad archive.
     with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
       arrays = {key: archive[key] for key in archive.files}
   except FileNotFoundError as error:
     raise UserError(f"{told}: there is no such file") from error
-  # A bare .npy array, which has no `with`.
+  # A bare .npy array has no `with`.
   except (AttributeError, TypeError) as error:
     raise UserError(f"{told}: is not an .npz archive") from error
   except _UNREADABLE as error:
-    # What begins as no archive is taken for a pickle, with the advice to load it nevertheless.
+    # NumPy takes a file that is no archive for a pickle, and advises to load it unsafely.
     reason = "no zip file" if "unsafely" in str(error) else first_line(error)
     raise UserError(f"{told}: is not a readable .npz archive ({reason})") from error
-  # NumPy gives the bytes of a member that is no array.
+  # For a member that is no array, NumPy returns bytes.
   odd = [key for key, value in arrays.items() if not isinstance(value, np.ndarray)]
   if odd:
     raise UserError(f"{told}: its member {odd[0]!r:.60} is no .npy array")
@@ -140,7 +140,7 @@ def load_npz(
 def _load(
   path: str | pathlib.Path, num_classes: int | None, *fields: str
 ) -> tuple[tuple[Dataset, Dataset], dict[str, np.ndarray]]:
-  """Both splits, and every array of the file."""
+  """Returns both splits, and every array of the file."""
   path = pathlib.Path(path)
   arrays = arrays_of(path, f"name='{path}'")
   try:
@@ -164,7 +164,8 @@ def load_npz_fields(
 def load_folder(
   path: str | pathlib.Path, *, num_classes: int | None = None, resident: bool | None = True
 ) -> tuple[Dataset, Dataset]:
-  """`load_npz` of an archive that was unpacked: x_train.npy, y_train.npy and so on in a folder.
+  """Loads an unpacked archive like `load_npz`: x_train.npy, y_train.npy and so on in a
+  folder.
 
   Args:
     resident: in memory; False: x_train and x_test stay in their files and are read as they are
@@ -189,7 +190,7 @@ def load_folder(
 
 
 def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
-  """A .npy file, opened, and the shape of its array."""
+  """Returns an opened .npy file, and the shape of its array."""
   no_pipe(path, path.name)
   try:
     with path.open("rb") as stream:
@@ -207,7 +208,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
   if dtype.hasobject or (by_column and len(shape) > 1):
     told = "holds pickled objects" if dtype.hasobject else "is in Fortran order"
     raise UserError(f"{path.name}: {told}, so its rows cannot be read by place")
-  # Before anything is allocated: a header can promise any number of bytes.
+  # Checked before any allocation: a header can claim any number of bytes.
   promised = math.prod(shape) * dtype.itemsize
   if min(shape, default=0) < 0 or promised > size:
     raise UserError(
@@ -217,7 +218,7 @@ def _file(path: pathlib.Path) -> tuple[File, tuple[int, ...]]:
 
 
 def _held(file: File, shape: tuple[int, ...], name: str, resident: bool | None) -> Any:
-  """The array; or the file, for inputs that stay there, which read as float32."""
+  """Returns the array, or the file for inputs that stay on disk. Both read as float32."""
   if name.startswith("x_") and stay_in_files(4 * math.prod(shape), resident):
     return file
   return file.read(np.arange(len(file))).reshape(shape)

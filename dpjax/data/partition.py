@@ -1,4 +1,4 @@
-"""A labelled data set cut over clients: who holds which rows, and how unlike they are.
+"""Partitions of a labelled data set over clients, and how much clients differ.
 
 A partition is a list of index arrays, one for each client, and a pure function of
 (labels, seed): the same call gives the same clients on every machine and NumPy. Every
@@ -36,11 +36,11 @@ Indices = list[np.ndarray]  # one int64 array of rows for each client; views of 
 _MAX_REDRAWS = 1_000
 
 
-# --- how unlike the clients are
+# --- differences between clients
 
 
 def heterogeneity(histograms: np.ndarray) -> float:
-  """Mean total-variation distance of the clients' label shares to the shares of all.
+  """Mean total-variation distance between clients' label shares and the overall shares.
 
   In [0, 1 - smallest share of a class]; 0 for clients that are all alike. The mean is over
   clients that hold something, each counted once whatever its size. Finite clients are never
@@ -144,7 +144,7 @@ def dirichlet_hsu(
   for size in map(len, np.array_split(labels, num_clients)):
     taken = _draw_classes(random, _dirichlet(random, prior), left, size)
     left = left - taken
-    # Taken from the end of each queue: `left` counts what is still in front.
+    # Taken from the end of each queue: `left` counts the rest in front.
     parts = [queue[end : end + count] for queue, end, count in zip(queues, left, taken)]
     clients.append(random.permutation(np.concatenate([_NO_ROWS, *parts])))
   return clients
@@ -253,13 +253,14 @@ def feature_skew(
   return dataclasses.replace(federation, dataset=skewed)
 
 
-# --- pieces
+# --- helpers
 
 _NO_ROWS = np.zeros(0, np.int64)
 
 
 def _random(seed: int) -> np.random.RandomState:
-  """`RandomState`: NumPy freezes its stream for ever, unlike that of `default_rng`."""
+  """Returns a `RandomState`, whose stream NumPy never changes, unlike that of
+  `default_rng`."""
   validate.integer_at_least(0, seed=seed)
   return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(int(seed))))
 
@@ -284,7 +285,7 @@ def _dirichlet(random: np.random.RandomState, alpha: np.ndarray) -> np.ndarray:
   logs = np.log(random.standard_gamma(alpha + 1)) + np.log(
     random.uniform(np.finfo(float).tiny, 1, len(alpha))
   ) / np.maximum(alpha, np.finfo(float).tiny)
-  # Divided by the largest weight, so that none overflows and one is 1.
+  # Divided by the largest weight, so that one is 1 and none overflows.
   weights = np.exp(logs - logs.max())
   return weights / weights.sum()
 
@@ -300,13 +301,13 @@ def _deal_classes(
   num_clients: int,
   alpha: float,
 ) -> np.ndarray:
-  """[n] the owner of each row: one draw of the NIID-Bench partition."""
+  """Draws the NIID-Bench partition once: the owner of each row, [n]."""
   owners = np.zeros(num_examples, np.int64)
   held = np.zeros(num_clients, np.int64)
   for rows in classes:
     room = held < num_examples / num_clients
     shares = _dirichlet(random, np.full(num_clients, float(alpha))) * room
-    # Where all shares of those with room have underflowed, they get alike.
+    # If all shares of unfilled clients underflow, these clients get equal shares.
     shares = shares if shares.sum() > 0 else room.astype(float)
     counts = _counts(len(rows), shares / shares.sum())
     owners[random.permutation(rows)] = np.repeat(np.arange(num_clients), counts)
@@ -317,21 +318,22 @@ def _deal_classes(
 def _draw_classes(
   random: np.random.RandomState, shares: np.ndarray, left: np.ndarray, size: int
 ) -> np.ndarray:
-  """[classes] how many of each: `size` draws by `shares`, none of a class used up."""
+  """Draws how many rows of each class: [classes], `size` draws by `shares`, no class
+  overdrawn."""
   taken = np.zeros_like(left)
   while (missing := size - taken.sum()) > 0:
     room = left - taken
     weights = np.where(room > 0, shares, 0.0)
     weights = weights if weights.sum() > 0 else room.astype(float)
     drawn = random.multinomial(missing, weights / weights.sum())
-    # What a used-up class was asked for is drawn again.
+    # Requests for an exhausted class are drawn again.
     taken += np.minimum(drawn, room)
   return taken
 
 
 def _counts(total: int, shares: np.ndarray) -> np.ndarray:
   """Integers near total * shares that sum to total."""
-  # Sums are rounded, not shares: so the counts add up to the total.
+  # Cumulative sums are rounded, not shares, so the counts add up to the total.
   ends = np.round(np.cumsum(shares) * total).astype(np.int64)
   ends[-1] = total
   return np.diff(np.minimum(ends, total), prepend=0)
@@ -340,7 +342,7 @@ def _counts(total: int, shares: np.ndarray) -> np.ndarray:
 def _cut(
   random: np.random.RandomState, num_examples: int, shares: np.ndarray, min_size: int
 ) -> Indices:
-  """A permutation cut into min_size + a share of the rest for each client."""
+  """Cuts a permutation: each client gets min_size rows and a share of those left over."""
   validate.integer_at_least(0, min_size=min_size)
   rest = num_examples - min_size * len(shares)
   if rest < 0:

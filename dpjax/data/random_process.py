@@ -1,4 +1,4 @@
-"""Images of random processes, to learn from before any private image is seen.
+"""Images of random processes: public data for pre-training before private images.
 
 Tang et al. (2023), "Differentially private image classification by learning priors from random
 processes" (arXiv 2306.06076), pre-train on images that no camera took; Baradad et al. (2021)
@@ -26,7 +26,7 @@ _SEED = 0
 
 
 class Process(NamedTuple):
-  """A class: what its images share. Each image draws the rest."""
+  """A class: the parameters that its images share. Each image draws the others."""
 
   leaves: int  # that fall on an image
   size: tuple[float, float]  # least and largest half width of a leaf, as a part of the side
@@ -39,7 +39,7 @@ class Process(NamedTuple):
 
 
 def drawn_process(random: np.random.Generator, channels: int) -> Process:
-  """A class, whose every number is uniform in a fixed range.
+  """Draws a class. Each of its parameters is uniform in a fixed range.
 
   >>> drawn_process(np.random.default_rng(0), 3).palette.shape
   (3, 3)
@@ -79,7 +79,7 @@ def images_of(
 
 
 def _falling(process: Process, height: int, width: int) -> np.ndarray:
-  """[H, W]: frequencies to the slope, stretched along the direction."""
+  """Amplitudes [H, W] that fall with frequency by the slope, stretched along the direction."""
   down = np.fft.fftfreq(height)[:, None]
   right = np.fft.fftfreq(width)
   cos = np.cos(process.angle)
@@ -87,13 +87,13 @@ def _falling(process: Process, height: int, width: int) -> np.ndarray:
   along = cos * right + sin * down
   across = cos * down - sin * right
   frequency = np.hypot(process.aspect * along, across)
-  # The constant part gets amplitude 0: a texture has no colour of its own.
+  # The constant part gets amplitude 0: a texture has no mean colour of its own.
   frequency[0, 0] = np.inf
   return frequency**process.slope
 
 
 def _colours(process: Process, random: np.random.Generator, count: int) -> np.ndarray:
-  """Draws a colour of the palette for each image, a little changed: [count, 1, 1, C]."""
+  """Draws a slightly varied colour of the palette for each image: [count, 1, 1, C]."""
   chosen = process.palette[random.integers(len(process.palette), size=count)]
   changed = chosen + 0.2 * (random.random(chosen.shape) - 0.5)
   return changed[:, None, None].astype(np.float32)
@@ -102,7 +102,8 @@ def _colours(process: Process, random: np.random.Generator, count: int) -> np.nd
 def _leaf(
   process: Process, random: np.random.Generator, count: int, height: int, width: int
 ) -> np.ndarray:
-  """Which pixels a leaf covers, at a place and an angle of its own: bool [count, H, W]."""
+  """Draws the pixels that one leaf covers, at random position and angle: bool [count, H,
+  W]."""
   centre = random.random((2, count, 1, 1))
   angle = 2 * np.pi * random.random((count, 1, 1))
   low, high = process.size
@@ -122,7 +123,7 @@ def load_random_process(
   per_class: int = PER_CLASS,
   test_per_class: int = TEST_PER_CLASS,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of random processes: the same at every call, and no data of anybody's.
+  """(train, test) of random processes: the same at every call, from nobody's data.
 
   Args:
     shape: (H, W, C) of an image. "random_process" is [32, 32, 3], 64 classes of 500 images
@@ -134,7 +135,7 @@ def load_random_process(
   """
   sizes = dict(num_classes=num_classes, per_class=per_class, test_per_class=test_per_class)
   validate.integer_at_least(1, **sizes)
-  # A generator by name, for NumPy may choose another default one day.
+  # PCG64 by name, since NumPy may change its default generator.
   random, (height, width, channels) = np.random.Generator(np.random.PCG64(_SEED)), shape
   each = per_class + test_per_class
   made = []

@@ -1,4 +1,4 @@
-"""`load`: from the name of a data set to its two splits."""
+"""Loading of a data set by its name: two splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.data.dataset import Dataset
 from dpjax.data.published import PUBLISHED, is_embedded, nominal_size
 from dpjax.validate import UserError
 
-# Name -> (train, test): nothing has to lie in a folder.
+# Name -> (train, test), for data that need no folder.
 EMBEDDED: dict[str, Callable[[], tuple[Dataset, Dataset]]] = {
   name: row.load() for name, row in PUBLISHED.items() if is_embedded(name)
 }
@@ -50,8 +50,8 @@ def load(
     num_examples: how many training examples there are said to be (`nominal_size`), for data
       that do not declare it; published data do, and must be given the same. Public: it is
       never counted from the rows.
-    declaration: of a table, a text or a folder of images: what is public about it, as a dict or
-      the path of a file; None: the file beside it.
+    declaration: what is public about a table, a text or a folder of images, as a dict or the
+      path of a file; None: the file beside it.
     resident: in memory. False: prepared data and folders are read as they are asked for
       (`Rows`), but for their labels; None: those larger than a quarter of the memory are.
 
@@ -86,7 +86,7 @@ def load(
       f"{name!r} declares {train.num_classes}", field="num_classes", value=num_classes
     )
   known = train.nominal_size
-  # A folder of the user's may hold other texts, whose number nobody has published.
+  # A user's folder may hold other texts, whose number is not published.
   own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )
@@ -142,13 +142,13 @@ def _load(
 
 
 def own_path(name: str | os.PathLike[str], data_dir: Any = None) -> pathlib.Path:
-  """A file or folder of one's own: a relative one lies in `data_dir`, else in the current
-  folder."""
+  """A user's file or folder: a relative path is looked up in `data_dir`, else in the
+  current folder."""
   return pathlib.Path(data_dir or ".") / pathlib.Path(os.path.expanduser(name))
 
 
 def takes_declaration(name: str) -> bool:
-  """Returns whether a name is that of data whose holder declares what is public about them.
+  """Returns whether data of this name need a declaration of their public facts.
 
   A folder may hold the arrays of an .npz, which need none.
 
@@ -159,14 +159,15 @@ def takes_declaration(name: str) -> bool:
 
 
 def declared_at(declaration: tables.Declared, data_dir: Any = None) -> tables.Declared:
-  """A declaration, or the path of one's own file of it."""
+  """Returns a declaration, or reads the user's file of one."""
   if isinstance(declaration, str | os.PathLike):
     return own_path(declaration, data_dir)
   return declaration
 
 
 def prepared_root(name: str, data_dir: Any = None) -> pathlib.Path:
-  """Where a data set lies prepared; UserError with the command where it does not."""
+  """Returns the folder of a prepared data set. Raises UserError with the command if there
+  is none."""
   root = data.prepared.data_root(data_dir)
   if data.prepared.is_prepared(name, root):
     return root

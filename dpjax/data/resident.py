@@ -1,4 +1,4 @@
-"""A data set that lives on the accelerator, so that a batch is gathered there."""
+"""A data set on the accelerator, where batches are gathered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpjax import parallel as processes
 from dpjax.data.rows import Rows
 from dpjax.types import Example, Labelled
 
-# Beyond this the data stay in host memory.
+# Larger data stay in host memory.
 LIMIT_BYTES = 8 * 2**30
 
 
@@ -25,13 +25,13 @@ def _take(arrays: Any, indices: jax.Array) -> Any:
 
 
 class Resident:
-  """`x` and `y` of a data set as device arrays; `d[indices]` gathers on the device.
+  """`x` and `y` of a data set as device arrays. `d[indices]` gathers on the device.
 
   Same values as indexing the data set itself; only where the gather happens differs.
 
   Args:
-    everywhere: of several devices, which all get the data set, once.
-    split: of rows that are being gathered, over those devices: each gathers its own.
+    everywhere: sharding over several devices, each of which gets the whole data set.
+    split: shards gathered rows over those devices, each of which gathers its own.
 
   >>> from dpjax.data.dataset import from_arrays
   >>> d = Resident(from_arrays(np.arange(6.0).reshape(3, 2), [0, 1, 1], num_classes=2))
@@ -52,11 +52,11 @@ class Resident:
     self._arrays = jax.tree.map(put, arrays)
     shared = lambda arrays, indices: split(_take(arrays, indices))  # type: ignore[misc]
     self._take = _take if split is None else jax.jit(shared)
-    # Read where batches are masked.
+    # Read by the masking of batches.
     self.present = getattr(dataset, "present", None)
-    # Read where capacities are checked.
+    # Read by the check of capacities.
     self.nominal_size = getattr(dataset, "nominal_size", None)
-    # Several devices get as many rows each, so there may be more than were asked for.
+    # With several devices each gets equally many rows, so there may be more than requested.
     self.adds_rows = split is not None
 
   def __len__(self) -> int:
@@ -67,7 +67,7 @@ class Resident:
 
 
 def resident(dataset: Labelled, limit_bytes: int = LIMIT_BYTES, **placed: Any) -> Any:
-  """The data set on the device where it fits into `limit_bytes`, else as it is, as are data
-  that lie in files; `placed` as of `Resident`, for several devices."""
+  """Moves the data set to the device if it fits into `limit_bytes`. Larger data, and data
+  in files, are returned as they are. `placed` as in `Resident`, for several devices."""
   fits = dataset.x.nbytes <= limit_bytes and not isinstance(dataset.x, Rows)
   return Resident(dataset, **placed) if fits else dataset

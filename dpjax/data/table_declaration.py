@@ -1,4 +1,4 @@
-"""What is public about a table: written down by whoever holds it, before a row is read.
+"""Declaration of a table: its public facts, written by the owner before any row is read.
 
 A declaration is a dict, or a TOML or JSON file of one. Its keys:
 
@@ -42,7 +42,7 @@ _MOST_BYTES = 2**24
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-  """A column of numbers, scaled from [lower, upper] to [0, 1]; those beyond are clipped.
+  """A column of numbers, scaled from [lower, upper] to [0, 1]; numbers beyond are clipped.
 
   Args:
     missing: what stands for no value, in the units of the column; None: it is refused.
@@ -54,7 +54,7 @@ class Number:
 
 @dataclasses.dataclass(frozen=True)
 class Category:
-  """A column of texts, one input for each of its values: 1 where it is this one, else 0.
+  """A column of texts, with one input for each of its values: 1 where it matches, else 0.
 
   Args:
     values: all that may stand there.
@@ -69,7 +69,7 @@ class Category:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Which rows are for the test: by one of a column, a second file and a hash."""
+  """Rule for the test rows: one of a column, a second file, or a hash."""
 
   column: str | None = None
   train: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Declaration:
   """Everything that is public about a table; see the module for the keys of its file."""
 
   columns: Mapping[str, Number | Category]
-  # Of the target: the columns that hold it, and how each is read.
+  # The columns that hold the target, and how each is read.
   target_columns: tuple[str, ...]
   target_kind: Number | Category
   split: Split
@@ -117,7 +117,7 @@ class Declaration:
 
 
 def parse(source: Any) -> Declaration:
-  """A declaration from a dict.
+  """Parses a declaration from a dict.
 
   Raises:
     UserError: one line that names the key.
@@ -159,7 +159,7 @@ def parse(source: Any) -> Declaration:
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-  """The dict in a TOML or JSON file.
+  """Reads the dict of a TOML or JSON file.
 
   Raises:
     UserError: one line that names the file.
@@ -177,7 +177,8 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
       f"{at}: there is no such file; it says what is public about the data: bounds of "
       "numbers, values of categories, the target and the split (docs/your_data.md)"
     ) from error
-  # The parsers' errors are ValueErrors, as bad UTF-8 is; deep nesting is the last.
+  # The parsers' errors are ValueErrors, as for bad UTF-8; deep nesting gives a
+  # RecursionError.
   except (OSError, ValueError, RecursionError) as error:
     if isinstance(error, UserError):
       raise
@@ -187,7 +188,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
-  """Returns a dict with text for keys, all of them known where `known` lists any."""
+  """Returns a dict with text keys. Where `known` lists any, all keys must be in it."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
     got = Verbatim("nothing" if value is None else type(value).__name__)
     raise UserError(f"must be a table of keys and values, not {got}", field=field)
@@ -201,7 +202,8 @@ def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, An
 
 
 def text_of(value: Any, field: str) -> str:
-  """Returns a value of a column, as the file has it: text, or an integer or boolean in words."""
+  """Returns a column's value as text, as the file has it; integers and booleans become
+  words."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, int):
@@ -214,7 +216,7 @@ def text_of(value: Any, field: str) -> str:
 
 
 def texts(value: Any, field: str, least: int = 1) -> tuple[str, ...]:
-  """Returns distinct texts, at least so many, from a list of them."""
+  """Returns distinct texts from a list, at least the required number."""
   if not isinstance(value, (list, tuple)) or len(value) < least:
     raise UserError(f"must be a list of at least {least}", field=field, value=value)
   seen: dict[str, None] = {}
@@ -328,11 +330,11 @@ def _delimiter(value: Any) -> str | None:
 
 def _encoding(value: Any) -> str:
   if value is None:
-    # Also without the byte order mark, which spreadsheet programs write.
+    # Also accepts the byte order mark that spreadsheet programs write.
     return "utf-8-sig"
   try:
     name = codecs.lookup(value).name
-    # Codecs from bytes to bytes (zip, base64) are no encodings of text.
+    # Codecs from bytes to bytes (zip, base64) are not text encodings.
     "".encode(name)
   except (LookupError, TypeError, ValueError) as error:
     raise UserError(

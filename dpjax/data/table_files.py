@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, a few thousand at a time, as they stand there.
+"""Rows of CSV and Parquet files, several thousand at a time, unconverted.
 
 No message shows a cell of a row: it names the line and the column, for whoever may open the file.
 """
@@ -19,20 +19,20 @@ from dpjax.validate import UserError
 CSV_SUFFIXES = (".csv", ".tsv")
 PARQUET_SUFFIX = ".parquet"
 SUFFIXES = (*CSV_SUFFIXES, PARQUET_SUFFIX)
-# Characters of one row. A file without line ends would come whole into memory.
+# Most characters of one row. A file without line ends would be read whole into memory.
 _MOST_OF_ROW = 2**24
 _ROWS = 2**14
 
 
 class Block(NamedTuple):
-  """Some rows, by column."""
+  """Several rows, by column."""
 
-  # [k] of each column that was asked for: text, or what Parquet holds; None: null
+  # [k] of each requested column: text, or Parquet's own type; None: null
   cells: Mapping[str, Sequence[Any]]
   places: Sequence[int]  # [k] the line of each row, or its number from 1 in Parquet
 
   def told(self, index: int, word: str) -> str:
-    """Where a row stands, for a message."""
+    """Returns the place of a row, for a message."""
     return f"{word} {self.places[index]}"
 
 
@@ -43,8 +43,8 @@ def blocks(
 
   Args:
     wanted: (names of all columns) -> names of those to read; it may raise UserError.
-    delimiter: of a CSV file; None: a comma, and in .tsv a tab.
-    encoding: of a CSV file.
+    delimiter: delimiter of a CSV file; None: a comma, and in .tsv a tab.
+    encoding: encoding of a CSV file.
 
   Raises:
     UserError: a file that cannot be read to its end as what it says it is.
@@ -70,7 +70,7 @@ def blocks(
 
 
 def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
-  """Yields the rows of columns by name, in one block; `wanted` as of `blocks`.
+  """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
 
   Raises:
     UserError: a column that is no list of plain cells, or columns of several lengths.
@@ -85,7 +85,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
         f"column {name!r:.60}: must be a list of text, numbers or booleans, got {array.dtype} "
         f"of shape {array.shape}"
       )
-    # NaN is how pandas and NumPy say that there is no value; NaN is not equal to itself.
+    # pandas and NumPy mark a missing value by NaN, which is not equal to itself.
     cells[name] = [None if cell != cell else cell for cell in array.tolist()]
   sizes = {len(column) for column in cells.values()}
   if len(sizes) != 1:
@@ -96,7 +96,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
 
 
 def word(path: pathlib.Path) -> str:
-  """What a row of the file is called: a line of a CSV file, a row of a Parquet file.
+  """Returns the word for a row of the file: a line of a CSV file, a row of a Parquet file.
 
   >>> word(pathlib.Path("a.csv")), word(pathlib.Path("a.parquet"))
   ('line', 'row')
@@ -105,7 +105,7 @@ def word(path: pathlib.Path) -> str:
 
 
 def _check_mark(path: pathlib.Path, encoding: str) -> None:
-  """Raises for UTF-16 that is declared as something else: latin-1 would read it as garbage."""
+  """Raises for UTF-16 declared as another encoding: latin-1 would read it as garbage."""
   with path.open("rb") as stream:
     mark = stream.read(4)
   if (
@@ -122,7 +122,7 @@ class _Lines:
   def __init__(self, stream: TextIO):
     self._stream = stream
     self.number = 0  # of lines that were read
-    # Of the row that is being read; a quoted cell may go on over many lines.
+    # Length of the row that is being read; a quoted cell may span many lines.
     self.taken = 0
 
   def __iter__(self) -> _Lines:
@@ -143,7 +143,7 @@ class _Lines:
 
 
 def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-  """Yields (its first line, its cells) of each row, blank lines at the end left out."""
+  """Yields (first line, cells) of each row, without blank lines at the end."""
   lines = _Lines(stream)
   reader = csv.reader(lines, delimiter=delimiter, strict=True)
   blank = 0
@@ -194,7 +194,8 @@ def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> 
 
 
 def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
-  """The places of the columns to read; UserError for two columns of one name."""
+  """Returns the places of the columns to read. Raises UserError for two columns of one
+  name."""
   twice = [name for name, count in _counts(names).items() if count > 1]
   if twice:
     raise UserError(f"has two columns named {twice[0]!r:.60}")
@@ -234,7 +235,7 @@ def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[Block]:
 
 
 def _plain(arrow: Any, column: Any, name: str) -> list[Any]:
-  """Cells of a column of text, numbers or booleans, as Python has them."""
+  """Returns a column's text, numbers or booleans as Python objects."""
   kind = column.type
   if arrow.types.is_dictionary(kind):
     column = column.dictionary_decode()

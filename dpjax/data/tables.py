@@ -1,4 +1,4 @@
-"""Tables: CSV and Parquet files whose columns somebody declared, as two `Dataset`s.
+"""Tables: CSV and Parquet files with declared columns, as two `Dataset`s.
 
 Inputs are float32 [n, width]: numbers scaled from their public bounds to [0, 1], a category as
 one input for each of its public values. `table_declaration` says what is declared. Each row
@@ -24,13 +24,13 @@ from dpjax.validate import UserError, Verbatim
 # A file, or columns by name, such as a frame.
 Source = Any
 _Held = pathlib.Path | Mapping[str, Any]
-# The file of a declaration, or what stands in it; None: the file beside the table.
+# The file of a declaration, or its content; None: the file beside the table.
 Declared = str | os.PathLike[str] | Mapping[str, Any] | None
 Pair = tuple[Dataset, Dataset]
 
 
 class _Part(NamedTuple):
-  """What was read of one file; its arrays are as private as the file."""
+  """The content read from one file; its arrays are as private as the file."""
 
   x: np.ndarray  # [n, width] float32
   y: np.ndarray  # [n], or [n, labels]
@@ -40,7 +40,7 @@ class _Part(NamedTuple):
 
 
 def is_table(name: str) -> bool:
-  """Returns whether a name of data is the path of a table.
+  """Returns whether a data name is the path of a table.
 
   >>> is_table("people.csv"), is_table("people.npz")
   (True, False)
@@ -59,7 +59,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
     declaration: what is public about it (`table_declaration`): a dict, or the path of a TOML
       or JSON file of one. None: the file beside it of the same name, people.toml or
       people.json for people.csv.
-    name: of the data set; None: that of the file.
+    name: name of the data set; None: that of the file.
 
   Numbers beyond their bounds are clipped. How many were is private, and nobody is told:
   `clipped_cells` counts them for a release under noise.
@@ -89,7 +89,8 @@ def table_fields(
   *,
   name: str | None = None,
 ) -> tuple[Pair, tuple[list[str], list[str]]]:
-  """((train, test), the texts of the column `field` of each): `table` with one more column."""
+  """Returns ((train, test), the texts of the column `field` of each): `table` with one more
+  column."""
   held = _held(source)
   declared = _declaration(held, declaration)
   parts = _parts(held, declared, field)
@@ -116,13 +117,13 @@ def table_fields(
 
 
 def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int]:
-  """NOT private: how many numbers of each column lie beyond its bounds, over all rows.
+  """NOT private: how many numbers of each column are beyond its bounds, over all rows.
 
   One record moves each count by one at most. So release it through a mechanism of
   `dpjax.mechanisms` with sensitivity 1 for each column, or look at it and tell nobody.
 
   Args:
-    source, declaration: as of `table`.
+    source, declaration: as in `table`.
 
   >>> clipped_cells({"age": [30, 130], "fold": ["a", "b"], "ill": ["no", "yes"]}, {
   ...   "columns": {"age": {"lower": 0, "upper": 120}},
@@ -136,13 +137,13 @@ def clipped_cells(source: Source, declaration: Declared = None) -> dict[str, int
 
 
 def _held(source: Source) -> _Held:
-  """A path, or columns by name, of whatever holds a table."""
+  """Returns a path, or columns by name, from any object that holds a table."""
   if isinstance(source, str | os.PathLike):
     return pathlib.Path(source)
   if isinstance(source, Mapping):
     return source
-  # Lists of names stand in `columns` (pandas, polars) or `column_names` (Arrow, Hugging Face),
-  # and Arrow's `columns` are arrays.
+  # `columns` (pandas, polars) or `column_names` (Arrow, Hugging Face) hold names. Arrow's
+  # `columns` are arrays.
   names = getattr(source, "column_names", None)
   names = getattr(source, "columns", None) if names is None else names
   if names is None:
@@ -162,7 +163,7 @@ def _about(source: _Held, must: str) -> UserError:
 
 
 def _declaration(source: _Held, declaration: Declared) -> Declaration:
-  """The declaration of a table; its errors name the file that holds it, or the argument."""
+  """Returns the declaration of a table; errors name its file, or the argument."""
   at = "declaration"
   if declaration is None:
     if isinstance(source, Mapping):
@@ -179,7 +180,7 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
 
 
 def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
-  """The rows of the table, and of the second file where the declaration names it."""
+  """Returns the rows of the table, and of a second file if the declaration names one."""
   part = _read(source, declared, field)
   second = declared.split.test_file
   if second is None:
@@ -198,7 +199,7 @@ def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:
 
 
 def _needed(names: Sequence[str], declared: Declaration, field: str | None) -> list[str]:
-  """The columns to read, of all that there are; UserError for one too few or too many."""
+  """Returns the columns to read, out of all. Raises UserError for missing or surplus ones."""
   marked = () if declared.split.column is None else (declared.split.column,)
   beside = () if field is None else (field,)
   needed = dict.fromkeys((*declared.columns, *declared.target_columns, *marked, *beside))
@@ -250,7 +251,7 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
 
 
 class _Cells:
-  """The cells of a block, read as a declaration says."""
+  """The cells of a block, converted as the declaration says."""
 
   def __init__(self, block: table_files.Block, declared: Declaration, word: str):
     self._block = block
@@ -265,7 +266,7 @@ class _Cells:
     )
 
   def texts(self, column: str) -> list[str]:
-    """The cells of a column as text; a missing one is the empty text."""
+    """Returns the cells of a column as text; a missing one is the empty text."""
     found = []
     for cell in self._block.cells[column]:
       text = str(cell).lower() if isinstance(cell, bool) else str(cell)
@@ -273,7 +274,7 @@ class _Cells:
     return found
 
   def numbers(self, column: str, kind: Number) -> np.ndarray:
-    """[k] float64, finite, in the units of the column."""
+    """Returns [k] float64, finite, in the units of the column."""
     out = np.empty(len(self._block.places), np.float64)
     for index, cell in enumerate(self._block.cells[column]):
       if cell is None or cell in self._none:
@@ -284,9 +285,9 @@ class _Cells:
         out[index] = kind.missing
         continue
       try:
-        # Python reads 1_000 as a number, and no table means it.
+        # Python parses 1_000 as a number, but no table means it so.
         number = float(cell) if not isinstance(cell, str) or "_" not in cell else np.nan
-      # OverflowError: an integer of Parquet is never that large, one of JSON might be.
+      # OverflowError: Parquet's integers are never that large, but JSON's may be.
       except (ValueError, OverflowError):
         number = np.nan
       if not np.isfinite(number):
@@ -297,13 +298,13 @@ class _Cells:
     return out
 
   def places(self, column: str, kind: Category) -> np.ndarray:
-    """[k] the place of each cell among the values of a category."""
+    """Returns [k]: the number of each cell's value in its category."""
     place = {value: index for index, value in enumerate(kind.values)}
     other = None if kind.other is None else place[kind.other]
     out = np.empty(len(self._block.places), np.int32)
     for index, text in enumerate(self.texts(column)):
       known = place.get(text)
-      # A value may be declared that is spelled as a missing one, such as the empty text.
+      # A declared value may be spelled like a missing one, such as the empty text.
       if known is None and text in self._none:
         if kind.missing is None:
           raise self._wrong(
@@ -319,7 +320,7 @@ class _Cells:
     return out
 
   def inputs(self, clipped: dict[str, int]) -> np.ndarray:
-    """[k, width] float32; counts in `clipped` what lay beyond its bounds."""
+    """Returns [k, width] float32; counts numbers beyond their bounds in `clipped`."""
     columns = []
     for name, kind in self._declared.columns.items():
       if isinstance(kind, Category):
@@ -329,12 +330,13 @@ class _Cells:
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))
-      # From [-1, 1], in which a difference of two large bounds does not overflow.
+      # From [-1, 1], where the difference of two large bounds does not overflow.
       columns.append((bounds.scaled(numbers)[:, None] + 1) / 2)
     return np.concatenate(columns, axis=1, dtype=np.float32)
 
   def targets(self) -> np.ndarray:
-    """[k] int32 classes, float32 numbers scaled to [-1, 1], or int32 labels [k, labels]."""
+    """Returns [k] int32 classes, float32 numbers scaled to [-1, 1], or int32 labels [k,
+    labels]."""
     columns = self._declared.target_columns
     kind = self._declared.target_kind
     if isinstance(kind, Number):
@@ -343,7 +345,8 @@ class _Cells:
     return found[0] if len(found) == 1 else np.stack(found, axis=1)
 
   def is_test(self, before: int) -> np.ndarray:
-    """[k] bool: whether a row is for the test. `before`: rows of the file above these."""
+    """Returns [k] bool: whether a row is for the test. `before`: number of rows above
+    these."""
     split = self._declared.split
     size = len(self._block.places)
     if split.test_share is not None:
@@ -355,7 +358,7 @@ class _Cells:
 
 
 def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
-  """[n] numbers in [0, 1) that follow from the numbers of rows and a salt alone.
+  """Returns [n] numbers in [0, 1) that depend only on row numbers and a salt.
 
   Both are public, so who is in the test says nothing about what a row holds. The function is
   SplitMix64 (Steele, Lea and Flood 2014), fixed for ever.
@@ -363,7 +366,7 @@ def hashed(rows: np.ndarray, salt: int) -> np.ndarray:
   >>> hashed(np.arange(3), salt=0).round(3).tolist()
   [0.883, 0.432, 0.026]
   """
-  # uint64 arithmetic of NumPy arrays wraps around, as the generator wants it.
+  # uint64 arithmetic of NumPy arrays wraps around, which the generator requires.
   start = np.array([salt], np.uint64) * np.uint64(0xD1342543DE82EF95)
   z = start + (rows.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
   z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,4 @@
-"""What is learnt of each example, where it is no class: a number, or several answers at once.
+"""Targets other than classes: one number of each example, or several yes-no labels.
 
 A `Dataset` without a target holds classes. The bounds of a number and the names of labels are
 public: whoever holds the data declares them, and nothing is estimated from the rows.
@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-  """A number of each example between public bounds; a `Dataset` holds it scaled to [-1, 1].
+  """A number of each example between public bounds. A `Dataset` holds it scaled to [-1, 1].
 
   Args:
     lower, upper: bounds in the units of the data, finite, lower < upper.
@@ -38,21 +38,22 @@ class Interval:
       is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
       if not is_number or not math.isfinite(value):
         raise UserError("must be a finite number", field=name, value=value)
-      # 0 and 0.0 are one bound, and the digest of the data is made of its text.
+      # 0 and 0.0 are one bound, and the digest of the data uses the text.
       object.__setattr__(self, name, float(value))
     if not self.lower < self.upper:
       raise UserError(f"must be > lower={self.lower}", field="upper", value=self.upper)
-    # Products with a wider range overflow in float32, where models compute.
+    # Products with a wider range overflow in float32, in which models compute.
     if not 1e-30 < self.half_width < 1e30:
       raise UserError("must lie 2e-30 to 2e30 above lower", field="upper", value=self.upper)
 
   @property
   def half_width(self) -> float:
-    """Half of upper - lower: the size in units of the data of a scaled 1."""
+    """Half of upper - lower: the value of a scaled 1 in units of the data."""
     return self.upper / 2 - self.lower / 2
 
   def scaled(self, values: HostArray) -> np.ndarray:
-    """Numbers in units of the data [n] -> float32 [n] in [-1, 1]; those beyond are clipped.
+    """Scales numbers in units of the data [n] to float32 [n] in [-1, 1]; numbers beyond are
+    clipped.
 
     Raises:
       UserError: a value that is not finite. How many are beyond is a query on private data,
@@ -65,7 +66,7 @@ class Interval:
     return np.clip((numbers - middle) / self.half_width, -1, 1).astype(np.float32)
 
   def original(self, scaled: Any) -> Any:
-    """Scaled numbers -> numbers in units of the data, in float64."""
+    """Converts scaled numbers back to units of the data, in float64."""
     middle = self.lower / 2 + self.upper / 2
     numbers = np.asarray(scaled, np.float64) * self.half_width + middle
     return numbers if numbers.ndim else float(numbers)
@@ -76,7 +77,7 @@ class Labels:
   """Several labels of each example, each of which holds (1) or does not (0).
 
   Args:
-    names: of the labels, in the order of the columns of `y`; distinct.
+    names: names of the labels, in the order of the columns of `y`; distinct.
 
   >>> Labels(("asthma", "diabetes")).names
   ('asthma', 'diabetes')
@@ -93,12 +94,12 @@ class Labels:
     object.__setattr__(self, "names", names)
 
 
-# What a `Dataset` may hold beside classes.
+# Targets other than classes that a `Dataset` may hold.
 Target = Interval | Labels
 
 
 def check(y: Any, num_examples: int, target: Target, num_classes: int) -> None:
-  """Raises UserError where the targets of a data set are not what its `target` says."""
+  """Raises UserError where the targets of a data set do not match its `target`."""
   wanted: Any = (num_examples,)
   dtype: Any = np.float32
   width = 1
@@ -122,14 +123,14 @@ def check(y: Any, num_examples: int, target: Target, num_classes: int) -> None:
 
 
 def as_targets(values: Any, target: Target) -> np.ndarray:
-  """The targets of a `Dataset` from anything NumPy reads, in the units of the data.
+  """Converts anything NumPy reads, in the units of the data, to the targets of a `Dataset`.
 
   Args:
     values: numbers [n] for an `Interval`; 0 and 1 [n, labels] for `Labels`.
   """
   try:
     array = np.asarray(values)
-  # Such as ragged nested lists.
+  # NumPy raises it for ragged nested lists, for example.
   except ValueError as error:
     raise UserError("is not a rectangular array", field="y") from error
   if array.dtype.kind not in "biuf":

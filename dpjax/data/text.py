@@ -1,4 +1,4 @@
-"""Text as bytes: a vocabulary that is public and needs no training."""
+"""Text as bytes: a public vocabulary that needs no training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Every byte; 0, which text does not hold, is the padding.
+# Number of byte values. Text holds no 0, so 0 is the padding.
 VOCAB_SIZE = 256
 PADDING_ID = 0
 

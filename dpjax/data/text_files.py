@@ -1,4 +1,4 @@
-"""Files of text: an example is a line, or a window of as many tokens as are declared.
+"""Text files: an example is a line, or a window of a declared number of tokens.
 
 A declaration (a dict, or a TOML or JSON file of one) has the keys `example` ("line" or "window"),
 `length` (tokens of an example: longer lines are cut, shorter ones padded), `tokenizer` (none: the
@@ -27,7 +27,7 @@ from dpjax.validate import UserError, Verbatim
 SUFFIX = ".txt"
 _KEYS = ("example", "length", "tokenizer", "split", "num_examples")
 _MOST_TOKENS = 2**20
-# Text -> ids from 1 on, and how many ids there are, with that of the padding.
+# (text -> ids from 1 on, number of ids including the padding)
 Tokens = tuple[Callable[[str], list[int]], int]
 
 
@@ -44,7 +44,7 @@ class Texts(NamedTuple):
 
 
 def parse(source: Any) -> Texts:
-  """The declaration in a dict; UserError that names the key.
+  """Parses a declaration from a dict. Raises UserError that names the key.
 
   >>> parse({"example": "line", "length": 64, "split": {"test_share": 0.1}}).length
   64
@@ -77,7 +77,7 @@ def text_file(
   """(train, test) of a UTF-8 text file: x int32 tokens [n, length], padded with 0.
 
   Args:
-    path: of a .txt file.
+    path: path of a .txt file.
     declaration: what is public about it (see the module): a dict or the path of a file. None:
       the file beside it of the same name, posts.toml for posts.txt.
 
@@ -150,7 +150,7 @@ def _tokens(folder: pathlib.Path, declared: Texts) -> Tokens:
 def _examples(
   path: pathlib.Path, declared: Texts, ids: Callable[[str], list[int]]
 ) -> np.ndarray:
-  """int32 [n, length] of one file."""
+  """Returns int32 [n, length] of one file."""
   at = Verbatim(f"'{path}'")
   validate.no_pipe(path, f"name={at}")
   try:

@@ -31,22 +31,22 @@ from dpjax.data.registry import own_path
 from dpjax.validate import UserError, integer_at_least
 
 URL = "https://storage.googleapis.com/tff-datasets-public/"
-# name for `launch.prepare` -> the database; each is at URL with .lzma behind
+# name for `launch.prepare` -> the database; its address is URL, the file and .lzma
 DATABASES = {"femnist": "emnist_all.sqlite", "stackoverflow": "stackoverflow.sqlite"}
-# EMNIST's, and everybody's.
+# Split names of EMNIST, then those of all others.
 _SPLITS = (("all_train", "all_test"), ("train", "test"))
 _TRAIN = "_train.h5"
 _TEST = "_test.h5"
 _IMAGES = {"pixels": ((28, 28, 1), np.float32), "image": ((32, 32, 3), np.uint8)}
-# StackOverflow, Shakespeare; they have no label.
+# Text features of StackOverflow and Shakespeare, which have no labels.
 _TEXTS = ("tokens", "snippets")
 _LABEL = "label"
-# Records decoded at once.
+# Number of records decoded at once.
 _BLOCK = 1_000
 
 
 class _Kind(NamedTuple):
-  """A kind of examples of a file."""
+  """Type of the examples in a file."""
 
   key: str  # of the input
   shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Kind(NamedTuple):
 
 
 class _Stretches(NamedTuple):
-  """The contents of a split, in stretches of one client each."""
+  """Contents of a split, in stretches of one client each."""
 
   ids: list[Any]  # [stretches]
   sizes: list[int]
@@ -87,7 +87,7 @@ def tff_federation(
       beside it; needs the `h5` extra).
     data_dir: where a relative `name` begins; else the current folder.
     num_classes: public, never counted; 62 of FEMNIST.
-    max_examples: as of `data.by_client`, of each client in train and in test.
+    max_examples: as in `data.by_client`, for each client in train and in test.
 
   Raises:
     UserError: one line: no such file (with the command that gets it), a damaged one, one
@@ -147,7 +147,7 @@ def _one_line_errors() -> Iterator[None]:
     yield
   except UserError:
     raise
-  # Of SQLite, protobuf and HDF5: many types, most of many lines.
+  # SQLite, protobuf and HDF5 raise many types, mostly with long messages.
   except Exception as error:
     raise UserError(
       f"cannot be read as a file of TensorFlow Federated ({type(error).__name__}: "
@@ -174,7 +174,7 @@ def _sqlite_pair(
 ) -> tuple[_Stretches, _Stretches, _Kind]:
   uri = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
   with contextlib.closing(sqlite3.connect(uri, uri=True)) as base:
-    # A view in the file then calls no function.
+    # Views in the file can then call no unsafe functions.
     base.execute("PRAGMA trusted_schema=OFF")
     held = {
       row[0] for row in base.execute("SELECT DISTINCT split_name FROM client_metadata")
@@ -191,10 +191,10 @@ def _sqlite_pair(
 def _sqlite(
   base: sqlite3.Connection, split: str, kind: _Kind, most: int | None
 ) -> _Stretches:
-  """A row after the other, in the order of the file; memory for what is kept alone."""
+  """Reads rows in the order of the file. Only kept examples take memory."""
   query = "SELECT client_id, num_examples FROM client_metadata WHERE split_name = ?"
   told: dict[Any, int] = dict(base.execute(query, [split]))
-  # What a damaged number asks for is not allocated.
+  # A damaged count must not cause an allocation.
   most_rows = base.execute("SELECT MAX(rowid) FROM examples").fetchone()[0] or 0
   kept = sum(min(n, n if most is None else most) for n in told.values())
   if kept > most_rows or min(told.values(), default=0) < 0:
@@ -223,12 +223,12 @@ def _sqlite(
         f"client {client!r} has {count} examples in {split}, client_metadata says "
         f"{told.get(client, 0)}"
       )
-  # After the examples, so that a client who has none is one, too.
+  # Read after the examples, so that clients without examples count, too.
   return _Stretches([*rows, *told], [1] * len(rows) + [0] * len(told), x, y)
 
 
 def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> None:
-  """Fills the last rows of x and y, one for each record."""
+  """Decodes records into the last rows of x and y."""
   found = list(stored_features(records))
   size = int(np.prod(kind.shape))
   for key in (kind.key, *[_LABEL] * kind.labelled):
@@ -247,7 +247,7 @@ def _decode(records: list[bytes], kind: _Kind, x: np.ndarray, y: np.ndarray) -> 
 
 
 def _image(values: np.ndarray, kind: _Kind, count: int) -> np.ndarray:
-  """[count, *shape]; a pixel of a byte is refused where it is none."""
+  """Decodes images [count, *shape]. Refuses pixels that are not bytes."""
   if values.size != count * int(np.prod(kind.shape)):
     raise UserError(f"must be {kind.shape} numbers, got {values.shape}", field=kind.key)
   as_is = values.astype(kind.dtype)

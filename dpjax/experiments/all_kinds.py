@@ -1,4 +1,4 @@
-"""Every kind of run in one table; a launcher imports its own kind alone."""
+"""Every kind of run in one table; a launcher imports only its own kind."""
 
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.kind import FEDERATED

@@ -1,4 +1,4 @@
-"""Everything that can be chosen by name, a line each: for `launch.list`.
+"""Everything that can be chosen by name, one line each: for `launch.list`.
 
 Nothing is listed by hand. Names come from the table by which a run finds them, words from the
 docstring of what they name, so an entry that a table gets later is here, too.
@@ -37,7 +37,7 @@ Rows = Mapping[str, str]  # name -> what it is, one line
 
 
 class Section(NamedTuple):
-  """Names that go to one place."""
+  """Names that one field takes."""
 
   where: str  # the field that takes them, or what they are names of
   rows: Callable[[], Rows]
@@ -62,7 +62,8 @@ def sentence(text: str | None) -> str:
 
 
 def _meant(found: Any) -> str:
-  """The first sentence about a thing; of another thing, where it is only that one's name."""
+  """The first sentence about an object; for an alias of another object, that one's
+  sentence."""
   words = sentence(found.__doc__)
   path = re.fullmatch(r"`(\w+(?:\.\w+)+)`\.", words)
   if path is None:
@@ -70,20 +71,20 @@ def _meant(found: Any) -> str:
   module, _, name = path[1].rpartition(".")
   try:
     return sentence(getattr(importlib.import_module(f"dpjax.{module}"), name).__doc__)
-  # A method of something near.
+  # The name is a method of something nearby.
   except (ImportError, AttributeError):
     return words
 
 
 def _told(found: Any) -> str:
-  """Describes a class or a function, with the numbers of it that a config may set."""
+  """Describes a class or a function, with its settable numbers."""
   numbers: dict[str, Any] = {}
   if isinstance(found, functools.partial):
     numbers = found.keywords
     found = found.func
   if dataclasses.is_dataclass(found):
     numbers = {f.name: f.default for f in dataclasses.fields(found)}
-    # A docstring that `dataclass` made, where nobody wrote one, repeats the numbers.
+    # `dataclass` writes a docstring where there is none, which only repeats the numbers.
     made = f"{getattr(found, '__name__', '')}("
     if (found.__doc__ or "").startswith(made):
       return _with("", numbers)
@@ -110,7 +111,7 @@ def _documented(where: str, table: Mapping[str, Any]) -> Section:
 
 
 def _algorithms() -> Rows:
-  """Returns every algorithm with what its client and its server do."""
+  """Returns every algorithm with the work of its client and its server."""
   table = federated_config.ALGORITHMS
   rows = described.algorithms()
 
@@ -125,7 +126,7 @@ def _algorithms() -> Rows:
 
 
 def _aggregators() -> Rows:
-  """Returns every aggregator with how many arbitrary clients it stands up to."""
+  """Returns every aggregator with the number of arbitrary clients it tolerates."""
   rows = described.aggregators()
 
   def told(name: str, found: Any) -> str:
@@ -137,7 +138,7 @@ def _aggregators() -> Rows:
 
 
 def _samplers(where: str, table: Mapping[str, Any]) -> Section:
-  """With what is proved of each, by name of its row."""
+  """Returns every sampler with the proofs in its row."""
 
   def line(kind: type[sampling.Sampler]) -> str:
     by = f"{', '.join(kind.proof.relations)} by {' or '.join(kind.proof.accountants)}"
@@ -156,7 +157,8 @@ def _accountants() -> Rows:
 
 
 def _data_sets() -> Rows:
-  """Returns a row for each of `PUBLISHED`: whether it is here; and the forms of other names."""
+  """Returns a row for each of `PUBLISHED`, with its availability, and the forms of other
+  names."""
   root = prepared.data_root()
 
   def told(name: str) -> str:
@@ -193,7 +195,7 @@ def _threats() -> Rows:
 
 
 def user_defined(paths: Sequence[str]) -> Section:
-  """Returns a line for each part of a user's own, with the flag that takes it.
+  """Returns a line for each part that a user may define, with the flag that takes it.
 
   Raises:
     UserError: nothing stands at an import path, or it cannot be called.
@@ -214,7 +216,7 @@ def _users(path: str) -> str:
     return f"{_told(found)} (--config.attack of launch.attack)"
   try:
     parameters = list(inspect.signature(found).parameters.values())
-  # Native code has no signature to look at.
+  # Native code has no signature to inspect.
   except ValueError:
     parameters = []
   if parameters and parameters[0].name == "loss_fn":

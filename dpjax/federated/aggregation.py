@@ -1,4 +1,5 @@
-"""From the messages of a cohort to one update: means, private means, and client-side noise.
+"""Aggregation of a cohort's messages into one update: means, private means, client-side
+noise.
 
 An `Aggregator` is a pair of pure functions over stacked messages,
 `update(messages [C, *p], mask [C], state, weights [C]) -> ([*p], state)`. One that only needs
@@ -35,7 +36,7 @@ from dpjax.validate import UserError
 
 
 class Aggregator(NamedTuple):
-  """How messages become one update. Everything is pure and can be jitted.
+  """Rule that turns messages into one update. Everything is pure and can be jitted.
 
   A `private` one says so, and algorithms keep to it: whatever they release is a function of
   its output alone, and they refuse what would not be (a realised count, a second mean).
@@ -48,11 +49,12 @@ class Aggregator(NamedTuple):
   private: bool = False  # clips each message, adds noise, divides by a public constant
   plan: Plan | None = None  # that draws the cohorts, and whose noise it adds
   check: Callable[..., Any] | None = None  # (messages, mask, weights): raises for too few
-  # MapClients -> MapClients: what carries out the sum of `partial` in its own way
+  # MapClients -> MapClients: computes the sum of `partial` in its own way
   through: Callable[..., Any] | None = None
 
   def drawn_by(self, plan: Plan) -> Aggregator:
-    """The same without privacy, for the cohorts of a plan that promises none.
+    """Returns the aggregator without privacy, for the cohorts of a plan that has no
+    guarantee.
 
     Raises:
       UserError: a plan that promises an epsilon, which needs the noise of `central`.
@@ -65,7 +67,7 @@ class Aggregator(NamedTuple):
 
 
 def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) -> Aggregator:
-  """The aggregator that adds `partial` sums up and hands them to `finish`."""
+  """Returns the aggregator that sums `partial` and passes the sums to `finish`."""
 
   def update(messages: Any, mask: Array, state: Any, weights: Array | None = None) -> Any:
     mask, weights = _checked(messages, mask, weights)
@@ -76,7 +78,7 @@ def summed(init: Callable, partial: Callable, finish: Callable, **facts: Any) ->
 
 
 def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
-  """(mask [C], weights [C]) of C messages; UserError where one has another length."""
+  """Returns (mask [C], weights [C]) of C messages. Raises UserError for other lengths."""
   size = jax.tree.leaves(messages)[0].shape[0]
   mask = gradients.checked_mask(mask, size)
   weights = jnp.ones(size, jnp.float32) if weights is None else jnp.asarray(weights)
@@ -89,14 +91,14 @@ def _checked(messages: Any, mask: Any, weights: Any) -> tuple[Array, Array]:
 
 
 def at_least_one(stacked: ArrayTree) -> Any:
-  """The same, with a slot of padding where there is no client at all."""
-  # Not every rule is defined for no clients at all. Padding counts for nobody.
+  """Returns the aggregator with one padded row where there is no client at all."""
+  # Some rules are undefined without clients. Padding counts for nobody.
   pad = lambda leaf: leaf if leaf.shape[0] else jnp.zeros((1, *leaf.shape[1:]), leaf.dtype)
   return jax.tree.map(pad, stacked)
 
 
 def finite(messages: ArrayTree, mask: Array) -> Array:
-  """[C] the clients of `mask` whose message holds neither NaN nor infinity."""
+  """Returns [C]: clients of `mask` whose message holds neither NaN nor infinity."""
   lengths = trees.per_example_norms(messages)
   return gradients.checked_mask(mask, lengths.shape[0]) & jnp.isfinite(lengths)
 
@@ -124,7 +126,7 @@ def weighted_mean() -> Aggregator:
 
   def partial(state: Any, messages: Any, weights: Array, mask: Array) -> Any:
     del state
-    # One NaN, or one infinite weight, would otherwise decide the mean.
+    # Otherwise one NaN, or one infinite weight, would decide the mean.
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = jnp.where(counted, weights, 0.0)
     return trees.weighted_sum(messages, weights), jnp.sum(weights)
@@ -154,7 +156,7 @@ def dp_mean(
   moves the sum by at most `l2_clip_norm`. The weight is applied BEFORE the clipping, so no
   weighting rule can break the bound. With a plan's transform and cohorts drawn by the plan's
   sampler, all iterates together are (plan.epsilon(), plan.delta)-DP for one CLIENT.
-  An empty cohort still gets noise, and is to be charged. (McMahan et al. 2018, DP-FedAvg,
+  An empty cohort still gets noise, and must be accounted. (McMahan et al. 2018, DP-FedAvg,
   with a fixed denominator.)
 
   Raises:
@@ -186,7 +188,7 @@ def dp_mean(
     zeros = jnp.zeros(mask.shape, jnp.float32)
     weighted = _weighted(messages, weights)
     scale = transforms.clip_scale(state)
-    # A public number, from what earlier rounds have released.
+    # A public number, computed from releases of earlier rounds.
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
@@ -207,15 +209,15 @@ def _weighted(messages: Any, weights: Array) -> Any:
   def scaled(leaf: Array) -> Array:
     leaf = trees.at_least_float32(leaf)
     factor = weights.astype(leaf.dtype).reshape((-1,) + (1,) * (leaf.ndim - 1))
-    # 0 x NaN would be NaN: a client that does not count must send exactly nothing.
+    # 0 x NaN would be NaN, but a client that does not count must send exactly nothing.
     return jnp.where(factor == 0, 0, leaf * factor)
 
   return jax.tree.map(scaled, messages)
 
 
 def central(plan: Plan, key: Array) -> Aggregator:
-  """`dp_mean` with a plan's own transform: messages are clipped as they come in, also where the
-  clip norm changes from round to round.
+  """Applies a plan's own transform as `dp_mean`. Messages are clipped as they arrive, also
+  where the clip norm changes between rounds.
 
   The plan goes with it: a round refuses a cohort that another plan has drawn.
 
@@ -262,11 +264,13 @@ def client_noise(
     weighted = _weighted(one, jnp.asarray(sent.weight)[None])
     nothing = jnp.zeros(1, jnp.float32)
     clipped = gradients.clip_and_sum(weighted, nothing, jnp.ones(1, bool), l2_clip_norm)
-    # A key of its own: noise shares no stream with dropout or rounding of this client.
+    # A key of its own, so that this noise shares no stream with the client's dropout or
+    # rounding.
     state = noise.init(jax.random.fold_in(local.key, NOISE_KEY))
     noisy, _ = noise.add_gaussian(state, clipped.total, std)
     info = info._replace(upload_bits=jnp.float32(32 * trees.size(noisy)))
-    # The weight is in the message already. Sent by itself it would tell the client's size.
+    # The message already contains the weight. Sent separately, it would reveal the client's
+    # size.
     return Sent(noisy, jnp.ones_like(sent.weight)), memory, info
 
   return client._replace(finish=finish)

@@ -1,4 +1,5 @@
-"""The work of one client in a round, as three pure functions; nothing here maps over clients.
+"""The work of one client in a round, as three pure functions; mapping over clients is done
+elsewhere.
 
 `ClientAlgorithm(init, step, finish)` speaks of ONE client. The executors of `execution` run
 it for a cohort: in a Python loop, under vmap or under pmap, always with the same result. A
@@ -29,7 +30,8 @@ from dpjax.gradients import loss_checks
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayLike, ArrayTree, ClientTx, LossFn, Params
 
-# What a client's key is folded with before it is used: no two uses share a stream.
+# Constants folded into a client's key, one for each use, so that no two uses share a
+# stream.
 OPTIMIZER_KEY = 0  # 1 had a use once
 NOISE_KEY = 2
 ROUNDING_KEY = 3
@@ -37,7 +39,7 @@ PERSONAL_KEY = 4
 
 
 class Received(NamedTuple):
-  """Values that every client of a round gets, beside examples of its own."""
+  """Values that every client of a round receives, in addition to its own examples."""
 
   params: Params  # the server's
   extra: Any = None  # of the algorithm, such as SCAFFOLD's control variate
@@ -56,7 +58,8 @@ class Local(NamedTuple):
   key: Array  # of this client in this round; fold it before use
 
   def counted(self, mask: Array, loss: ArrayLike = 0.0) -> Local:
-    """Counts one more step, on the examples [B] of `mask` with this sum of losses."""
+    """Returns the client with one more step counted: examples [B] of `mask`, with their sum
+    of losses."""
     return self._replace(
       loss_sum=self.loss_sum + loss,
       num_seen=self.num_seen + jnp.sum(mask),
@@ -71,14 +74,14 @@ def begun(
   num_examples: ArrayLike,
   key: Array,
 ) -> Local:
-  """A client before its first step."""
+  """Returns a client before its first step."""
   zero = jnp.zeros((), jnp.float32)
   steps = jnp.int32(0)
   return Local(params, opt_state, memory, zero, zero, steps, jnp.asarray(num_examples), key)
 
 
 class ClientInfo(NamedTuple):
-  """For a person. Computed from raw examples: NOT private."""
+  """Diagnostics for users. Computed from raw examples: NOT private."""
 
   train_loss: Array  # [] mean over all local steps
   num_examples: Array  # []
@@ -95,7 +98,7 @@ class Sent(NamedTuple):
 
 
 class ClientAlgorithm(NamedTuple):
-  """The work of one client. Pure; all three are traced by the executor."""
+  """The work of one client. Pure; the executor traces all three functions."""
 
   init: Callable[..., Any]  # (received, memory, num_examples, key) -> local
   step: Callable[..., Any]  # (received, local, examples [B, ...], mask [B]) -> local
@@ -106,12 +109,12 @@ Weighting = Callable[[Array], Array]  # number of examples (>= 1) -> weight
 
 
 def uniform(num_examples: Array) -> Array:
-  """Every client that holds anything counts alike: its weight is 1."""
+  """Gives weight 1 to every client with any example."""
   return jnp.ones_like(jnp.asarray(num_examples, jnp.float32))
 
 
 def by_examples(num_examples: Array) -> Array:
-  """A client counts as often as it has examples (McMahan et al. 2017).
+  """Weights a client by its number of examples (McMahan et al. 2017).
 
   Its influence has no bound: for non-private runs.
   """
@@ -119,7 +122,8 @@ def by_examples(num_examples: Array) -> Array:
 
 
 def capped(cap: int) -> Weighting:
-  """min(n_i, cap) / cap, in (0, 1]: the public rule of McMahan et al. 2018 (DP-FedAvg).
+  """Weights a client by min(n_i, cap) / cap, in (0, 1]: the public rule of McMahan et al.
+  2018 (DP-FedAvg).
 
   >>> [float(capped(10)(n)) for n in (5, 10, 10**6)]
   [0.5, 1.0, 1.0]
@@ -129,7 +133,7 @@ def capped(cap: int) -> Weighting:
 
 
 def _weight(weighting: Weighting, num_examples: Array) -> Array:
-  # The rule is asked about at least 1, and its answer for nobody replaced by 0.
+  # The rule sees at least 1 example. For empty clients its result is replaced by 0.
   return jnp.where(num_examples > 0, weighting(jnp.maximum(num_examples, 1)), 0.0)
 
 
@@ -141,13 +145,13 @@ def batch_loss(loss_fn: LossFn, params: Params, examples: ArrayTree, mask: Array
   """
   loss_checks.check_loss(loss_fn, params, examples)
   losses = jax.vmap(loss_fn, (None, 0))(params, examples)
-  # Padding repeats rows of the client, so its losses must be left out.
+  # Padding repeats rows of the client, so its losses are left out.
   total = jnp.sum(jnp.where(mask, losses, 0))
   return total / jnp.maximum(jnp.sum(mask), 1), total
 
 
 def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
-  """`(params, examples, mask) -> (gradient of the mean loss, sum of the losses)`."""
+  """Returns `(params, examples, mask) -> (gradient of the mean loss, sum of the losses)`."""
   value_and_grad = jax.value_and_grad(
     lambda params, examples, mask: batch_loss(loss_fn, params, examples, mask), has_aux=True
   )
@@ -160,7 +164,7 @@ def mean_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
-  """Returns a `mean_grad` that hides one EXAMPLE inside its client.
+  """Returns a `mean_grad` that protects one EXAMPLE inside its client.
 
   It yields a `ClippedSum` for a plan's transform. Use it with
   `client_tx=lambda key: optax.chain(plan.transform(key), tx)`.
@@ -175,12 +179,12 @@ def clipped_grad(loss_fn: LossFn, plan: Plan) -> Callable[..., Any]:
 
 
 def make_tx(client_tx: ClientTx, key: Array) -> optax.GradientTransformationExtraArgs:
-  """The client's optimizer: an Optax one, or a function of the client's own key.
+  """Returns the client's optimizer: an Optax one, or made from the client's own key.
 
   An optimizer that draws noise must be such a function: built once, it would give every
   client the same noise.
   """
-  # An Optax transformation is a named tuple; anything else makes one of a key.
+  # An Optax transformation is a named tuple; anything else is a function of a key.
   tx: Any = client_tx(key) if not isinstance(client_tx, tuple) else client_tx
   return optax.with_extra_args_support(tx)
 
@@ -189,7 +193,7 @@ def difference(received: Received, local: Local) -> Params:
   """w_local - w_server in float32 or wider; exactly 0 without a local step."""
   wide = trees.at_least_float32
   return jax.tree.map(
-    # Wide before the subtraction: two close bfloat16 numbers would cancel.
+    # Widened before the subtraction: two close bfloat16 numbers would cancel.
     lambda new, old: wide(jnp.asarray(new)) - wide(jnp.asarray(old)),
     local.params,
     received.params,
@@ -197,12 +201,12 @@ def difference(received: Received, local: Local) -> Params:
 
 
 def send_difference(received: Received, local: Local) -> tuple[Any, Any]:
-  """The `message` hook of FedAvg: the difference, and nothing to remember."""
+  """The `message` hook of FedAvg: sends the difference, and keeps no state."""
   return {"delta": difference(received, local)}, local.memory
 
 
 def info(local: Local, message: ArrayTree) -> ClientInfo:
-  """The diagnostics of a client that sends `message`."""
+  """Diagnostics of a client that sends `message`."""
   stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], message)
   return ClientInfo(
     train_loss=local.loss_sum / jnp.maximum(local.num_seen, 1),
@@ -255,7 +259,7 @@ def local_training(
   def step(received: Received, local: Local, examples: Any, mask: Array) -> Local:
     found, loss = grad_fn(local.params, examples, mask)
     found = found if adjust is None else adjust(found, received, local)
-    # Made anew in each step with the same key: it is pure, and its state is in `local`.
+    # Made again in each step from the same key. It is pure, and its state is in `local`.
     tx = make_tx(client_tx, jax.random.fold_in(local.key, OPTIMIZER_KEY))
     updates, opt_state = tx.update(found, local.opt_state, local.params, mask=mask)
     params = optax.apply_updates(local.params, updates)

@@ -1,4 +1,4 @@
-"""Cohorts: who takes part in a round and trains on what, as padded and masked index arrays.
+"""Cohorts: the clients of a round and their batches, as padded and masked index arrays.
 
 A client's local work is a list of steps; each step is a batch of rows. Batches are cut from
 a fresh permutation in every epoch and the last one of an epoch is padded, never filled up
@@ -30,13 +30,13 @@ def bucket(n: int) -> int:
   >>> [bucket(n) for n in (0, 3, 9, 100, 300)]
   [0, 3, 10, 112, 320]
   """
-  # Three leading bits are kept, so that rounding up adds a quarter at most.
+  # Three leading bits are kept, so that rounding up adds at most a quarter.
   step = 1 << max(0, (max(n, 1) - 1).bit_length() - 3)
   return -(-n // step) * step
 
 
 def padded(tree: ArrayTree, size: int) -> Any:
-  """Leaves [n, ...] -> [size, ...], with zeros at the end."""
+  """Pads leaves [n, ...] -> [size, ...], with zeros at the end."""
   pad = lambda leaf: np.pad(leaf, [(0, size - len(leaf))] + [(0, 0)] * (np.ndim(leaf) - 1))
   return jax.tree.map(pad, tree)
 
@@ -48,7 +48,8 @@ class LocalBatches(NamedTuple):
   mask: np.ndarray  # [S, B] bool; False is padding
 
   def padded(self, num_steps: int, size: int = 0) -> LocalBatches:
-    """The same with leaves [num_steps, max(B, size), ...], masked where they are longer.
+    """Returns the steps with leaves [num_steps, max(B, size), ...]; the added part is
+    masked.
 
     A step that a client takes repeats the client's own rows: zeros would be the first row of
     the data, which is another's. Steps that are all padding nobody takes.
@@ -63,14 +64,14 @@ class LocalBatches(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """The origin of a cohort: who drew it, for which round. Only the cohort itself is secret."""
+  """Origin of a cohort: the sampler and the round. Only the cohort itself is secret."""
 
   plan: Plan
   round: int
 
 
 class Cohort(NamedTuple):
-  """The clients of one round. Who they are is secret under Poisson sampling."""
+  """The clients of one round. Their identity is secret under Poisson sampling."""
 
   ids: np.ndarray  # [C] int64, places in the federation
   num_examples: np.ndarray  # [C] int64, examples of each client
@@ -80,18 +81,18 @@ class Cohort(NamedTuple):
 
   @property
   def size(self) -> int:
-    """How many clients take part; 0 is a cohort too."""
+    """Number of clients that take part; an empty cohort is valid."""
     return len(self.ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalWork:
-  """How much a client trains in one round. Public.
+  """The amount of training of a client in one round. Public.
 
   Args:
     batch_size: examples of a local batch; None for all of the client's at once.
     epochs: passes over the client's data.
-    max_examples: of a client in one round, a fresh random choice of its own; None for all.
+    max_examples: most examples of a client in one round, chosen afresh at random; None for all.
 
   >>> LocalWork(batch_size=10, epochs=5).num_steps(600)
   300
@@ -108,11 +109,11 @@ class LocalWork:
     validate.integer_at_least(1, **given)
 
   def num_used(self, num_examples: int) -> int:
-    """Examples of a client that one epoch uses."""
+    """Number of a client's examples that one epoch uses."""
     return min(num_examples, self.max_examples or num_examples)
 
   def num_steps(self, num_examples: int) -> int:
-    """Local steps of a client that holds so many examples."""
+    """Number of local steps of a client with that many examples."""
     used = self.num_used(num_examples)
     return self.epochs * -(-used // (self.batch_size or max(used, 1)))
 
@@ -124,7 +125,8 @@ class LocalWork:
     [[True, True], [True, False], [True, True], [True, False]]
     """
     used = self.num_used(num_examples)
-    # A batch of all examples has a size for each client. Rounded, few of them are compiled.
+    # With all examples in one batch, each client has its own size. Rounding keeps the
+    # number of compiled sizes small.
     size = self.batch_size or bucket(max(used, 1))
     steps = -(-used // size)
     places = np.zeros((self.epochs, steps * size), np.int64)
@@ -143,7 +145,7 @@ def cohort_of(
   seed: int,
   round: int,
 ) -> Cohort:
-  """The cohort of these clients (places or ids; none is allowed), with their batches.
+  """Returns the cohort of these clients (places or ids; may be empty), with their batches.
 
   Each client's order of examples is a function of (seed, round, client) alone: it does not
   depend on who else takes part.
@@ -161,7 +163,7 @@ def cohort_of(
 
   def batches(client: int) -> LocalBatches:
     held = federation.indices[client]
-    # 1 keeps these streams apart from the sampler's, which spawns by the step alone.
+    # 1 separates these streams from the sampler's, which spawns by the step alone.
     stream = np.random.SeedSequence(seed, spawn_key=(1, round, client))
     rng = np.random.Generator(np.random.Philox(stream))
     places, mask = work.rows(len(held), rng)
@@ -200,7 +202,7 @@ def cohorts(
       field="aggregator",
     )
   validate.integer_at_least(0, rng=rng, start=start)
-  # Before the first draw: a capacity that overflows too often is refused as a whole.
+  # Before the first draw: a capacity that overflows too often is refused at once.
   plan.check_capacity(federation.num_clients, federation.nominal_users)
 
   def generate() -> Iterator[Cohort]:
@@ -213,10 +215,10 @@ def cohorts(
 
 
 def check_drawn(cohort: Cohort, plan: Plan | None, private: bool, round: int) -> None:
-  """Refuses a cohort for which an epsilon is promised that this round would not keep.
+  """Refuses a cohort whose round would not keep the stated epsilon.
 
   Args:
-    plan: of the aggregator, None where it is not known; private: whether it adds noise.
+    plan: plan of the aggregator, None where it is not known; private: whether it adds noise.
 
   Raises:
     UserError: no noise, noise that nothing vouches for, that of another plan, or another

@@ -1,4 +1,4 @@
-"""Messages in fewer bits: what a client uploads, counted exactly.
+"""Compression: messages in fewer bits, with the upload counted exactly.
 
 A `Compressor` turns a message into codes (integer arrays and a few floats) and back. `bits`
 counts the codes as they would be packed; tests check that every code fits its width. Codes
@@ -34,7 +34,7 @@ _MEMORY = {"own", "left_out"}
 
 
 class Compressor(NamedTuple):
-  """A pair of pure functions on one message, and the length of its codes."""
+  """Two pure functions on one message, encode and decode, and the size of the codes."""
 
   encode: Callable[..., Any]  # (key, message) -> codes, a list with one entry per leaf
   decode: Callable[..., Any]  # (key, codes, a message's shapes) -> message
@@ -50,21 +50,21 @@ class Levels(NamedTuple):
 
 
 class Entries(NamedTuple):
-  """A few numbers and where they belong."""
+  """Several numbers with their places."""
 
   value: Array  # [k]
   place: Array  # [k] int32
 
 
 class Signs(NamedTuple):
-  """A message of one sign per coordinate, and one length for all."""
+  """One sign per coordinate of a message, and one length for all."""
 
   positive: Array  # [D] bool
   scale: Array  # []
 
 
 def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
-  """A compressor from functions of one flat leaf [d]; leaf i has its own key."""
+  """Makes a compressor from functions of one flat leaf [d]; leaf i has its own key."""
 
   def encode_all(key: Array, message: Any) -> list[Any]:
     leaves = map(trees.at_least_float32, map(jnp.asarray, jax.tree.leaves(message)))
@@ -86,14 +86,14 @@ def _by_leaf(encode: Callable, decode: Callable, bits: Callable) -> Compressor:
 
 
 def _round_to_levels(key: Array, x: Array, bits: int) -> Levels:
-  """Stochastic rounding: the expectation of the rounded number is the number."""
+  """Rounds stochastically: the expectation of the rounded number is the number."""
   low = jnp.min(x)
   high = jnp.max(x)
   # A leaf of equal numbers has no width, and 0 / 0 would be NaN.
   width = jnp.where(high > low, high - low, 1.0)
   exact = (x - low) / width * (2**bits - 1)
   index = jnp.floor(exact + jax.random.uniform(key, x.shape))
-  # Rounding may reach one level above the last, for which there is no code.
+  # Rounding may reach one level above the last, which has no code.
   return Levels(jnp.clip(index, 0, 2**bits - 1).astype(jnp.int32), low, high)
 
 
@@ -102,7 +102,7 @@ def _from_levels(code: Levels, bits: int) -> Array:
 
 
 def quantize(bits: int = 8) -> Compressor:
-  """Each leaf on 2^bits even levels between its smallest and largest number.
+  """Rounds each leaf to 2^bits even levels between its smallest and largest number.
 
   >>> compressor, x = quantize(1), {"w": jnp.array([0.0, 1.0, 1.0])}
   >>> codes = compressor.encode(jax.random.key(0), x)
@@ -118,10 +118,10 @@ def quantize(bits: int = 8) -> Compressor:
 
 
 def top_k(share: float) -> Compressor:
-  """The largest entries of each leaf in absolute value, as (value, place).
+  """Keeps the largest entries of each leaf in absolute value, as (value, place).
 
   Args:
-    share: of the entries of a leaf, in (0, 1]; at least one is sent.
+    share: share of the entries of a leaf, in (0, 1]; at least one is sent.
 
   >>> compressor, x = top_k(0.3), jnp.array([0.1, -5.0, 2.0, 0.0])
   >>> codes = compressor.encode(jax.random.key(0), x)
@@ -167,7 +167,7 @@ def _random_signs(key: Array, size: int) -> Array:
 
 
 def rotate(key: Array, x: Array) -> Array:
-  """H D x for random signs D, zero-padded to a power of two: entries of even size."""
+  """H D x for random signs D, zero-padded to a power of two: entries of similar size."""
   size = _padded_size(x.size)
   return hadamard(_random_signs(key, size) * jnp.pad(x, (0, size - x.size)))
 
@@ -184,11 +184,12 @@ def unrotate(key: Array, y: Array, size: int) -> Array:
 
 
 def rotated(bits: int = 4) -> Compressor:
-  """`quantize` after a random rotation: a few large entries no longer widen the grid."""
+  """`quantize` after a random rotation, so that a few large entries do not widen the grid."""
   validate.integer_in(1, 16, bits=bits)
 
   def encode(key: Array, x: Array) -> Levels:
-    # Both sides know the rotation. The rounding must be independent of it to be unbiased.
+    # Both sides know the rotation. For unbiased results the rounding must be independent of
+    # it.
     rotation, rounding = jax.random.split(key)
     return _round_to_levels(rounding, rotate(rotation, x), bits)
 
@@ -219,7 +220,7 @@ def drive() -> Compressor:
 def compressed(
   client: ClientAlgorithm, compressor: Compressor, *, error_feedback: bool = False
 ) -> ClientAlgorithm:
-  """The client sends codes; the server gets what they decode to.
+  """Wraps a client so that it sends codes, which the server decodes.
 
   Args:
     error_feedback: the client keeps what the codes left out and adds it to its next message
@@ -265,5 +266,5 @@ def compressed(
 
 
 def error_memory(own: ArrayTree, message: ArrayTree) -> Any:
-  """The first memory of a client under `compressed(..., error_feedback=True)`."""
+  """Returns the first client state under `compressed(..., error_feedback=True)`."""
   return {"own": own, "left_out": trees.zeros(message)}

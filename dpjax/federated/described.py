@@ -28,7 +28,7 @@ class RunNumbers(NamedTuple):
 
 
 def nothing_more(run: RunNumbers) -> dict[str, Any]:
-  """Returns no arguments: optimizers and the common ones are enough."""
+  """Returns no arguments: the common ones and the optimizers are enough."""
   del run
   return {}
 
@@ -38,7 +38,7 @@ class AlgorithmFacts:
   """Facts about one federated algorithm.
 
   Args:
-    name: of its function, and of `--config.algorithm`.
+    name: name of its function, and of `--config.algorithm`.
     make: `(loss_fn, *optimizers, aggregator=, map_clients=, key=, **options)`.
     client: what a client does. server: what the server does with the mean.
     source: paper that it is from.
@@ -80,7 +80,7 @@ class AlgorithmFacts:
 
 
 def user_defined(name: str) -> AlgorithmFacts:
-  """Returns what holds for any algorithm of a user's own, of which nothing is known.
+  """Returns the facts of any user-defined algorithm, about which nothing is known.
 
   Args:
     name: its import path.
@@ -91,7 +91,7 @@ def user_defined(name: str) -> AlgorithmFacts:
     client="",
     server="",
     source="",
-    # It may keep something, so what says where is read.
+    # It may keep client state, so the field for its location is read.
     keeps_state=True,
   )
 
@@ -100,7 +100,7 @@ _ALGORITHMS: dict[Callable[..., Any], AlgorithmFacts] = {}
 
 
 def algorithm(**facts: Any) -> Callable[[_Make], _Make]:
-  """Decorator that states the facts of an algorithm; the function stays as it is.
+  """Decorates an algorithm with its facts; the function itself is unchanged.
 
   Args:
     facts: fields of `AlgorithmFacts`, but for `name` and `make`.
@@ -124,7 +124,7 @@ class AggregatorFacts:
   """Facts about one aggregator that is not private by itself.
 
   Args:
-    name: of `--config.aggregator`.
+    name: name of `--config.aggregator`.
     make: `(**options) -> federated.Aggregator`.
     source: paper that it is from.
     stands_up_to: how many arbitrary clients of n, in words.
@@ -150,7 +150,7 @@ _AGGREGATORS: dict[Callable[..., Any], AggregatorFacts] = {}
 
 
 def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
-  """Decorator that states the facts of an aggregator; the function stays as it is.
+  """Decorates an aggregator with its facts; the function itself is unchanged.
 
   Args:
     name: where a config says something shorter than the function's name.
@@ -171,7 +171,7 @@ def aggregator(*, name: str = "", **facts: Any) -> Callable[[_Make], _Make]:
 
 
 def minority(n: int) -> int:
-  """Returns how many of n are fewer than half.
+  """Returns the largest number below half of n.
 
   >>> minority(9), minority(10)
   (4, 4)
@@ -180,12 +180,12 @@ def minority(n: int) -> int:
 
 
 def of_package(package: types.ModuleType, facts: Mapping[Any, Any]) -> list[Any]:
-  """Returns the facts of all that a package lists, in its order.
+  """Returns the facts of everything that a package lists, in order.
 
   Args:
-    package: of `dpjax._lazy`. facts: function -> what is stated about it.
+    package: package of `dpjax._lazy`. facts: function -> what is stated about it.
   """
-  # A module states its facts when it is imported, so all of them are.
+  # A module states its facts on import, so all modules are imported.
   for module, _ in _lazy.listed(package.__name__).values():
     importlib.import_module(module)
   made = [getattr(package, name) for name in _lazy.listed(package.__name__)]

@@ -1,4 +1,4 @@
-"""Where the noise of a private mean is added, at one and the same guarantee: what it costs.
+"""Ways to add the noise of a private mean at one guarantee, and their costs.
 
 One release of the mean of n clients' vectors, each clipped to norm C, under "replace one
 client" at (epsilon, delta), by Gaussian noise whose multiplier z is the smallest that the
@@ -27,7 +27,7 @@ from dpjax.validate import UserError
 
 
 class Placement(NamedTuple):
-  """A way to add noise; standard deviations per coordinate, in units of the clip norm."""
+  """A way to add noise, with standard deviations per coordinate in units of the clip norm."""
 
   name: str
   trusted: str
@@ -72,12 +72,13 @@ def compare_placements(
   l2_clip_norm: float = 1.0,
   dimension: int = 1,
 ) -> tuple[Placement, ...]:
-  """Server-side, client-side and distributed noise at one (epsilon, delta), replace-one.
+  """Compares server-side, client-side and distributed noise at one (epsilon, delta), under
+  replace-one.
 
   Args:
     num_clients: n, public here.
     min_survivors: m, clients that stay in a distributed sum; None for all.
-    dimension: of the vectors; only `rmse` depends on it.
+    dimension: dimension of the vectors; only `rmse` depends on it.
 
   >>> server, client, distributed = compare_placements(epsilon=2, delta=1e-5, num_clients=100)
   >>> round(client.mean_std / server.mean_std, 9), distributed.mean_std == server.mean_std
@@ -98,7 +99,7 @@ def compare_placements(
     neighboring_relation=NeighboringRelation.REPLACE_ONE,
   )
   root = math.sqrt(num_clients)
-  # Variances add up, so `stay` shares make the whole noise.
+  # Variances add up, so `stay` shares make up the whole noise.
   share = std / math.sqrt(stay)
 
   def placement(name: str, trusted: str, client: float, server: float, mean: float):

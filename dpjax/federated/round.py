@@ -1,16 +1,16 @@
 """Federated algorithms as `(init, round, cohorts)`: pure values in, pure values out.
 
-Each, of `dpjax.federated.algorithms`, is one call of
-`federated(client, server, ...)`: a client algorithm (what clients do), a server (what their
-mean does), an aggregator (how the mean is taken, and how private it is) and an execution.
+Each algorithm of `dpjax.federated.algorithms` is one call of `federated(client, server, ...)`.
+Its parts are a client algorithm (the work of clients), a server (the effect of their mean), an
+aggregator (how the mean is taken, and how private it is) and an execution.
 
-What each one's client and server do, where it is from and what it needs to be private stands
-beside its code (`@algorithm(...)`); `python -m launch.list algorithms` shows it. FedOpt (Reddi et
-al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
+Facts of each algorithm are beside its code (`@algorithm(...)`): the work of client and server,
+its source and its requirements for privacy. `python -m launch.list algorithms` shows them.
+FedOpt (Reddi et al. 2021) is `fed_avg` with a server's optimizer of `server_optimizers`.
 
-What a round releases is a function of the aggregator's output alone, so that a private one
-covers it: second quantities (SCAFFOLD's control, Mime's gradient) are part of the message
-that is clipped, and what can not be (a realised count) is refused with a private aggregator.
+Everything that a round releases is a function of the aggregator's output alone, so a private
+aggregator covers it. Second quantities (SCAFFOLD's control, Mime's gradient) are part of the
+clipped message. A private aggregator refuses what cannot be part of it (a realised count).
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from dpjax.parallel.client_states import ClientStates
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
-# Keeps clients' streams apart from the server's noise of the same key: no round is so late.
+# Separates clients' streams from the server's noise under the same key: no round has this
+# number.
 _CLIENTS = np.uint32(2**32 - 2)
 
 
 class FederatedAlgorithm(NamedTuple):
-  """Three functions. A private algorithm gets its plan once, in its aggregator, which adds
-  the noise of that plan to cohorts that the same plan draws."""
+  """Three functions. A private algorithm gets its plan once, in its aggregator. Noise and
+  cohorts both come from that plan."""
 
   init: Callable[..., Any]  # (params, num_clients=0) -> state
   round: Callable[..., Any]  # (state, cohort) -> (state, info)
@@ -59,7 +60,7 @@ class FederatedState(NamedTuple):
 
 
 class RoundInfo(NamedTuple):
-  """For a person. Computed from raw client data: NOT private."""
+  """Diagnostics for users. Computed from raw client data: NOT private."""
 
   train_loss: Any  # mean over the examples of all local steps; NumPy, as all here
   mean_norm: Any  # of the clients' messages
@@ -70,17 +71,17 @@ class RoundInfo(NamedTuple):
 
 
 class Server(NamedTuple):
-  """The server: its state beside the parameters, and how the mean message moves it."""
+  """The server: its state beside the parameters, and its update from the mean message."""
 
   init: Callable[..., Any]  # (params) -> server state
   extra: Callable[..., Any]  # (server state) -> what clients get as `received.extra`
-  # (params, server state, mean, count) -> (params, state): of the clients whose work the
-  # mean is of; None with a private aggregator: how many took part is a secret
+  # (params, server state, mean, count) -> (params, state). count: number of clients in the
+  # mean; None with a private aggregator, whose count is secret
   apply: Callable[..., Any]
 
 
 class Common(TypedDict, total=False):
-  """Keyword arguments that every algorithm takes beside its own; see `federated`."""
+  """Keyword arguments that every algorithm takes in addition to its own; see `federated`."""
 
   key: Required[Array]
   aggregator: Aggregator | None
@@ -101,7 +102,7 @@ def _info(info: ClientInfo) -> RoundInfo:
 
 
 def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
-  """[K] bool: the rows of `mask` that are finite in all leaves [K, ...]."""
+  """Returns [K] bool: rows of `mask` that are finite in all leaves [K, ...]."""
   for leaf in jax.tree.leaves(rows):
     if jnp.issubdtype(leaf.dtype, jnp.inexact):
       mask = mask & np.isfinite(leaf.reshape(len(mask), -1)).all(axis=1)
@@ -109,14 +110,14 @@ def _sound(rows: Any, mask: np.ndarray) -> np.ndarray:
 
 
 def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> Any:
-  """All memories, those of the cohort replaced; padding goes to no place at all.
+  """Returns all client states, with those of the cohort replaced; padding writes nowhere.
 
-  A client whose new memory is not finite keeps its old one: it would send nothing that
-  counts ever after. Nothing is written over: the state before the round stays what it was.
+  A client whose new state is not finite keeps its old one. Otherwise none of its later messages
+  would count. Nothing is overwritten: the state before the round stays valid.
   """
   if memories is None:
     return None
-  # On the host, since states of all clients may be more than a device holds.
+  # On the host, since states of all clients may exceed a device's memory.
   for part in jax.device_get(parts):
     sound = _sound(part.memories, part.mask)
     rows = jax.tree.map(lambda leaf: leaf[sound], part.memories)  # noqa: B023
@@ -125,7 +126,7 @@ def _remembered(memories: ClientStates | None, ids: np.ndarray, parts: Any) -> A
 
 
 def _combined(aggregator: Aggregator) -> Callable[..., Any]:
-  """(mapped, aggregator state) -> (mean message, aggregator state)."""
+  """Returns (mapped, aggregator state) -> (mean message, aggregator state)."""
   if aggregator.finish is not None:
     finish = jax.jit(aggregator.finish)
     return lambda mapped, state: finish(mapped.sums, state)
@@ -146,7 +147,8 @@ def _combined(aggregator: Aggregator) -> Callable[..., Any]:
 def check_public(
   common: Common, why: str, *, check: Callable[..., None], **named: float | None
 ) -> None:
-  """Raises unless `check` passes a number, or it is None and no private aggregator needs it."""
+  """Raises unless `check` accepts the number, or it is None and no private aggregator needs
+  it."""
   ((name, value),) = named.items()
   aggregator = common.get("aggregator")
   if value is not None:
@@ -158,12 +160,12 @@ def check_public(
 
 
 def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
-  """Refuses a cohort in which a number names no client, or one twice.
+  """Refuses a cohort with a number that names no client, or a client twice.
 
-  A client's number makes its key and finds its memory: one client, one number.
+  A client's number determines its key and its client state: one client, one number.
 
   Raises:
-    UserError: a number that comes twice, is negative, or has no memory.
+    UserError: a number that is repeated, is negative, or has no client state.
   """
   ids = np.asarray(cohort.ids)
   if len(np.unique(ids)) != len(ids):
@@ -187,7 +189,8 @@ def check_cohort(cohort: Cohort, memories: ClientStates | None) -> None:
 
 @jax.jit
 def _of_round(key: Array, round: Array) -> tuple[Array, Array]:
-  """(key of its clients, number of the next round): without a constant that travels."""
+  """Returns (key of the round's clients, number of the next round), computed without a
+  constant from the host."""
   return jax.random.fold_in(jax.random.fold_in(key, _CLIENTS), round), round + 1
 
 
@@ -200,18 +203,18 @@ def federated(
   map_clients: execution.MapClients | None = None,
   memory: Callable[[Params], Any] | None = None,
 ) -> FederatedAlgorithm:
-  """The one loop body that every algorithm here shares.
+  """Makes an algorithm from the one loop body that all algorithms here share.
 
   Args:
-    client: what a client does; see `local_training`.
-    server: what the mean message does to the server.
+    client: the work of a client; see `local_training`.
+    server: the effect of the mean message on the server.
     key: typed key of all randomness on clients (dropout, rounding, local noise); each client
       of each round has its own.
     aggregator: default `weighted_mean()`; `central(plan, noise_key)` for user-level privacy.
     map_clients: default `auto_clients()`.
-    memory: `(params) -> what ONE client remembers before its first round`; kept as
-      `ClientStates`, on the host, for the clients that have taken part. Devices hold that of
-      a cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
+    memory: `(params) -> state of ONE client before its first round`. States are kept as
+      `ClientStates`, on the host, for clients that have taken part. Devices hold those of a
+      cohort at most. To keep it on disk: `state._replace(memories=OnDisk(state.memories,
       Journal(folder, state.memories.row_bytes)))`.
 
   Returns:
@@ -221,9 +224,9 @@ def federated(
     cohort give the same bits again, and the state stays usable.
 
   Raises:
-    UserError: by `round`: a client twice in a cohort; a cohort that a plan has drawn for
-      other noise than the aggregator's, or for another round; by `cohorts`: an aggregator
-      that knows no plan.
+    UserError: from `round`: a client twice in a cohort; a cohort that a plan drew for other
+      noise than the aggregator's, or for another round. From `cohorts`: an aggregator
+      without a plan.
   """
   trees.check_key(key=key)
   aggregator = weighted_mean() if aggregator is None else aggregator
@@ -258,7 +261,7 @@ def federated(
   def one_round(state: FederatedState, cohort: Cohort) -> tuple[FederatedState, RoundInfo]:
     check_cohort(cohort, state.memories)
     check_drawn(cohort, aggregator.plan, aggregator.private, int(state.round))
-    # as many rows of memories as one of few shapes has
+    # padded to one of few numbers of rows
     places, _ = sampling.pad(np.asarray(cohort.ids), max(1, bucket(cohort.size)))
     key, following = _of_round(state.key, state.round)
     context = execution.Context(
@@ -270,9 +273,9 @@ def federated(
     )
     mapped = run(context, cohort)
     mean, aggregated = combine(mapped, state.aggregator)
-    # those that worked and sent finite numbers: whose memories moved
+    # clients that trained and sent finite numbers: their states are updated
     counted = (mapped.info.num_steps > 0) & np.isfinite(mapped.info.update_norm)
-    # How many took part is itself a secret where clients are sampled.
+    # The number of participants is secret where clients are sampled.
     size = None if aggregator.private else jax.device_put(np.float32(np.sum(counted)))
     params, moved = apply(state.params, state.server, mean, size)
     after = FederatedState(
@@ -289,12 +292,13 @@ def federated(
 
 
 def cast_like(updates: ArrayTree, params: Params) -> Any:
-  """The updates in the dtypes of the parameters."""
+  """Casts the updates to the dtypes of the parameters."""
   return jax.tree.map(lambda u, p: jnp.asarray(u, jnp.asarray(p).dtype), updates, params)
 
 
 def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> Server:
-  """The server's optimizer sees -mean difference as its gradient (Reddi et al. 2021).
+  """Returns a server whose optimizer gets -mean difference as its gradient (Reddi et al.
+  2021).
 
   Args:
     server_tx: None for `optax.sgd(1.0)`, plain averaging.
@@ -311,5 +315,5 @@ def optimizing_server(server_tx: optax.GradientTransformation | None = None) -> 
 
 
 def params_of(state: FederatedState) -> Params:
-  """The server's parameters in the state of any algorithm here."""
+  """Returns the server's parameters from the state of any algorithm here."""
   return state.params

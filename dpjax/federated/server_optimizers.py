@@ -34,7 +34,7 @@ SECOND_MOMENTS: dict[str, Callable[..., Array]] = {
 
 
 class FedOptState(NamedTuple):
-  """m and v of the paper; m of the gradient -D_t, so with the other sign."""
+  """m and v of the paper; m belongs to the gradient -D_t, so its sign is opposite."""
 
   first: Any
   second: Any
@@ -74,11 +74,11 @@ def fed_opt(
   moved = SECOND_MOMENTS[name]
 
   def init(params: Any) -> FedOptState:
-    # In half precision small squares underflow, or are lost beside v.
+    # In half precision small squares underflow, or vanish beside v.
     wide = jax.tree.map(lambda leaf: trees.at_least_float32(jnp.asarray(leaf)), params)
     return FedOptState(
       jax.tree.map(jnp.zeros_like, wide),
-      # v_-1 = tau^2, as the paper has it. Optax begins elsewhere.
+      # v_-1 = tau^2, as in the paper. Optax starts elsewhere.
       jax.tree.map(lambda leaf: jnp.full_like(leaf, tau**2), wide),
     )
 

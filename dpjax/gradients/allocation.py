@@ -23,7 +23,7 @@ ORIGINS = ("public", "released")
 
 
 def layers(params: Params) -> Any:
-  """The tree of sizes of the layers: a mapping that holds arrays is one layer.
+  """Groups leaves into layers and returns their sizes: a mapping of arrays is one layer.
 
   >>> import numpy as np
   >>> layers({"dense": {"kernel": np.ones((2, 3)), "bias": np.ones(3)}, "scale": np.ones(4)})
@@ -35,10 +35,10 @@ def layers(params: Params) -> Any:
 
 
 def _root_sum_square_at_most(shares: Any, bound: float) -> Any:
-  """shares times a factor, with root-sum-square <= bound in floating point."""
+  """Returns shares times a factor, with root-sum-square <= bound in floating point."""
   length = lambda shares: math.hypot(*jax.tree.leaves(shares))
   factor = bound / length(shares)
-  # Rounding may leave the length a step above the bound, and the sensitivity above C.
+  # Rounding may leave the length just above the bound, and then the sensitivity above C.
   while length(trees.scale(shares, factor)) > bound:
     factor = math.nextafter(factor, 0.0)
   bounds = trees.scale(shares, factor)
@@ -63,7 +63,7 @@ def allocate_clip_norms(
   """Splits one clip norm among the layers of a model.
 
   Args:
-    params: of the model; a mapping that holds only arrays is one layer.
+    params: parameters of the model; a mapping that holds only arrays is one layer.
     l2_clip_norm: bound C on the whole gradient, finite.
     rule: "uniform", C / sqrt(number of layers) each; "by_size", C sqrt(d_l / d), so that
       every coordinate has the same share; "by_score", C s_l / sqrt(sum s^2).
@@ -102,7 +102,7 @@ def allocate_clip_norms(
 def _checked_scores(params: Any, scores: Any, scores_are: str) -> Any:
   if scores_are not in ORIGINS:
     raise UserError(
-      "must be 'public', or 'released' by a mechanism that is charged; scores "
+      "must be 'public', or 'released' by a mechanism that is accounted; scores "
       "computed from the private data are themselves a release",
       field="scores_are",
       value=scores_are,
@@ -124,7 +124,8 @@ def _check_numbers(scores: Any) -> None:
 
 
 def shares_from_sensitivity(scores: ArrayTree, *, freeze_below: float = 0.0) -> Any:
-  """Shares of the signal from sensitivity scores: the more sensitive, the more noise.
+  """Shares of the signal from sensitivity scores: the more sensitive a layer, the more
+  noise.
 
   A group with score s gets the share 1 / s, so under the common noise its signal-to-noise
   ratio is proportional to 1 / s; a group with s < `freeze_below`, or s = 0, is frozen

@@ -22,7 +22,8 @@ _NO_MASK = (
 
 
 def checked_mask(mask: ArrayLike | None, size: int) -> Array:
-  """The mask as a [size] bool array; a forgotten one is an error, not a default of ones.
+  """Returns the mask as a [size] bool array. A missing mask is an error, not a default of
+  ones.
 
   >>> checked_mask(True, 2)
   Array([ True,  True], dtype=bool)
@@ -35,9 +36,9 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
     raise UserError(_NO_MASK)
   try:
     mask = jnp.asarray(mask)
-  # Text, objects, or rows of several lengths.
+  # Raised for text, objects, or rows of several lengths.
   except (TypeError, ValueError):
-    # In one line.
+    # Formatted on one line.
     shown = " ".join(repr(mask).split())
     raise UserError(
       f"must be a bool array [{size}], such as batch.mask, or True",
@@ -54,7 +55,7 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
 
 
 def examples_and_mask(batch: ArrayTree, mask: ArrayLike | None) -> tuple[Any, Any]:
-  """The two parts of a padded `Batch`, or what was given apart.
+  """Returns examples and mask, from a padded `Batch` or from two arguments.
 
   A `Batch` whose mask has two axes holds what belongs to each of several users
   (`dpjax.sampling.user_loss`): it is data, and which users are real is said beside it.
@@ -110,7 +111,7 @@ def check_real(**named: Any) -> None:
   check_arrays(**named)
   for name, tree in named.items():
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-      # A key has no result type; a Python number has the one that JAX would give it.
+      # A key has no result type. A Python number gets the type that JAX would give it.
       dtype = jnp.result_type(leaf) if not trees.is_key(leaf) else leaf.dtype
       if not jnp.issubdtype(dtype, jnp.floating):
         place = f"{name}{jax.tree_util.keystr(path)}"

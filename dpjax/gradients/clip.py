@@ -1,9 +1,9 @@
-"""How gradients are clipped, as ONE value that gradients, transforms and plan pass on.
+"""The definition of clipping, as ONE value for gradients, transforms and plan.
 
-A rule says by how much a gradient of some length is shortened. `RULES` names those that are
-known; a new one is a class and a row there. What changes from step to step is in the clip,
-too, and costs nothing (`transforms/clip_scale.py`): a public schedule, or a rule that
-`adapts`, whose norm follows what the mechanism releases (`transforms/adaptive_clipping.py`).
+A rule determines how much a gradient of some length is shortened. `RULES` lists the known ones;
+a new one is a class and a row there. Changes between steps are part of the clip, too, and cost
+nothing (`transforms/clip_scale.py`): a public schedule, or a rule that `adapts`, whose norm
+depends on the mechanism's releases (`transforms/adaptive_clipping.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dpjax import validate
 from dpjax.types import Array, ClipLike, NeighboringRelation, NumberTree, Params
 from dpjax.validate import UserError
 
-# Within these a bound, and every term as long as it, are normal numbers of float32.
+# Within these limits a bound, and every term of that length, are normal float32 numbers.
 _MIN_NORM = 1e-25
 _MAX_NORM = 1e30
 # The quotient limit keeps every factor finite.
@@ -30,33 +30,33 @@ _MAX_QUOTIENT = 1e30
 class ClipRule:
   """Shortens a gradient of length n to at most C. Subclasses are frozen dataclasses.
 
-  A subclass owes n * factors(n, top(C), 1) <= top(C) <= C and 0 <= factors <= 1, for every
-  n >= 0; what is more than that is cut off, NaN counts as 0 (`clipping.clip_factors`).
+  A subclass must satisfy n * factors(n, top(C), 1) <= top(C) <= C and 0 <= factors <= 1, for
+  every n >= 0. Larger factors are cut, and NaN counts as 0 (`clipping.clip_factors`).
   """
 
-  # True where C follows what the mechanism releases.
+  # True if C depends on releases of the mechanism.
   adapts: ClassVar[bool] = False
-  # True where C = inf is allowed and means: do not clip.
+  # True if C = inf is allowed and means: do not clip.
   may_be_unbounded: ClassVar[bool] = False
 
   def make(
     self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
   ) -> Clip:
-    """The clip of a model with these parameters, of which only the shapes may be read."""
+    """Returns the clip of a model with these parameters, from their shapes alone."""
     return Clip(l2_clip_norm, self, schedule)
 
   def check(self, largest: float) -> None:
-    """Raises UserError unless the rule's numbers go with clip norms up to `largest`."""
+    """Raises UserError unless the rule's numbers allow clip norms up to `largest`."""
 
   def top(self, bound: float) -> float:
-    """Length that clipped gradients are measured against while they are summed.
+    """Length against which clipped gradients are measured while they are summed.
 
     Short terms would lose digits, so the finished sum is multiplied by bound / top(bound).
     """
     return bound
 
   def visible(self, bound: float) -> float:
-    """Returns a length of which a share of 1e-7, added to a gradient's, changes no factor.
+    """Returns a length L. An error of 1e-7 L in a gradient's length changes no factor.
 
     The fast route computes the lengths again whose error may be larger.
     """
@@ -66,7 +66,7 @@ class ClipRule:
     """Returns the factor of each gradient, times `most`, [B].
 
     Args:
-      lengths: of the gradients, [B]; 0 and infinity occur.
+      lengths: [B], those of the gradients; 0 and infinity occur.
       top: `self.top(C)` times `most`.
       most: a power of two, by which factors of tiny gradients keep their digits.
 
@@ -78,7 +78,7 @@ class ClipRule:
 
 @dataclasses.dataclass(frozen=True)
 class Flat(ClipRule):
-  """min(1, C / norm): short gradients stay as they are (Abadi et al. 2016)."""
+  """min(1, C / norm): short gradients stay unchanged (Abadi et al. 2016)."""
 
   may_be_unbounded: ClassVar[bool] = True
 
@@ -94,14 +94,14 @@ class Automatic(ClipRule):
   DP-NSGD of Yang et al. 2022, arXiv:2206.13033).
 
   Args:
-    gamma: in units of the gradient norm.
+    gamma: smoothing constant, in units of the gradient norm.
   """
 
   gamma: float = 0.01
 
   def check(self, largest: float) -> None:
     validate.positive(gamma=self.gamma)
-    # The finished sum is multiplied by C / gamma, which must stay a number of float32.
+    # The finished sum is multiplied by C / gamma, which must be a float32 number.
     least = max(_MIN_GAMMA, largest / _MAX_QUOTIENT)
     if self.gamma < least:
       raise UserError(f"must be >= {least:g}", field="gamma", value=self.gamma)
@@ -109,7 +109,7 @@ class Automatic(ClipRule):
       raise UserError(f"must be <= {_MAX_NORM:g}", field="gamma", value=self.gamma)
 
   def top(self, bound: float) -> float:
-    # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule owes.
+    # With top <= gamma the factor top / (n + gamma) is at most 1, as every rule requires.
     return min(bound, self.gamma)
 
   def visible(self, bound: float) -> float:
@@ -119,7 +119,8 @@ class Automatic(ClipRule):
     return top / (lengths + self.gamma)  # [B]
 
 
-# Name -> rule; `dpjax.gradients.clip_rules` fills it, for a rule's own file imports this one.
+# Name -> rule. `dpjax.gradients.clip_rules` fills it, since the rules' files import this
+# one.
 RULES: dict[str, type[ClipRule]] = {}
 
 
@@ -131,7 +132,7 @@ class Clip:
     norms: a number C in [1e-25, 1e30]; or a tree of numbers that is a prefix of the parameter
       tree: each bounds the subtree it stands for, and the whole gradient is bounded by
       sqrt(sum C_l^2); a group of bound 0 is frozen. inf: no clipping, where the rule can.
-    rule: how a gradient is shortened, or its name in `RULES`.
+    rule: a clipping rule, or its name in `RULES`.
     schedule: public factors of the norms, one for each step; they cost nothing.
 
   >>> Clip({"dense": 3.0, "head": 4.0}).l2_bound
@@ -161,12 +162,12 @@ class Clip:
 
   @classmethod
   def of(cls, given: ClipLike) -> Clip:
-    """The clip that is given, or that a number or a tree is short for."""
+    """Returns the given clip, or the flat clip for a number or a tree."""
     return given if isinstance(given, Clip) else cls(given)
 
   def _check_norms(self, check: Any) -> None:
-    # A bound of 0 freezes its group. As the only bound it would freeze the model: refused.
-    # False equals 0, and is no number: the check below names it.
+    # A bound of 0 freezes its group. As the only bound it would freeze the model, so it is
+    # refused. False equals 0 but is no number: the check below names it.
     is_number = lambda leaf: isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
     leaves = jax.tree.leaves(self.norms)
     active = [leaf for leaf in leaves if not (is_number(leaf) and leaf == 0)]
@@ -197,13 +198,15 @@ class Clip:
 
   @property
   def is_one_number(self) -> bool:
-    """Whether the whole gradient has one bound; else each group of parameters has its own."""
+    """Whether the whole gradient has one bound; otherwise each group of parameters has its
+    own."""
     return isinstance(self.norms, (int, float))
 
   @property
   def l2_bound(self) -> float:
     """The largest l2 norm that one example's clipped gradient can have."""
-    # Groups hold different coordinates, so their bounds add up as a root of squares (P10).
+    # Groups hold different coordinates, so their bounds add up as a root of squares
+    # (pitfall P10).
     return math.hypot(*self.group_bounds())
 
   def group_bounds(self, *, rescale_to_unit_norm: bool = False) -> tuple[float, ...]:
@@ -220,7 +223,7 @@ class Clip:
     return sensitivity(self.l2_bound, relation)
 
   def check_prefix(self, params: Params) -> None:
-    """Raises unless the norms are a prefix of the parameters, which hold arrays."""
+    """Raises unless the norms are a prefix tree of the parameters, which must be arrays."""
     if not jax.tree.leaves(params):
       raise UserError("must hold at least one array", field="params")
     try:

@@ -1,4 +1,4 @@
-"""How one example's gradient is clipped: norms, factors, and the sensitivity they give.
+"""Clipping of one example's gradient: norms, factors, and the resulting sensitivity.
 
 | case                         | flat                               | automatic             |
 | ---------------------------- | ---------------------------------- | --------------------- |
@@ -33,9 +33,9 @@ computes in a narrow type (bfloat16, float16, any float8), they are about the gr
 Nothing that stands after the clip is computed below float32: the sum, its noise, its division.
 Only the updated parameters are rounded to their type, after the noise.
 
-While they are summed, terms are kept away from the ends of the range of floats: what makes
-them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), is a number that the
-finished sum is multiplied by.
+While they are summed, terms are kept away from the ends of the range of floats. Factors that
+would make them longer (C / gamma, 1 / C for unit norms), or very short (C < 1e-6), multiply the
+finished sum instead.
 """
 
 from __future__ import annotations
@@ -53,32 +53,33 @@ from dpjax.gradients.clip import Clip, ClipRule, Flat
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayLike, ArrayTree, ClipLike, ClippedSum, Updates
 
-# The entries of a term are lost below 1e-38. A bound from here up leaves its term 32
-# decades for small entries; smaller ones are lifted.
+# Entries of a term below 1e-38 are lost. A bound from here up leaves 32 decades for small
+# entries; terms of smaller bounds are lifted.
 _LEAST_TERM = 1e-6
-# Of the clip norm (of gamma): errors of a norm below this do not show in its factor.
+# Relative to the clip norm (or gamma): smaller errors of a norm do not show in its factor.
 _NEGLIGIBLE = 1e-7
 # Norms that differ by less than this share give the same factor, up to rounding.
 _ALIKE = 1e-6
 
 
 def _lift(top: float) -> float:
-  """A power of two that takes tiny terms away from the smallest floats while they are
-  summed: there c_i g_i would round to 0 in part, and what is left could be longer."""
+  """Returns a power of two that lifts tiny terms above the smallest floats during the sum.
+  There, parts of c_i g_i would round to 0, and the remaining vector could be too long."""
   return 2.0 ** max(0, math.ceil(math.log2(1 / top))) if top < _LEAST_TERM else 1.0
 
 
 @functools.cache
 def _top(rule, bound):
-  """Asked for once: the factors and what the sum is multiplied by rest on one answer."""
+  """Calls the rule's `top` once: the factors, and the factor of the finished sum, must use
+  the same value."""
   top = rule.top(bound)
   validate.positive_or_inf(**{f"{type(rule).__name__}.top({bound})": top})
   return top
 
 
 def _factor(longest, keep, bound, rule):
-  """[B] -> [B], of one group."""
-  # Frozen. A bound of 0 has no `top`, and nothing to divide by a length.
+  """Returns the factors [B] -> [B] of one group."""
+  # A frozen group: a bound of 0 has no `top`, and divides by no length.
   if bound == 0:
     return jnp.zeros_like(longest)  # [B]
   top = _top(rule, bound)
@@ -86,20 +87,20 @@ def _factor(longest, keep, bound, rule):
   most = Flat().factors(longest, top * lift, lift)  # [B]
   if type(rule).factors is Flat.factors:
     return jnp.where(keep, most, 0.0)
-  # A rule is asked for one length at a time, and held to the bound whatever it says.
+  # A rule sees one length at a time, and its result is always held to the bound.
   one = lambda length: rule.factors(length[None], top * lift, lift)[0]
   asked = jax.vmap(one)(longest)  # [B]
   return jnp.where(keep & ~jnp.isnan(asked), jnp.clip(asked, 0.0, most), 0.0)
 
 
 def rescaled(total: Updates, clip: Clip, *, rescale_to_unit_norm: bool) -> Any:
-  """The sum, times what `clip_factors` has left out of the factors."""
+  """Multiplies the sum by the part that `clip_factors` leaves out of the factors."""
 
   def times(bound, group):
     if bound == 0:
       return group
     top = _top(clip.rule, bound)
-    # C = inf has top = inf, and inf / inf is no number.
+    # C = inf has top = inf, and inf / inf is NaN.
     left = 1.0 if top == bound else bound / top
     left = left / _lift(top) / (bound if rescale_to_unit_norm else 1.0)
     return group if left == 1 else trees.scale(group, left)
@@ -116,20 +117,20 @@ def clip_factors(
     group_norms: tree of [B] norms, one per clip norm.
     clip: its norms are a tree of the same structure.
     mask: [B] bool; False means padding.
-    longest: what each norm may be at most, where it may have lost something to underflow;
-      the factors are for these. None: the norms are exact.
+    longest: upper bound on each norm, if underflow may have reduced the computed one. The
+      factors are for these bounds. None: the norms are exact.
 
   Returns:
     (tree of [B] factors, total norms [B]). Factors of padding and of examples with a
-    non-finite norm in any group are exactly 0. The sum is to be `rescaled`.
+    non-finite norm in any group are exactly 0. Apply `rescaled` to the sum.
 
   >>> clip_factors(jnp.array([2.0, 0.5, jnp.nan]), Clip(1.0), jnp.ones(3, bool))[0]
   Array([0.5, 1. , 0. ], dtype=float32)
   """
   longest = group_norms if longest is None else longest
   norms = trees.root_sum_squares(jax.tree.leaves(group_norms))  # [B]
-  # One group that is not finite drops the whole example: then it is a missing example. What
-  # is left of it would be an arbitrary vector.
+  # One group that is not finite drops the whole example, like a missing one. Its other
+  # groups would be an arbitrary vector.
   finite = [jnp.isfinite(norm) for norm in jax.tree.leaves(longest)]  # of each group: [B]
   keep = jnp.all(jnp.stack([mask, *finite]), axis=0)  # [1 + groups, B] -> [B]
   factors = jax.tree.map(lambda c, n: _factor(n, keep, c, clip.rule), clip.norms, longest)
@@ -137,10 +138,10 @@ def clip_factors(
 
 
 def is_certain(lengths: Any, clip: Clip) -> jax.Array:
-  """[B] whether the factor of each example follows from norms that squares gave.
+  """[B] whether the factor of each example is exact, given norms computed from squares.
 
-  It does not where squares left the range of floats: where a norm is infinite or NaN, or may
-  have lost to underflow what would show in the factor.
+  It is not exact where squares left the range of floats: where a norm is infinite or NaN, or
+  where underflow may have changed the factor visibly.
 
   Args:
     lengths: tree of `lengths.Length` [B], one per clip norm.
@@ -157,10 +158,10 @@ def is_certain(lengths: Any, clip: Clip) -> jax.Array:
 
 
 def _exact_above(bound: float, rule: ClipRule) -> float:
-  """The length from which an error of a norm can show in its factor."""
+  """Returns the length from which an error of a norm can show in its factor."""
   usual = bound or 1.0
   visible = rule.visible(bound)
-  # What is longer must be exact for the flat clip, by which every rule is held.
+  # Greater lengths must be exact for the flat clip, which bounds every rule.
   return (visible if 0 <= visible <= usual else usual) * _NEGLIGIBLE
 
 
@@ -196,7 +197,7 @@ def clip_and_sum(
     total, norms = weighted_and_norms(grads, mask, clip)
     return rescaled(total, clip, rescale_to_unit_norm=unit), norms
 
-  # Norms and sum must see the same rounded numbers, or the bound holds for neither.
+  # Norms and sum must use the same rounded numbers, or neither satisfies the bound.
   total, norms = on_settled(clipped, grads)
   bounds = clip.group_bounds(rescale_to_unit_norm=unit)
   return ClippedSum(total, norms, losses, math.hypot(*bounds), bounds, mask)
@@ -205,17 +206,19 @@ def clip_and_sum(
 def weighted_and_norms(
   grads: Updates, mask: jax.Array, clip: Clip
 ) -> tuple[Any, jax.Array]:
-  """The sum of clipped gradients [B, *param], not yet `rescaled`, and their norms [B]."""
+  """Returns the sum of clipped gradients [B, *param], not yet `rescaled`, and their norms
+  [B]."""
 
   def group_norm(bound, group):
-    """Exact where it can show in the factor; a group without arrays has norm 0."""
+    """Returns a group's norm, exact where it shows in the factor; 0 for a group without
+    arrays."""
     exact_above = _exact_above(bound, clip.rule)
     norms = trees.per_example_norms(group, exact_above=exact_above)  # [B], or []
     return jnp.broadcast_to(norms, mask.shape)  # [B]
 
   group_norms = jax.tree.map(group_norm, clip.norms, grads)  # of each group: [B]
   factors, norms = clip_factors(group_norms, clip, mask)  # of each group: [B]; [B]
-  # Tells `weighted_sum` that it may skip the pass that drops examples.
+  # Allows `weighted_sum` to skip the pass that drops examples.
   all_finite = jnp.all(jnp.isfinite(norms))  # []
   weighted = lambda factor, group: trees.weighted_sum(group, factor, all_finite)
   return jax.tree.map(weighted, factors, grads), norms  # leaves [*param]; [B]

@@ -1,4 +1,5 @@
-"""Convolutions that XLA's CPU backend computes at full speed in compiled loops, too.
+"""Convolutions rewritten so that XLA's CPU backend runs them at full speed in compiled
+loops.
 
 XLA has a fast route on the CPU for convolutions whose batch comes first and whose features come
 last, with kernels [*window, in, out]. Others it brings into that form, but only in the outermost
@@ -29,7 +30,8 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 
 def canonical_convolutions(fn: _Fn) -> _Fn:
-  """The same function, whose convolutions are fast in a compiled loop on the CPU.
+  """Returns the same function with convolutions that are fast in a compiled loop on the
+  CPU.
 
   For the body of a `scan`, under `jit`, that holds a gradient of a convolutional network: apply
   it to the function that takes the gradient, not to the one whose gradient is taken. What is
@@ -42,7 +44,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
   `shard_map` inside of it, and in branches by platform. Eager calls compile each time.
 
   Args:
-    fn: of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
+    fn: function of pytrees to pytrees. Leaves that are no arrays are handed through as they are.
 
   >>> import jax, jax.numpy as jnp
   >>> from jax import lax
@@ -59,7 +61,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
     found: dict[str, Any] = {}
 
-    # Defined anew for each call: JAX would remember the trace of a function that it knows.
+    # A new function for each call, since JAX caches traces by function.
     def on_arrays(*arrays: Any) -> list[Any]:
       given = list(leaves)
       for place, array in zip(places, arrays):
@@ -74,7 +76,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
     due = rewriting.is_due(closed.jaxpr)
     evaluate = rewriting.closed(closed) if due else jex.jaxpr_as_fun(closed)
     values = zip(closed.out_avals, evaluate(*arrays))
-    # A jaxpr may hand back a constant as it is, which is no array.
+    # A jaxpr may return a constant unchanged, which is no array.
     is_array = lambda value: isinstance(value, jax.Array)
     results = iter([x if is_array(x) else jnp.asarray(x, aval.dtype) for aval, x in values])
     outs = [next(results) if isinstance(out, _ARRAYS) else out for out in found["outs"]]
@@ -91,7 +93,8 @@ def _is_other(eqn: Any) -> bool:
 
 
 def _is_swapped(eqn: Any) -> bool:
-  """Whether XLA would exchange its operands, and so leave the form: the window is the larger."""
+  """Whether XLA would exchange the operands, since the window is the larger one, and so
+  leave the form."""
   (lhs, rhs), params = (atom.aval.shape for atom in eqn.invars), eqn.params
   image, window, _ = params["dimension_numbers"]
   if not all(isinstance(size, int) for size in (*lhs, *rhs)):
@@ -104,7 +107,7 @@ def _is_swapped(eqn: Any) -> bool:
 
 
 def _inner(eqn: Any) -> dict[str, Any]:
-  """The jaxprs of an equation that is entered, by a name of their own."""
+  """Returns the jaxprs of a called equation, each with its own name."""
   name = eqn.primitive.name
   params = eqn.params
   if name in equations.CALLS:
@@ -121,7 +124,7 @@ def _inner(eqn: Any) -> dict[str, Any]:
 
 
 def _form(eqn: Any) -> lax.ConvDimensionNumbers:
-  """Batch first and features last; windows, features in, features out."""
+  """Returns the layout: batch first, features last; windows, features in, features out."""
   rank = len(eqn.params["window_strides"])
   space = tuple(range(rank))
   arrays = (0, rank + 1, *(axis + 1 for axis in space))
@@ -129,16 +132,15 @@ def _form(eqn: Any) -> lax.ConvDimensionNumbers:
 
 
 class _Rewriting:
-  """Evaluates jaxprs with their convolutions in that form; what is shared is rewritten once."""
+  """Evaluates jaxprs with convolutions in that layout; shared jaxprs are rewritten once."""
 
   def __init__(self) -> None:
-    # Beside each answer stands the object that it is about: while that lives, no other
-    # object has its id.
+    # Each answer is stored with its object. While the object lives, no other has its id.
     self._due: dict[int, tuple[Any, bool]] = {}
     self._called: dict[int, tuple[Any, Callable[..., list[Any]]]] = {}
 
   def is_due(self, jaxpr: Any) -> bool:
-    """Whether it holds a convolution of another form, at any depth that is entered."""
+    """Whether a jaxpr contains a convolution of another layout, at any depth."""
     if id(jaxpr) not in self._due:
       due = any(_is_other(eqn) or self._is_due_inside(eqn) for eqn in jaxpr.eqns)
       self._due[id(jaxpr)] = jaxpr, due
@@ -148,7 +150,7 @@ class _Rewriting:
     return any(map(self.is_due, _inner(eqn).values()))
 
   def run(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-    """The results of a jaxpr."""
+    """Returns the results of a jaxpr."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values]))
     read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
     for eqn in jaxpr.eqns:
@@ -178,7 +180,7 @@ class _Rewriting:
     return lambda *values: self.run(closed.jaxpr, closed.consts, values)
 
   def _call(self, closed: Any) -> Callable[..., list[Any]]:
-    """A function of its own, so that many calls of one stay calls of one."""
+    """Returns a separate function, so that many calls of one function remain calls of one."""
     if id(closed) not in self._called:
       self._called[id(closed)] = closed, jax.jit(self.closed(closed))
     return self._called[id(closed)][1]
@@ -220,7 +222,7 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
   lhs = lax.transpose(lhs, (batch, *space, features))  # [N, *space, C]
   rhs = lax.transpose(rhs, (*window, into, out))  # [*window, I, O]
   groups = params["batch_group_count"]
-  # XLA has a fast route for groups of features, and none for groups of the batch.
+  # XLA has a fast algorithm for groups of features, and none for groups of the batch.
   if groups > 1:
     rows, *shape, depth = lhs.shape
     lhs = lhs.reshape(groups, rows // groups, *shape, depth)
@@ -237,12 +239,12 @@ def _convolution(eqn: Any, lhs: Any, rhs: Any) -> Any:
 
 
 def _widened(lhs: Any, params: dict[str, Any]) -> Any:
-  """The image with its padding, [N, *space, C]: at least as large as the window.
+  """Returns the image with its padding, [N, *space, C], at least as large as the window.
 
   Padded with zeros that XLA cannot tell: known ones it would fold into the padding again.
   """
   first = lhs[(0,) * lhs.ndim]
-  # Nothing is below -inf. XLA does not know that, so `zero` is no constant for it.
+  # Nothing is below -inf. XLA does not know that, so it cannot fold `zero` to a constant.
   no = lax.lt(first, lax.full_like(first, -np.inf))
   zero = lax.select(no, first, lax.full_like(first, 0))
   axes = zip(params["padding"], params["lhs_dilation"])

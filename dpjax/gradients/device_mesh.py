@@ -1,4 +1,4 @@
-"""A batch over several devices: each clips its own examples, their sums are joined once.
+"""A batch over several devices: each clips its own examples, and their sums are added once.
 
 A mesh has an axis `data`, over which the rows of a batch are split, and may have an axis
 `model`, over which parameters and all that has their shape are split.
@@ -42,8 +42,8 @@ _ROWS = PartitionSpec(DATA)
 
 
 def mesh_of(text: str) -> Mesh:
-  """The mesh of a text such as "data:4" or "data:4,model:2", of the first devices there are;
-  of several processes, of the first of each.
+  """Returns the mesh of a text such as "data:4" or "data:4,model:2", on the first devices.
+  With several processes it uses the first devices of each.
 
   Raises:
     UserError: text of another form, more devices than this process has, or a number that the
@@ -67,7 +67,7 @@ def mesh_of(text: str) -> Mesh:
 
 
 def _equal_shares(name: str, count: int) -> list[Any]:
-  """So many devices, as many of each process, process by process."""
+  """Returns that many devices, equally many of each process, process by process."""
   num_processes = jax.process_count()
   share, rest = divmod(count, num_processes)
   if rest:
@@ -89,12 +89,11 @@ def _equal_shares(name: str, count: int) -> list[Any]:
 
 
 def checked_mesh(mesh: Mesh) -> Mesh:
-  """The mesh, with axes whose shardings the compiler is free to choose.
+  """Returns the mesh, with axes whose shardings the compiler may choose.
 
   Raises:
-    UserError: it has no axis `data`, or another one than `data` and `model`; or, where there
-      are several processes, its devices are not as many of each, or an axis `model` crosses
-      from one to another.
+    UserError: it has no axis `data`, or an axis that is neither `data` nor `model`. With several
+      processes: they have different numbers of devices, or an axis `model` spans two of them.
 
   >>> checked_mesh(jax.make_mesh((1,), ("rows",)))
   Traceback (most recent call last):
@@ -134,7 +133,7 @@ def _check_processes(mesh: Mesh, names: tuple[Any, ...]) -> None:
 
 
 def whole_rows(rows: int, mesh: Mesh) -> int:
-  """The least number of rows from `rows` up that all devices have equal shares of.
+  """Returns the least number of rows, from `rows` up, that divides equally among devices.
 
   >>> whole_rows(5, jax.make_mesh((1,), ("data",)))
   5
@@ -144,12 +143,12 @@ def whole_rows(rows: int, mesh: Mesh) -> int:
 
 
 def on_all(mesh: Mesh) -> NamedSharding:
-  """The sharding of what is the same on all devices."""
+  """Returns the sharding of values that are equal on all devices."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
-  """The sharding of one leaf of parameters, or of a state.
+  """Returns the sharding of one leaf of parameters, or of a state.
 
   It is split along the last of its axes that `model` divides (a layer's outputs). Where there
   is none, it is the same on all devices.
@@ -167,20 +166,20 @@ def leaf_sharding(mesh: Mesh, leaf: HostArray) -> NamedSharding:
 
 
 def _at(leaf: Any, sharding: NamedSharding) -> Any:
-  """Places a leaf by its sharding, also while it is traced."""
+  """Places a leaf by its sharding, also during tracing."""
   if isinstance(leaf, Tracer):
     return lax.with_sharding_constraint(leaf, sharding)
   return processes.placed(leaf, sharding)
 
 
 def laid_out(mesh: Mesh, tree: ArrayTree) -> Any:
-  """The tree with each leaf where `leaf_sharding` says."""
+  """Returns the tree with each leaf placed by `leaf_sharding`."""
   return jax.tree.map(lambda leaf: _at(leaf, leaf_sharding(mesh, leaf)), tree)
 
 
 def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
-  """Leaves [B, ...] as [B', ...] over the devices, B' the `whole_rows` of B. What is added is
-  zero, or False: the mask among the leaves says that it is nobody.
+  """Splits leaves [B, ...] as [B', ...] over the devices, where B' is the `whole_rows` of
+  B. Added rows are zero, or False in a mask, so they count for nobody.
 
   >>> split_rows(jax.make_mesh((1,), ("data",)), {"x": np.ones((3, 2))})["x"].shape
   (3, 2)
@@ -193,8 +192,8 @@ def split_rows(mesh: Mesh, tree: ArrayTree) -> Any:
 
 
 def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
-  """The tree on the first device of this process, where each device holds all of it; else as
-  it lies on the devices of this process."""
+  """Returns the tree on the first device of this process, if each device holds all of it.
+  Otherwise it stays on the devices of this process."""
   if mesh.shape.get(MODEL, 1) > 1:
     return processes.own_copy(tree)
   return jax.device_put(processes.own_copy(tree), mesh.local_devices[0])
@@ -203,7 +202,8 @@ def on_one(mesh: Mesh, tree: ArrayTree) -> Any:
 def over_devices(
   fn: Callable[[Any, Any, Array], ClippedSum], mesh: Mesh, bounds: tuple[float, ...]
 ) -> Callable[[Any, Any, Array], ClippedSum]:
-  """The same `(params, batch, mask) -> ClippedSum`, each device with its share of the rows.
+  """Returns the same `(params, batch, mask) -> ClippedSum` with the rows split over
+  devices.
 
   Rows that no device has an equal share of are filled up with masked padding, which norms,
   losses and mask of the result hold too.

@@ -1,4 +1,4 @@
-"""Equations of a jaxpr: what they read, one evaluated alone, and who uses a value.
+"""Equations of a jaxpr: operands, evaluation of a single one, and users of a value.
 
 Of JAX this relies on `jax.extend.core` and on the names of a few primitives.
 """
@@ -34,7 +34,7 @@ class HasDType(Protocol):
 
 
 def is_literal(atom: object) -> bool:
-  """Whether an operand is written into the equation."""
+  """Whether an operand is a literal of the equation."""
   return isinstance(atom, jex.Literal)
 
 
@@ -49,12 +49,12 @@ def operands(eqn: Eqn) -> tuple[Var, ...]:
 
 
 def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
-  """Returns the value that each variable of an equation stands for."""
+  """Returns the value bound to each variable of an equation."""
   return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
 
 
 def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
-  """The equations on which the wanted variables depend, in order."""
+  """Returns the equations that the wanted variables depend on, in order."""
   live = set(wanted)
   kept = []
   for eqn in reversed(eqns):
@@ -65,9 +65,8 @@ def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:
 
 
 def eqn_fn(eqn: Eqn) -> Callable[..., list[Any]]:
-  """The equation as a function of `operands(eqn)`, custom derivatives intact."""
-  # A result that nobody reads has no variable that a jaxpr could return; None stands for
-  # it.
+  """Returns the equation as a function of `operands(eqn)`, with custom derivatives intact."""
+  # An unused result has no variable that a jaxpr could return; None stands for it.
   outvars = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
   alone = _template().replace(
     invars=list(operands(eqn)), outvars=outvars, eqns=[eqn], effects=eqn.effects
@@ -93,7 +92,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
   computes in the types that it was traced with.
   """
   params = eqn.params
-  # Functions and jaxprs may also lie in a list: the branches of a cond do.
+  # Functions and jaxprs may also be in a list, as the branches of a cond are.
   listed = [
     value if isinstance(value, (tuple, list)) else (value,) for value in params.values()
   ]
@@ -102,7 +101,7 @@ def wide_fn(eqn: Eqn) -> Callable[..., list[Any]] | None:
     callable(each) or hasattr(each, "eqns") or hasattr(each, "jaxpr") for each in held
   ):
     return None
-  # A term could come out longer than its norm where a platform's default is less (TF32).
+  # With a lower default precision (TF32) a term could come out longer than its norm.
   full = {"preferred_element_type": None, "precision": (lax.Precision.HIGHEST,) * 2}
   known = params | {name: value for name, value in full.items() if name in params}
 
@@ -120,8 +119,7 @@ def _wide(value: Any, atom: Any) -> Any:
 
 
 class ScanParts(NamedTuple):
-  """Where the operands of a scan begin: first its constants, then its carry, then what it
-  steps through."""
+  """Where the groups of a scan's operands begin: constants, carry, then scanned inputs."""
 
   first_carry: int
   first_xs: int
@@ -152,12 +150,12 @@ def _count_stepped(outside: Sequence[Any], inside: Sequence[Any]) -> int:
 
 @functools.cache
 def _template() -> Any:
-  """An empty jaxpr to be filled: its constructor is not public."""
+  """Returns an empty jaxpr to be filled: its constructor is not public."""
   return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 class Ends(NamedTuple):
-  """Values whose cotangents, joined along an axis, are that of another value."""
+  """Values whose cotangents, concatenated along an axis, are that of another value."""
 
   parts: tuple[Var, ...]
   axis: int = 0
@@ -184,8 +182,9 @@ class Graph(NamedTuple):
     return cls(uses, users, position)
 
   def ends(self, results: Sequence[Var]) -> dict[Var, Ends]:
-    """Each result's ends; the parts it is split into only where others end there too, as
-    the two products of a recurrent cell do whose gates are summed one by one."""
+    """Returns each result's ends. A split into parts counts only if other values end there
+    too. One example is the two products of a recurrent cell, whose gates are summed one by
+    one."""
     whole = {var: self.same_cotangent(var) for var in results}
     split = {end: self._split(end) for end in whole.values()}
     shared = collections.Counter(split.values())
@@ -193,7 +192,7 @@ class Graph(NamedTuple):
     return {var: best[end] for var, end in whole.items()}
 
   def same_cotangent(self, var: Var) -> Var:
-    """Follows a value through sums that are its only use: their cotangents are its own."""
+    """Follows a value through sums that are its only use: their cotangents equal its own."""
     while self._only_user(var) in ("add", "add_any"):
       total = self.users[var].outvars[0]
       # An operand that was broadcast or cast has another cotangent than the sum.
@@ -207,7 +206,7 @@ class Graph(NamedTuple):
     return self.users[var].primitive.name if alone else None
 
   def _split(self, var: Var) -> Ends | None:
-    """The sums in which the parts of a value end, where it is only split."""
+    """Returns the sums in which the parts of a value end, if it is only split."""
     if self._only_user(var) != "split":
       return None
     eqn = self.users[var]

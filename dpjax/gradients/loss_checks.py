@@ -19,14 +19,14 @@ from dpjax import validate
 from dpjax.gradients import equations
 from dpjax.types import ArrayTree, LossFn, Params
 
-# What JAX raises where Python wants the value of a number that is traced.
+# Errors of JAX where Python needs the value of a traced number.
 _CONCRETE = (
   jax.errors.ConcretizationTypeError,
   jax.errors.NonConcreteBooleanIndexError,
   jax.errors.TracerArrayConversionError,
   jax.errors.TracerIntegerConversionError,
 )
-# They return nothing to the program, so no example can reach another through them.
+# They return nothing to the program, so they cannot connect examples.
 _HARMLESS = ("debug_callback", "debug_print")
 
 
@@ -44,7 +44,7 @@ def check_loss(loss_fn: LossFn, params: Params, batch: ArrayTree) -> None:
       f"loss_fn returned {loss.dtype}: must be a real floating-point number"
     )
   for eqn in _equations(closed.jaxpr):
-    # A call has the effects of what it holds: the equation inside is the one to name.
+    # A call has the effects of its content. The equation inside is the one to name.
     if eqn.effects and eqn.primitive.name not in _HARMLESS and not _inner(eqn):
       raise validate.UserError(
         f"'{eqn.primitive.name}' has a side effect, through which one example "
@@ -64,7 +64,7 @@ def check_callable(loss_fn: Any) -> None:
     )
   try:
     signature = inspect.signature(loss_fn)
-  # Some built-in functions do not tell their signature.
+  # Some built-in functions have no readable signature.
   except (TypeError, ValueError):
     return
   try:
@@ -78,15 +78,16 @@ def check_callable(loss_fn: Any) -> None:
 
 def computes_narrowly(loss_fn: LossFn, params: Params, batch: ArrayTree) -> bool:
   """Whether the loss of ONE example computes in floats of less than 32 bits anywhere."""
-  # A fresh function: JAX must not find the trace of a loss whose closure has changed.
+  # A new function, since JAX caches traces by function, and the closure of a loss may have
+  # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   inside = (v for e in _equations(closed.jaxpr) for v in (*e.invars, *e.outvars))
   return any(equations.is_narrow(var.aval) for var in (*closed.jaxpr.invars, *inside))
 
 
 def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None:
-  """Raises UserError for what says itself how it is batched: it is handed all examples. The
-  rules of custom derivatives are seen by differentiating."""
+  """Raises UserError for operations that define their own batching, since they get all
+  examples. Differentiation also shows the rules of custom derivatives."""
   found = list(_equations(closed.jaxpr))
   if any(eqn.primitive.name.startswith("custom_") for eqn in found):
     # A loss that cannot be differentiated is explained elsewhere.
@@ -99,7 +100,7 @@ def _check_apart(loss_fn: LossFn, params: Params, one: Any, closed: Any) -> None
 def check_client(one: Callable[..., Any], *many: ArrayTree) -> None:
   """Raises UserError where `one` client could see others under `vmap`; leaves [K, ...]."""
   jaxpr = jax.make_jaxpr(one)(*_example(many)).jaxpr
-  # The rule of dpjax's own noise compares keys, and changes nothing where they are apart.
+  # The rule of dpjax's own noise compares keys, and changes nothing where they differ.
   rule_of = lambda eqn: getattr(eqn.params.get("rule"), "__module__", None)
   others = (eqn for eqn in _equations(jaxpr) if rule_of(eqn) != "dpjax.noise.gaussian")
   _refuse_own_batching(others, "client", "clients")
@@ -109,7 +110,7 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
   for eqn in eqns:
     what = eqn.primitive.name
     method = eqn.params.get("vmap_method")
-    # These two methods hand a callback the whole batch in one call.
+    # These two methods pass a callback the whole batch in one call.
     if what == "custom_vmap_call" or method in ("expand_dims", "broadcast_all"):
       told = f"vmap_method={method!r}" if method else "a batching rule of its own"
       raise validate.UserError(
@@ -122,8 +123,8 @@ def _refuse_own_batching(eqns: Iterable[Any], name: str, others: str) -> None:
 def explain_failure(
   loss_fn: LossFn, params: Params, batch: ArrayTree, error: Exception
 ) -> None:
-  """Raises UserError that names the primitive which cannot be differentiated, if any, or says
-  that one cannot be batched."""
+  """Raises UserError that names the primitive that cannot be differentiated, if any, or
+  says that one cannot be batched."""
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, _example(batch))
   count = len(jax.tree.leaves(params))
   for eqn in _on_the_way(closed.jaxpr, set(closed.jaxpr.invars[:count])):
@@ -162,7 +163,7 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
         "without float() or int()",
         field="loss_fn",
       ) from error
-    # JAX has no type for the next three errors: only their text tells them apart.
+    # JAX has no types for the next three errors: only their text distinguishes them.
     if "unbound axis name" in str(error):
       raise validate.UserError(
         f"{str(error).splitlines()[0].split('. ')[0]}: a collective would mix "
@@ -199,10 +200,10 @@ def _is_batch_norm(module: Any) -> bool:
 
 @contextlib.contextmanager
 def _no_batch_norm() -> Iterator[None]:
-  """Raises UserError where a linen BatchNorm computes statistics: of one example, they are
-  no statistics; of a batch, they mix examples."""
+  """Context that raises UserError where a linen BatchNorm computes statistics. Those of one
+  example are no statistics; those of a batch mix examples."""
   linen = sys.modules.get("flax.linen")
-  # Where Flax was never imported, the loss holds no layer of it.
+  # If Flax was never imported, the loss has no layer of it.
   if linen is None:
     yield
     return
@@ -210,7 +211,7 @@ def _no_batch_norm() -> Iterator[None]:
   def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     own = _is_batch_norm(context.module) and hasattr(context.module, "use_running_average")
     if own and context.method_name == "__call__":
-      # The mode is given to the call, by name or by place, or else to the layer.
+      # The mode is an argument of the call, by name or position, or else of the layer.
       average = kwargs.get("use_running_average", args[1] if len(args) > 1 else None)
       average = context.module.use_running_average if average is None else average
       if not average:
@@ -222,11 +223,12 @@ def _no_batch_norm() -> Iterator[None]:
 
 
 def _explain_library(error: Exception) -> None:
-  """Raises UserError for what a layer of Flax or Equinox cannot do in a loss of ONE example."""
+  """Raises UserError for operations of a Flax or Equinox layer that fail in a loss of ONE
+  example."""
   name = type(error).__name__
   message = str(error)
-  # Equinox and nnx have no hook such as linen's. The frames of the error still hold the
-  # layer, as `self`.
+  # Equinox and nnx have no hook like linen's. The frames of the error still hold the layer,
+  # as `self`.
   frames = list(traceback.walk_tb(error.__traceback__))
   within = any(_is_batch_norm(frame.f_locals.get("self")) for frame, _ in frames)
   if within or "batch_stats" in message or "BatchStat" in message:
@@ -254,14 +256,14 @@ def _first_line(error: Exception) -> str:
 def _runs(trace: Any, params: Params, batch: Any) -> bool:
   try:
     trace(params, batch)
-  # Whatever the loss may raise: then a missing batch axis is not the reason.
+  # The loss may raise any error: then a missing batch axis is not the reason.
   except Exception:
     return False
   return True
 
 
 def _inner(eqn: Any) -> list[Any]:
-  """The jaxprs inside an equation (calls, loops, branches)."""
+  """Returns the jaxprs inside an equation (calls, loops, branches)."""
   found = []
   for value in eqn.params.values():
     several = value if isinstance(value, (tuple, list)) else (value,)
@@ -277,11 +279,11 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
 
 
 def _on_the_way(jaxpr: Any, sources: set[Any]) -> list[Any]:
-  """Equations through which a gradient flows from the results to `sources`."""
+  """Returns equations through which a gradient flows from the results to `sources`."""
   reached = set(sources)
   between = []
   for eqn in jaxpr.eqns:
-    # Nothing differentiates what only a stop_gradient reads.
+    # A value that only stop_gradient reads is not differentiated.
     stops = eqn.primitive.name == "stop_gradient"
     if not stops and reached.intersection(equations.operands(eqn)):
       reached.update(eqn.outvars)
@@ -303,7 +305,7 @@ def _differentiable(eqn: Any) -> bool:
   shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
   try:
     jax.eval_shape(jax.grad(total), [shapes[i] for i in floats], shapes)
-  # A primitive without a derivative raises whatever type it chose.
+  # A primitive without a derivative may raise any type.
   except Exception:
     return False
   return True

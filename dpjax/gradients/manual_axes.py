@@ -1,4 +1,4 @@
-"""Under `shard_map` each device's values are its own, also those that equal each other.
+"""Values under `shard_map` that differ between devices, even if they are equal.
 
 JAX adds up, over the devices, the gradient of a value that is the same on all of them. For
 a gradient that must be clipped example by example that is too early: so parameters (and
@@ -21,7 +21,8 @@ def _varying_axes(tree: Any) -> frozenset[str]:
 
 
 def as_varying_as(reference: ArrayTree, tree: ArrayTree) -> Any:
-  """The same tree, marked as different on every device along the axes of `reference`.
+  """Returns the same tree, marked as different on every device along the axes of
+  `reference`.
 
   Outside `shard_map` this changes nothing.
   """

@@ -1,4 +1,4 @@
-"""How much memory a clipped sum takes, as a written model, and the microbatch that fits.
+"""Memory of a clipped sum, as a documented model, and the microbatch that fits.
 
 Bytes for one example; the parameters, the batch and the sum itself come on top:
 
@@ -47,14 +47,14 @@ class Bytes(NamedTuple):
 def estimate(
   loss_fn: LossFn, params: Params, example: ArrayTree, planned: Recipe | None
 ) -> Bytes:
-  """Temporaries of the route that is taken: tapped where there is a plan."""
+  """Estimates temporaries of the chosen route: tapped where there is a plan."""
   if planned is None:
     return vmap_route(loss_fn, params, example)
   return tapped_route(planned, params, example)
 
 
 def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
-  """Temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
+  """Estimates temporaries of the tapped route; arguments may be ShapeDtypeStructs."""
   program = planned.program
   leaves = jax.tree.leaves(params)
   looped = {site.index for site in program.sites() if site.loops}
@@ -76,14 +76,14 @@ def tapped_route(planned: Recipe, params: Params, example: ArrayTree) -> Bytes:
 
   kept, again, operands, cotangents = _slope(sizes)
   held = sum(_held_bytes(unit, leaves) for unit in planned.units)
-  # Either the backward pass is at its peak, or the sums that follow it.
+  # The peak is in the backward pass, or in the sums that follow it.
   peak = max(kept + again + cotangents, operands + cotangents + held)
   work, loop_work = _work(planned)
   return Bytes(peak + work + _nbytes(example), loop_work)
 
 
 def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
-  """Temporaries of the vmap route; arguments may be ShapeDtypeStructs."""
+  """Estimates temporaries of the vmap route; arguments may be ShapeDtypeStructs."""
 
   def forward(params, examples):
     losses = lambda params: jax.vmap(loss_fn, (None, 0))(params, examples)
@@ -99,7 +99,8 @@ def vmap_route(loss_fn: LossFn, params: Params, example: ArrayTree) -> Bytes:
 
 
 def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
-  """The microbatch whose estimated temporaries fit in `budget` bytes; None: the batch.
+  """Returns the microbatch whose estimated temporaries fit in `budget` bytes; None: the
+  batch.
 
   The largest that fits, or up to twice as many smaller ones where these leave fewer slots
   empty in the last.
@@ -129,7 +130,7 @@ def microbatch(budget: float, estimate: Bytes, batch_size: int) -> int | None:
 
 
 def _slope(sizes: Callable[[int], tuple[float, ...]]) -> list[float]:
-  """Returns the bytes that one more example adds: weights and constants are there once."""
+  """Returns the bytes that one more example adds, without weights and constants."""
   return [two - one for one, two in zip(sizes(1), sizes(2))]
 
 
@@ -143,7 +144,7 @@ def _nbytes(tree: Any) -> float:
 
 
 def _held_bytes(unit: Unit, leaves: Any) -> float:
-  """Returns the bytes that are held, less records of sites that are freed for it."""
+  """Returns the held bytes, minus records of sites that are freed for them."""
   if not unit.hold:
     return 0.0
   if unit.rule is Rule.GRADIENT:
@@ -154,14 +155,14 @@ def _held_bytes(unit: Unit, leaves: Any) -> float:
   else:
     held = cost_model.size(unit.forms[0])
     recorded = sum(form.recorded for form in unit.forms)
-  # A loop needs all records up to its last turn: none is freed for what it holds.
+  # A loop needs all records until its last turn, so none is freed.
   new = max(0, held - recorded) if unit.cost.fused else held
   return new * trees.wide_dtype(leaves[unit.leaves[0]].dtype).itemsize
 
 
 def _work(planned: Recipe) -> tuple[float, float]:
-  """The most that a norm, or a sum that forms gradients again, forms and frees: per
-  example, and in a loop over chunks."""
+  """Returns the most bytes that a norm, or a sum that computes gradients again, allocates
+  and frees. They are per example, and in a loop over chunks."""
   norms = [unit.cost for unit in planned.units if not unit.hold]
   again = [unit.cost for unit in planned.units if sum_of(unit) is Sum.AGAIN]
   chunks = [(cost, cost_model.chunk(cost, planned.platform)) for cost in norms]

@@ -1,4 +1,4 @@
-"""Bounded memory: a batch is cut into microbatches whose clipped sums are added.
+"""Bounded memory: a batch is cut into microbatches, whose clipped sums are added.
 
 Each example is still clipped on its own: a microbatch is never the unit of privacy.
 """
@@ -19,7 +19,7 @@ from dpjax.types import ArrayTree, ClippedSum
 
 
 def filled(tree: ArrayTree, rows: int) -> Any:
-  """Leaves [B, ...] -> [rows, ...], filled up with zeros; keys with the last one.
+  """Pads leaves [B, ...] -> [rows, ...] with zeros; keys with the last one.
 
   >>> filled(jnp.array([True, True]), 3)
   Array([ True,  True, False], dtype=bool)
@@ -29,7 +29,7 @@ def filled(tree: ArrayTree, rows: int) -> Any:
     missing = rows - leaf.shape[0]
     if not missing:
       return leaf
-    # A key has no zero: the last one comes again, in a row that is masked.
+    # A key has no zero, so the last one is repeated, in a masked row.
     if trees.is_key(leaf):
       return jnp.concatenate([leaf, jnp.repeat(leaf[-1:], missing, axis=0)])
     pad = np.pad if isinstance(leaf, np.ndarray) else jnp.pad
@@ -41,7 +41,8 @@ def filled(tree: ArrayTree, rows: int) -> Any:
 def microbatched(
   fn: Callable[[Any, Any, jax.Array], ClippedSum], microbatch_size: int
 ) -> Callable[[Any, Any, jax.Array], ClippedSum]:
-  """The same `(params, batch, mask) -> ClippedSum`, `microbatch_size` examples at a time.
+  """Returns the same `(params, batch, mask) -> ClippedSum`, computed `microbatch_size`
+  examples at a time.
 
   The last microbatch is filled up with masked padding. Sums are added in float32.
   """
@@ -67,7 +68,7 @@ def microbatched(
 
     shapes = jax.eval_shape(fn, params, *jax.tree.map(lambda leaf: leaf[0], parts))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes.total)
-    # A carry keeps its type: under shard_map the sums differ from device to device.
+    # A carry keeps its type: under shard_map the sums differ between devices.
     zero = as_varying_as(parts, zero)
     total, aux = jax.lax.scan(body, zero, parts)
     norms, losses = (leaf.reshape(-1)[:batch_size] for leaf in aux)  # [count, size] -> [B]

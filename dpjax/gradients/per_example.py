@@ -66,11 +66,11 @@ def _check_params(params: Any) -> None:
 
 
 def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
-  """Gradients that you computed per example, in the form that a private transform takes.
+  """Wraps gradients that you computed per example for a private transform.
 
   The explicit way for bare arrays, such as those of `jax.vmap(jax.grad(loss_fn))`. Calling it
-  says: row i of every leaf follows from example i alone, and no other row from that example.
-  Nothing can check that, and the guarantee rests on it. Sealed gradients that are joined from
+  states that row i of every leaf depends on example i alone, and no other row on that example.
+  Nothing can check that, but the guarantee depends on it. Sealed gradients that are joined from
   several computations, such as parts of a batch or several devices, go through it, too.
 
   Args:
@@ -99,7 +99,7 @@ def stacked(grads: ArrayTree, mask: ArrayLike | None = None) -> PerExampleGrads:
 def per_example_grads(
   loss_fn: LossFn,
 ) -> Callable[[Params, Any], tuple[Array, PerExampleGrads]]:
-  """Gradient of each example's loss on its own.
+  """Gradient of each example's loss separately.
 
   Args:
     loss_fn: `(params, example) -> scalar`, for ONE example (no batch axis).
@@ -133,7 +133,7 @@ def per_example_grads(
 
 
 def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Params]]:
-  """`per_example_grads` as bare arrays, for what clips them itself."""
+  """`per_example_grads` as bare arrays, for code that clips them itself."""
   check_callable(loss_fn)
   grad_fn = jax.vmap(jax.value_and_grad(loss_fn), in_axes=(None, 0))
 
@@ -143,13 +143,12 @@ def stacked_arrays(loss_fn: LossFn) -> Callable[[Params, Any], tuple[Array, Para
     size = _batch_size(batch)
     _check_params(params)
     check_loss(loss_fn, params, batch)
-    # JAX would round, or overflow, the gradients of narrow parameters before they are
-    # clipped.
+    # JAX would round, or overflow, gradients of narrow parameters before they are clipped.
     if size and computes_narrowly(loss_fn, params, batch):
       return ghost.stacked_gradients(loss_fn, params, batch)
     if size:
       return grad_fn(params, batch)
-    # Without rows there is nothing to compute: the shapes alone are asked for.
+    # Without rows there is nothing to compute, and only the shapes are needed.
     shapes = jax.eval_shape(grad_fn, params, batch)
     losses, grads = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return losses, jax.tree.map(trees.at_least_float32, grads)
@@ -205,7 +204,7 @@ class ClippedGrad:
     return sensitivity(self.l2_bound, relation)
 
   def _one_pass(self, params, batch, mask):
-    # Under shard_map JAX would otherwise add up the gradients of all devices before the
+    # Otherwise JAX, under shard_map, would sum the gradients of all devices before the
     # clip.
     params = as_varying_as(batch, jax.tree.map(jnp.asarray, params))
     planned = self._plan(params, batch)
@@ -226,7 +225,7 @@ class ClippedGrad:
     return planned if pays else None
 
   def _fitting(self, params, batch, batch_size: int) -> int | None:
-    """The microbatch size, as given or for the memory budget."""
+    """Returns the microbatch size, as given or for the memory budget."""
     if self.memory_budget is None:
       return self.microbatch_size
     check_loss(self.loss_fn, params, batch)
@@ -253,7 +252,7 @@ class ClippedGrad:
     mask = checked_mask(mask, size)
     self.l2_clip_norm.check_prefix(params)
     _check_params(params)
-    # Without rows there is no first example to trace the fast route with.
+    # Without rows there is no first example for a trace.
     if not size:
       return self._stacked(params, batch, mask)
     # Microbatch and memory are those of one device, with its share of the padded rows.
@@ -300,7 +299,7 @@ def clipped_grad(
       changes memory and speed only, never the result or the sensitivity.
     rescale_to_unit_norm: divide each group by its own bound, so that one example's
       contribution has norm <= 1 (<= sqrt(number of groups) for per-layer bounds).
-    memory_budget: in bytes, in place of `microbatch_size`: the largest microbatch is taken
+    memory_budget: bytes, in place of `microbatch_size`: the largest microbatch is taken
       whose estimated temporaries fit (`dpjax.gradients.memory`; parameters, batch and
       result come on top). UserError where by that estimate one example does not fit.
     mesh: devices that share the examples (`dpjax.gradients.device_mesh`), for use under jit;

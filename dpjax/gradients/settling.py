@@ -1,4 +1,4 @@
-"""Numbers that are in memory before they are used: rounded once, for every use of them.
+"""Values that are in memory before they are used: rounded once, for every use.
 
 XLA may compute a value anew inside each fusion that reads it, with other roundings (fused
 multiply-add, more digits of half precision). Where terms cancel, a norm and the sum that it
@@ -21,7 +21,7 @@ from dpjax.types import ArrayTree
 
 
 def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
-  """fn(tree), where fn sees every array of the tree as it is in memory.
+  """Calls fn(tree), where fn sees every array of the tree as it is in memory.
 
   Outside of a trace nothing is fused, and under an outer `jax.vmap` a conditional is no
   longer one: there this is an ordinary call.
@@ -40,8 +40,8 @@ def on_settled(fn: Callable[[Any], Any], tree: ArrayTree) -> Any:
     zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     return as_varying_as(tree, zeros)
 
-  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout inside of
-  # the branch, and copies.
+  # Without dimensions of size 1: for these XLA's CPU backend chooses another layout in the
+  # branch, and copies.
   narrow = jax.tree.map(lambda x: jnp.reshape(x, [n for n in jnp.shape(x) if n != 1]), tree)
   again = lambda flat: jax.tree.map(lambda x, y: jnp.reshape(y, jnp.shape(x)), tree, flat)
   # Nothing is below -inf, NaN included. XLA cannot tell, so the conditional stays.

@@ -24,21 +24,21 @@ from dpjax.noise import source
 from dpjax.validate import UserError, Verbatim
 
 METHODS = ("analytic", "classic")
-# Standard deviations beyond which float64 knows no mass of a Gaussian.
+# Standard deviations below which float64 holds no mass of a Gaussian.
 _NO_MASS = -1e3
-# Rounding of one term of a sum of logarithms.
+# Rounding of one term in a sum of logarithms.
 _ROUNDING = 4e-16
-# Logarithms of noise multipliers between which the answer is looked for.
+# Range of the searched logarithm of a noise multiplier.
 _LOG_RANGE = (-20.0, 35.0)
 # Logarithm of the mass that Gaussian noise lacks beyond its ends.
 _LOG_TAIL = -191 * math.log(2)
-# Share of delta that the tails of one coordinate may cost: a million of them cost 0.1 %.
+# Share of delta for the tails of one coordinate: a million coordinates cost 0.1 %.
 _TAIL_SHARE = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
 class Laplace:
-  """value + Laplace noise of scale l1_sensitivity / epsilon on every coordinate.
+  """Adds Laplace noise of scale l1_sensitivity / epsilon to every coordinate of a value.
 
   Guarantee: (epsilon, 0)-DP when one record moves `value` by at most `l1_sensitivity` in
   the L1 norm, under `neighboring_relation`. There is no delta.
@@ -74,16 +74,16 @@ class Laplace:
     return float(self.l1_sensitivity) / float(self.epsilon)
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`value` [...] with noise."""
+    """Returns `value` [...] with noise."""
     return self.on(key, *finite.pair("value", value, self.scale))
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-    """The same for a value given as an exact sum, high + low."""
+    """Adds the noise to a value given as an exact sum, high + low."""
     finite.check_key(key)
     return finite.noised(source.laplace, key, high, low, self.scale)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.laplace_event(
       1 / float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -91,7 +91,8 @@ class Laplace:
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian:
-  """value + Gaussian noise of std noise_multiplier * l2_sensitivity on every coordinate.
+  """Adds Gaussian noise of std noise_multiplier * l2_sensitivity to every coordinate of a
+  value.
 
   Guarantee: (epsilon, delta)-DP for every epsilon >= 0, with delta =
   `gaussian_delta(noise_multiplier, epsilon)`, exactly, and e^epsilon 2^-191 per coordinate
@@ -127,7 +128,8 @@ class Gaussian:
     neighboring_relation: str = "add_or_remove_one",
     method: str = "analytic",
   ) -> Gaussian:
-    """The least noise that is (epsilon, delta)-DP, or by `method="classic"` more of it."""
+    """Returns the least noise that is (epsilon, delta)-DP; `method="classic"` gives more
+    than that."""
     validate.one_of(METHODS, method=method)
     formula = (
       analytic_noise_multiplier if method == "analytic" else classic_noise_multiplier
@@ -148,31 +150,31 @@ class Gaussian:
     return float(self.noise_multiplier) * float(self.l2_sensitivity)
 
   def delta(self, epsilon: float) -> float:
-    """The delta that goes with `epsilon`, of one coordinate."""
+    """The delta at `epsilon`, for one coordinate."""
     exact = gaussian_delta(self.noise_multiplier, epsilon)
     return min(1.0, exact + math.exp(min(0.0, float(epsilon) + _LOG_TAIL)))
 
   def __call__(self, key: jax.Array, value: jax.Array) -> jax.Array:
-    """`value` [...] with noise."""
+    """Returns `value` [...] with noise."""
     return self.on(key, *finite.pair("value", value, self.std))
 
   def on(self, key: jax.Array, high: jax.Array, low: jax.Array) -> jax.Array:
-    """The same for a value given as an exact sum, high + low."""
+    """Adds the noise to a value given as an exact sum, high + low."""
     finite.check_key(key)
     draw = functools.partial(source.gaussian, long_tails=True)
     return finite.noised(draw, key, high, low, self.std)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.gaussian_event(
       float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
     )
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-  """The exact delta of Gaussian noise of std `noise_multiplier`, for sensitivity 1.
+  """The delta of Gaussian noise of std `noise_multiplier`, for sensitivity 1.
 
-  Exact but for what rounding could hide, which is added: about 1e-15 of the answer's scale.
+  Exact up to a bound on the rounding, which is added: about 1e-15 of the answer's scale.
   Source: Balle and Wang 2018, arXiv:1805.06530, equation 6.
 
   >>> round(gaussian_delta(1.0, 1.0), 4)
@@ -191,7 +193,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   log_near, log_far = map(
     float, special.log_ndtr(np.array([half - middle, -half - middle]))
   )
-  # Phi(near) - e^epsilon Phi(far) = Phi(near) (1 - e^...): taken so, no digits cancel.
+  # Phi(near) - e^epsilon Phi(far) = Phi(near) (1 - e^...). In this form no digits cancel.
   difference = -math.expm1(min(0.0, epsilon + log_far - log_near))
   # Added at the end, so that the answer errs on the private side.
   rounding = _ROUNDING * (1 + abs(log_near) + abs(log_far) + epsilon)
@@ -221,16 +223,16 @@ def analytic_noise_multiplier(epsilon: float, delta: float) -> float:
   while high - low > 1e-13:
     middle = (low + high) / 2
     low, high = (middle, high) if excess(middle) > 0 else (low, middle)
-  # The upper end of the bracket: delta there is at most what was asked for.
+  # The upper end of the bracket: delta there is at most the requested one.
   return math.exp(high)
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
   """sqrt(2 ln(1.25 / delta)) / epsilon, which is proved for 0 < epsilon < 1 only.
 
-  UserError: epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
-  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24).
-  Source: Dwork and Roth 2014, theorem A.1.
+  Raises UserError for epsilon >= 1. Beyond about 8 the formula is not merely unproved but false: at
+  epsilon 10 and delta 1e-5 the true epsilon is 10.39 (pitfall P24). Source: Dwork and Roth 2014,
+  theorem A.1.
 
   >>> round(classic_noise_multiplier(0.5, 1e-5), 3)
   9.69
@@ -244,7 +246,7 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
       field="epsilon",
       value=epsilon,
     )
-  # A difference of logarithms: 1.25 / delta overflows where delta is subnormal.
+  # A difference of logarithms, since 1.25 / delta overflows for subnormal delta.
   return math.sqrt(2 * (math.log(1.25) - math.log(delta))) / float(epsilon)
 
 

@@ -1,4 +1,4 @@
-"""Sample and aggregate: any function of a few disjoint shards, made private at the end.
+"""Sample and aggregate: any function of several disjoint shards, made private at the end.
 
 The records are cut into `num_shards` disjoint shards of equal size, at random; what is left
 over is used by no shard. One record then sits in at most one shard, so exchanging it changes
@@ -35,7 +35,7 @@ _RELATION = "replace_one"
 
 @dataclasses.dataclass(frozen=True)
 class SampleAndAggregateMean:
-  """The mean over shards of `fn(shard)`, each coordinate clipped into [lower, upper].
+  """Mean over shards of `fn(shard)`, each coordinate clipped into [lower, upper].
 
   Guarantee: (epsilon, delta)-DP under replace_one. One shard moves the mean by at most
   (upper - lower) / num_shards in each of the d coordinates of an output: d times that in
@@ -85,7 +85,8 @@ class SampleAndAggregateMean:
   def __call__(
     self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
-    """The private mean [*out] of `fn(shard) -> [*out]`; every leaf of examples is [n, ...].
+    """Returns the private mean [*out] of `fn(shard) -> [*out]`; every leaf of examples is
+    [n, ...].
 
     `fn` sees the shard's records as leaves [n // num_shards, ...], under vmap.
     """
@@ -96,13 +97,14 @@ class SampleAndAggregateMean:
     upper = float(self.upper)
     k = int(self.num_shards)
     shares = finite.units("fn", outputs, lower, upper)
-    # Noise goes on the exact sum of the shards' shares, where one shard counts for 1 at most.
+    # Noise goes on the exact sum of the shards' outputs, where one shard counts for at most
+    # 1.
     noise = self._noise(shares[0].size, 1.0)
     total = noise.on(for_noise, *finite.total(shares))
     return lower + (upper - lower) * (total / k)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, of one call, whatever the number of coordinates."""
+    """Event for `dpjax.accounting` of one call, for any number of coordinates."""
     return self.noise(1).event(neighboring_relation)
 
 
@@ -138,18 +140,18 @@ class SampleAndAggregateVote:
 
   @property
   def selection(self) -> ReportNoisyMax:
-    """How the winner is chosen from the counts."""
+    """Mechanism that chooses the winner from the counts."""
     return ReportNoisyMax(self.epsilon, neighboring_relation=_RELATION, noise=self.noise)
 
   def counts(self, votes: jax.Array) -> jax.Array:
-    """Votes [k, *queries] -> counts [*queries, num_classes]; not private."""
+    """Counts votes [k, *queries] -> counts [*queries, num_classes]; not private."""
     hits = votes[..., None] == jnp.arange(int(self.num_classes))[(None,) * votes.ndim]
     return jnp.sum(hits, axis=0)
 
   def __call__(
     self, key: jax.Array, examples: ArrayTree, fn: Callable[[Any], jax.Array]
   ) -> jax.Array:
-    """The winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
+    """Returns the winners [*queries] of `fn(shard) -> integer labels [*queries]`."""
     finite.check_key(key)
     for_shards, for_noise = jax.random.split(key)
     votes = _outputs(fn, shards(for_shards, examples, self.num_shards))
@@ -160,7 +162,7 @@ class SampleAndAggregateVote:
   def event(
     self, neighboring_relation: str = "add_or_remove_one", *, num_queries: int = 1
   ) -> stated.DpEvent:
-    """For `dpjax.accounting`, of `num_queries` labels released."""
+    """Event for `dpjax.accounting` of `num_queries` released labels."""
     validate.integer_at_least(1, num_queries=num_queries)
     one = self.selection.event(neighboring_relation)
     return accounting.composed(one, int(num_queries))
@@ -175,7 +177,7 @@ def _check_few(**named: int) -> None:
 def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
   """Disjoint random shards of equal size: leaves [n, ...] -> [num_shards, n // k, ...].
 
-  UserError: fewer records than shards, or leaves that disagree about n.
+  Raises UserError for fewer records than shards, or leaves that disagree about n.
 
   >>> sorted(shards(jax.random.key(0), jnp.arange(4), 2).reshape(-1).tolist())
   [0, 1, 2, 3]
@@ -191,7 +193,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
     )
   size = n // int(num_shards)
   num_shards = int(num_shards)
-  # The few that fill no shard are left out at random.
+  # Records that fill no whole shard are left out at random.
   order = jax.random.permutation(key, n)[: num_shards * size]
   cut = lambda leaf: jnp.asarray(leaf)[order].reshape(
     num_shards, size, *jnp.shape(leaf)[1:]
@@ -200,7 +202,7 @@ def shards(key: jax.Array, examples: ArrayTree, num_shards: int) -> Any:
 
 
 def _outputs(fn: Callable[[Any], jax.Array], cut: Any) -> jax.Array:
-  """[num_shards, *out]: what `fn` says of each shard."""
+  """Returns [num_shards, *out]: the output of `fn` on each shard."""
   found = jax.vmap(fn)(cut)
   if not isinstance(found, jax.Array) or not found.size:
     raise UserError("must return one array of at least one number", field="fn")

@@ -34,7 +34,8 @@ class _Clipped:
   upper: float
 
   def _shares(self, values: jax.Array) -> jax.Array:
-    """`values` [n], clipped, as shares [0, 1] of the way from `lower` to `upper`."""
+    """Clips `values` [n] and returns their relative position from `lower` to `upper`, in
+    [0, 1]."""
     found = finite.array("values", values)
     if found.ndim != 1:
       raise UserError(f"must have shape [n], not {found.shape}", field="values")
@@ -45,13 +46,13 @@ class _Clipped:
     return finite.units("values", found, self.lower, self.upper)
 
   def _at(self, share: jax.Array) -> jax.Array:
-    """The number that is so far on the way from `lower` to `upper`."""
+    """Returns the number at a relative position from `lower` to `upper`."""
     return float(self.lower) + (float(self.upper) - float(self.lower)) * share
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedMean(_Clipped):
-  """The mean of numbers clipped into [lower, upper].
+  """Mean of numbers clipped into [lower, upper].
 
   Guarantee: (epsilon, delta)-DP; Laplace noise where delta is 0, else analytic Gaussian.
   Under replace_one the number of records n is public and the noise is scaled by
@@ -81,7 +82,8 @@ class BoundedMean(_Clipped):
     self.noise(num_records=1)
 
   def noise(self, *, num_records: int) -> Laplace | Gaussian:
-    """Returns the noise of the mean; under add_or_remove_one of the pair (centred sum, count)."""
+    """Returns the noise of the mean; under add_or_remove_one that of the pair (centred sum,
+    count)."""
     if self.neighboring_relation == "add_or_remove_one":
       # One record adds its centred value, in [-1, 1], and 1 to the count.
       l1 = 2.0
@@ -100,14 +102,14 @@ class BoundedMean(_Clipped):
     )
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
-    """The private mean, a scalar, of `values` [n]."""
+    """Returns the private mean, a scalar, of `values` [n]."""
     finite.check_key(key)
     shares = self._shares(values)
     n = shares.size
     lower = float(self.lower)
     upper = float(self.upper)
     if self.neighboring_relation == "replace_one":
-      # Refuses a number of records that has no mean.
+      # Refuses a number of records without a mean.
       self.noise(num_records=n)
       whole = self._calibrated(1.0, 1.0).on(key, *finite.total(shares))  # of all shares
       return self._at(whole / n)
@@ -122,13 +124,13 @@ class BoundedMean(_Clipped):
     return jnp.clip(mean, lower, upper)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise(num_records=1).event(neighboring_relation)
 
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-  """How many records fall into each of `num_bins` bins, all counts at once.
+  """Counts of records in each of `num_bins` bins, all at once.
 
   Guarantee: (epsilon, delta)-DP; Laplace noise where delta is 0, else analytic Gaussian.
   One epsilon covers all bins, for a record lies in one of them (under replace_one in two).
@@ -171,7 +173,7 @@ class Histogram:
     )
 
   def counts(self, bins: jax.Array) -> jax.Array:
-    """The exact counts [num_bins] of `bins` [n]; not private."""
+    """Returns the exact counts [num_bins] of `bins` [n]; not private."""
     found = finite.array("bins", bins)
     if found.ndim != 1 or not finite.is_integer(found):
       raise UserError(
@@ -179,16 +181,17 @@ class Histogram:
       )
     k = int(self.num_bins)
     places = finite.indices("bins", found, -1, k)
-    # What lies outside of the bins becomes a bin of its own, which is cut off.
+    # Values outside the bins get a bin of their own, which is cut off.
     places = jnp.where(places < 0, k, places)
     return jnp.bincount(places, length=k + 1)[:k]
 
   def __call__(self, key: jax.Array, bins: jax.Array) -> jax.Array:
-    """The private counts [num_bins], not rounded; rounding or clipping them is free."""
+    """Returns the private counts [num_bins], not rounded; rounding or clipping them is
+    free."""
     return self.noise(key, self.counts(bins))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     return self.noise.event(neighboring_relation)
 
 
@@ -250,14 +253,14 @@ class Quantile(_Clipped):
     apart = jnp.arange(widths.size, dtype=jnp.int32) - whole
     part = jnp.where(apart > 0, whole - target, target - whole)
     apart = jnp.abs(apart)
-    # Taken off as integers, exactly. An interval of width 0 has no mass, and does not
+    # Subtracted as integers, exactly. An interval of width 0 has no mass, and does not
     # count.
     apart = apart - jnp.min(jnp.where(widths > 0, apart, shares.size + 1))
     misrank = apart.astype(shares.dtype) + part.astype(shares.dtype)
     return edges, jnp.log(widths.astype(shares.dtype)) - misrank / self.scale
 
   def __call__(self, key: jax.Array, values: jax.Array) -> jax.Array:
-    """The private quantile, a scalar, of `values` [n]."""
+    """Returns the private quantile, a scalar, of `values` [n]."""
     finite.check_key(key)
     edges, log_weights = self.intervals(values)
     for_interval, for_point = jax.random.split(key)
@@ -271,12 +274,12 @@ class Quantile(_Clipped):
     return jnp.clip(self._at(share), float(self.lower), float(self.upper))
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
 
 
 def _parts(dtype: jnp.dtype) -> int:
-  """Equal parts of the bounds, to which quantiles are rounded."""
+  """Number of equal parts of the bounds, to which quantiles are rounded."""
   return 2**30 if dtype == jnp.float64 else 2**23

@@ -1,4 +1,4 @@
-"""A budget and what was spent of it: sums for the same records, maxima for disjoint shards.
+"""A budget and its spending: sums for the same records, maxima for disjoint shards.
 
 Amounts add up as the decimals that they were written as: 0.1 three times is exactly 0.3.
 This is the arithmetic of basic composition, which needs no accountant; where many charges
@@ -21,11 +21,11 @@ from dpjax.validate import UserError
 
 
 class Overspent(UserError):
-  """The charge would exceed the budget; nothing was spent."""
+  """Raised for a charge that would exceed the budget; nothing was spent."""
 
 
 class OverlappingShards(UserError):
-  """A record lies in two shards, so that parallel composition does not hold."""
+  """Raised where a record is in two shards, so that parallel composition does not hold."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ShardCharge:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetCharge:
-  """A line of the ledger."""
+  """A line of the budget's ledger."""
 
   name: str
   epsilon: float
@@ -93,17 +93,17 @@ class BudgetLedger:
 
   @property
   def spent(self) -> tuple[float, float]:
-    """(epsilon, delta) of all charges so far."""
+    """Returns (epsilon, delta) of all charges so far."""
     return tuple(float(_total(self.charges, name)) for name in ("epsilon", "delta"))  # type: ignore[return-value]
 
   @property
   def remaining(self) -> tuple[float, float]:
-    """(epsilon, delta) that may still be spent."""
+    """Returns (epsilon, delta) that may still be spent."""
     left = lambda name: float(_exact(getattr(self, name)) - _total(self.charges, name))
     return left("epsilon"), left("delta")
 
   def split(self, *shares: float) -> tuple[float, ...]:
-    """Parts of the TOTAL epsilon in proportion to `shares`, which must sum to 1.
+    """Splits the TOTAL epsilon in proportion to `shares`, which must sum to 1.
 
     >>> BudgetLedger(epsilon=2.0).split(0.3, 0.3, 0.4)
     (0.6, 0.6, 0.8)
@@ -121,7 +121,8 @@ class BudgetLedger:
     delta: float = 0.0,
     event: stated.DpEvent | None = None,
   ) -> BudgetLedger:
-    """This ledger with one more charge, on all records: sequential composition, a sum.
+    """Returns the ledger with one more charge on all records: sequential composition, a
+    sum.
 
     Args:
       event: what ran, for composition by an accountant; `mechanism.event(relation)`.
@@ -135,7 +136,7 @@ class BudgetLedger:
   def spend_parallel(
     self, name: str, shards: Sequence[ShardCharge], *, records_may_move: bool = False
   ) -> BudgetLedger:
-    """This ledger with charges on disjoint shards: parallel composition, a maximum.
+    """Returns the ledger with charges on disjoint shards: parallel composition, a maximum.
 
     Args:
       records_may_move: what decides a record's shard. False: its place in the data, public
@@ -169,7 +170,7 @@ class BudgetLedger:
     _check_disjoint([shard.records for shard in shards])
     self._check_placed(records_may_move)
     largest = lambda name: max((getattr(shard, name) for shard in shards), key=_exact)
-    # Of shards that differ, only epsilon and delta are used.
+    # For unequal shards only epsilon and delta are used.
     event = shards[0].event
     event = event if all(shard.event == event for shard in shards) else None
     return self.spend(name, epsilon=largest("epsilon"), delta=largest("delta"), event=event)
@@ -194,10 +195,10 @@ class BudgetLedger:
       )
 
   def event(self) -> stated.DpEvent:
-    """All charges as one event, for `dpjax.accounting` under the same relation.
+    """Returns all charges as one event, for `dpjax.accounting` under the same relation.
 
     A charge without an event of its own counts as any mechanism of its epsilon would.
-    UserError: a charge with delta > 0 and no event.
+    Raises UserError for a charge with delta > 0 and no event.
 
     >>> ledger = BudgetLedger(epsilon=1.0).spend("a", epsilon=0.5)
     >>> ledger.event().events[0].num_buckets
@@ -219,7 +220,7 @@ class BudgetLedger:
 
   def _check_fits(self, charge: BudgetCharge) -> None:
     for field in ("epsilon", "delta"):
-      # Exact fractions, for rounding must not let one in that is too large.
+      # Exact fractions: rounding must not admit a charge that is too large.
       total = _total((*self.charges, charge), field)
       if total > _exact(getattr(self, field)):
         left = self.remaining[field == "delta"]
@@ -232,7 +233,7 @@ class BudgetLedger:
 
 
 def _exact(amount: float) -> Fraction:
-  # The decimal that was written, not the binary number that stands for it: .1 + .2 is .3.
+  # The decimal as written, not its binary approximation: .1 + .2 is .3.
   return Fraction(repr(float(amount)))
 
 
@@ -248,11 +249,14 @@ def _check_amounts(epsilon: float, delta: float) -> None:
 
 
 def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
-  # Plain ranges are compared by their ends: a shard of any size needs no set of records.
-  if all(
-    isinstance(shard, range) and shard.step == 1 and shard.start >= 0 for shard in shards
-  ):
-    order = sorted((s.start, s.stop, index) for index, s in enumerate(shards) if s)
+  # Plain ranges are compared by their ends, so large shards need no set of records.
+  ranges = [
+    shard
+    for shard in shards
+    if isinstance(shard, range) and shard.step == 1 and shard.start >= 0
+  ]
+  if len(ranges) == len(shards):
+    order = sorted((s.start, s.stop, index) for index, s in enumerate(ranges) if s)
     for (_, stop, one), (start, _, other) in itertools.pairwise(order):
       if start < stop:
         raise _overlap(max(one, other), start)
@@ -262,7 +266,7 @@ def _check_disjoint(shards: Sequence[Iterable[int]]) -> None:
     records: set[int] = set()
     for record in shard:
       whole = isinstance(record, numbers.Integral) and not isinstance(record, bool)
-      # -1 would be a second name of the last record.
+      # -1 would be a second name for the last record.
       if not whole or record < 0:
         raise UserError(f"must be integers >= 0, not {record!r}", field="records")
       records.add(int(record))

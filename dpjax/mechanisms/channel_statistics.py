@@ -1,4 +1,4 @@
-"""Mean and mean square of each channel over a whole data set, privately.
+"""Private mean and mean square of each channel over a whole data set.
 
 They normalise features (Tramèr and Boneh 2021, arXiv:2011.11660, `scatter_normalization` of
 their code): every example is averaged over its positions, which gives it one vector of means
@@ -36,12 +36,13 @@ class ChannelMoments(NamedTuple):
   clip_norms: jax.Array  # [2] of the vectors of means, of mean squares
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
-    """Returns the function that normalises examples [b, ..., C] by them."""
+    """Returns the function that normalises examples [b, ..., C] with these statistics."""
     return jax.jit(functools.partial(standardized, statistics=self))
 
 
 def standardized(x: ArrayLike, statistics: ChannelMoments) -> jax.Array:
-  """(x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C] -> same.
+  """Computes (x - mean) / sqrt(variance + 1e-5) for each channel, the last axis: [..., C]
+  -> same.
 
   A channel whose noisy variance is not positive becomes 0.
 
@@ -94,16 +95,16 @@ class ChannelStatistics(NoisyMeans):
     return self.noisy_mean_of(key, *clipped_total(rows, clip_norm), clip_norm)
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> ChannelMoments:
-    """The statistics of `x` [n, ..., C], where each row is one example; `Rows` are read once,
-    in chunks."""
+    """Returns the statistics of `x` [n, ..., C], where each row is one example; `Rows` are
+    read once, in chunks."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> ChannelMoments:
-    """The same: neither sum depends on the other."""
+    """Returns the same statistics: neither sum depends on the other."""
     return _released(self, self.own_key(key), channel_moments(x))
 
   def statement(self, unit: str = "example") -> str:
-    """Statement of what is released, in words.
+    """States the release in words.
 
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
@@ -125,7 +126,8 @@ def _released(
 
 
 def channel_moments(x: ArrayLike | Rows) -> jax.Array:
-  """[n, ..., C] -> [n, 2, C]: of each example the mean, and the mean square, over positions.
+  """Returns, for each example, mean and mean square over positions: [n, ..., C] -> [n, 2,
+  C].
 
   In float32, by chunks of examples where `x` lies on the host. Not private.
 
@@ -147,6 +149,6 @@ def channel_moments(x: ArrayLike | Rows) -> jax.Array:
 
 @jax.jit
 def _moments(x: jax.Array) -> jax.Array:
-  """[n, positions, C] -> [n, 2, C]"""
-  # Each example by itself: its last digits must not follow from the others.
+  """Returns the moments [n, positions, C] -> [n, 2, C]."""
+  # Each example separately: its last digits must not depend on the others.
   return jax.lax.map(lambda one: jnp.stack([one.mean(0), jnp.square(one).mean(0)]), x)

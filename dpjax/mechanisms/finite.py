@@ -37,11 +37,11 @@ from dpjax.types import Array
 from dpjax.validate import UserError, Verbatim
 
 Numbers = Any  # what NumPy or JAX reads as an array of real numbers, or refuses
-# Bits of the grid below the noise's scale; the finer ones are left to the noise.
+# Bits of the grid below the noise's scale. Finer bits are lost in the noise.
 GRID_BITS = 7
-# Bits that are summed at once: those of 2^24 records fit 32 bits.
+# Bits that are summed at once: sums over 2^24 records fit 32 bits.
 _LIMB = 8
-# Up to so many records, neither a limb's sum nor a count in float32 is rounded.
+# Up to this many records, a limb's sum and a count in float32 are exact.
 MAX_RECORDS = 2**24
 # Up to this, float64 holds every integer.
 _MOST_INT = 2**53
@@ -60,7 +60,8 @@ def _kind(value: Any) -> str:
 
 
 def array(name: str, value: Numbers) -> Any:
-  """`value` as an array of real numbers, of NumPy where it is not JAX's; else UserError.
+  """Converts `value` to an array of real numbers, a NumPy array unless it is JAX's; raises
+  UserError otherwise.
 
   >>> array("value", "three")
   Traceback (most recent call last):
@@ -84,7 +85,7 @@ def _from_host(name: str, value: Any) -> Any:
     raise UserError(
       f"must be an array of real numbers, not {_kind(value)}", field=name
     ) from None
-  # JAX has no type that is wider than float64.
+  # JAX has no type wider than float64.
   return found.astype(np.float64) if found.dtype == np.longdouble else found
 
 
@@ -104,13 +105,13 @@ def _known(value: Any) -> bool:
 
 
 def finite(name: str, value: Numbers) -> None:
-  """Raises unless every entry is finite; values that are being traced pass unseen."""
+  """Raises unless every entry is finite; traced values are not checked."""
   if _known(value) and not np.all(np.isfinite(value)):
     raise UserError("must be finite, for nothing bounds what noise would hide", field=name)
 
 
 def _exact_floats(name: str, value: np.ndarray) -> np.ndarray:
-  """64-bit host numbers as float64, none of them rounded."""
+  """Converts 64-bit host numbers to float64, without rounding."""
   if value.dtype.kind in "iu" and np.any(np.abs(value.astype(np.float64)) > _MOST_INT):
     raise UserError("integers beyond 2^53 are not supported", field=name)
   return value.astype(np.float64)
@@ -123,9 +124,9 @@ def _to_float32(value: np.ndarray) -> jax.Array:
 
 
 def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.Array]:
-  """The low part has as many bits as leave room for multiples of `step` below it, and the high one
-  no more than its float holds."""
-  # bool and integers of 8 or 16 bits have no room for the bits that are split off.
+  """Splits integers into high and low parts. The low part leaves bits for multiples of
+  `step` below it; the high part fits its float exactly."""
+  # bool and integers of 8 or 16 bits are too small for the bits that are split off.
   value = value.astype(jnp.int32) if value.dtype.itemsize < 4 else value
   wide = value.dtype.itemsize == 8
   most, least, dtype = (32, 11, jnp.float64) if wide else (12, 8, jnp.float32)
@@ -137,11 +138,12 @@ def _integer_pair(value: jax.Array, step: float = 1.0) -> tuple[jax.Array, jax.A
 
 
 def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]:
-  """(high, low), floats whose sum is exactly `value`; low is of the size of the noise.
+  """Splits `value` into floats (high, low) whose sum is exact; low has the size of the
+  noise.
 
-  A float that is JAX's own is its own low part. UserError: NaN or infinity; 64-bit numbers
-  so large beside the noise that float32 could not even show it, an error that itself tells of
-  the value: keep them within public bounds, or enable x64.
+  A JAX float is its own low part. Raises UserError for NaN or infinity, and for 64-bit numbers
+  so large beside the noise that float32 could not show it. That error itself reveals
+  something of the value: keep values within public bounds, or enable x64.
 
   >>> high, low = pair("value", np.array([2**24 + 1]), 1.0)
   >>> int(high[0]) + int(low[0]) == 2**24 + 1
@@ -150,7 +152,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
   value = array(name, value)
   finite(name, value)
   if _too_wide(value):
-    # int64 is the default of NumPy: most of it holds what int32 does.
+    # int64 is NumPy's default, but most such arrays hold int32 values.
     whole = value.dtype.kind in "iu"
     if not (whole and bool(np.all((value >= -(2**31)) & (value < 2**31)))):
       return _wide_pair(name, value, scale)
@@ -164,7 +166,7 @@ def pair(name: str, value: Numbers, scale: float) -> tuple[jax.Array, jax.Array]
 def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, jax.Array]:
   scale = source.check_scale(scale, jnp.float32, "scale")
   value = _exact_floats(name, value)
-  # A power of two: to divide by it rounds nothing.
+  # A power of two, so that division by it is exact.
   unit = 2.0 * source.grid_step(scale, 0)
   if np.any(np.abs(value) > MAX_RECORDS * unit):
     raise UserError(
@@ -177,7 +179,7 @@ def _wide_pair(name: str, value: np.ndarray, scale: float) -> tuple[jax.Array, j
 
 
 def fine_step(scale: float) -> float:
-  """The public step of outputs with noise of `scale`.
+  """Returns the public step of outputs with noise of `scale`.
 
   >>> fine_step(1.0) == 2.0**-7
   True
@@ -188,7 +190,7 @@ def fine_step(scale: float) -> float:
 def noised(
   draw: Callable, key: jax.Array, high: jax.Array, low: jax.Array, scale: float
 ) -> jax.Array:
-  """high + low + draw(key, like, scale), rounded to a multiple of `fine_step`.
+  """Computes high + low + draw(key, like, scale), rounded to a multiple of `fine_step`.
 
   The small parts are added up first, so the result is that of adding exactly and rounding.
 
@@ -198,14 +200,15 @@ def noised(
   """
   scale = source.check_scale(scale, low.dtype, "scale")
   step = fine_step(scale)
-  # 0 unless the step is larger than the numbers that high was cut to.
+  # 0 unless the step exceeds the unit to which high was cut.
   beside = jnp.remainder(high, step)
   noisy = source.snap((low + beside) + draw(key, low, scale), step)
   return (high - beside) + noisy
 
 
 def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
-  """Each value clipped to [lower, upper], as a share of the way: [0, 1]; NaN is 1/2.
+  """Clips each value to [lower, upper] and returns its relative position: [0, 1]; NaN is
+  1/2.
 
   >>> units("values", jnp.array([-5.0, 2.0, jnp.nan, jnp.inf]), 0.0, 10.0).tolist()
   [0.0, 0.20000000298023224, 0.5, 1.0]
@@ -213,7 +216,7 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
   values = array(name, values)
   lower = float(lower)
   upper = float(upper)
-  # Halves first: the distance of two finite bounds may overflow.
+  # Halves first: the difference of two finite bounds may overflow.
   half = upper / 2 - lower / 2
   if _too_wide(values):
     _check_bounds(lower, upper, jnp.float32)
@@ -232,7 +235,7 @@ def units(name: str, values: Numbers, lower: float, upper: float) -> jax.Array:
 
 
 def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
-  """Raises unless bounds and the distance between them are numbers of `dtype`."""
+  """Raises unless the bounds and their difference are numbers of `dtype`."""
   info = jnp.finfo(dtype)
   if upper - lower > float(info.max) or upper / 2 - lower / 2 < float(info.tiny):
     raise UserError(
@@ -249,8 +252,8 @@ def _check_bounds(lower: float, upper: float, dtype: Any) -> None:
 
 
 def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The exact sum over axis 0 of shares in [0, 1], each rounded to a multiple of 2^-23
-  (2^-38 in float64), as (whole number, rest in [0, 1)).
+  """Sums shares in [0, 1] exactly over axis 0, each rounded to a multiple of 2^-23 (2^-38
+  in float64). Returns (whole number, fraction in [0, 1)).
 
   A float sum depends on its order and may move by more than one record's share.
 
@@ -279,7 +282,7 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def above(name: str, values: Numbers, public: float) -> jax.Array:
-  """values - public, in floats, rounded once: what is compared with noise.
+  """values - public, in floats, rounded once: the number that is compared with noise.
 
   >>> above("queries", np.array([2**24 + 1]), 2.0**24).tolist()
   [1.0]
@@ -292,14 +295,14 @@ def above(name: str, values: Numbers, public: float) -> jax.Array:
   values = jnp.asarray(values)
   if is_integer(values) or values.dtype == bool:
     high, low = _integer_pair(values)
-    # The public number is cut like the values, so that both differences are exact.
+    # The public number is split like the values, so that both differences are exact.
     near = float(round(public / 2**12) * 2**12)
     return (high - near) + (low - (public - near))
   return source.as_floats(values) - public
 
 
 def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
-  """Scores [..., k] less the largest of their row, and which rows [...] are sound.
+  """Returns scores [..., k] minus the largest of their row, and which rows [...] are sound.
 
   A row is sound unless it holds NaN or +infinity, or -infinity alone. Known scores that are
   not sound raise; of traced ones the second result tells.
@@ -329,10 +332,10 @@ def gaps(name: str, scores: Numbers) -> tuple[jax.Array, jax.Array]:
 
 
 def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
-  """Differences of integers as unsigned ones, which do not overflow."""
+  """Returns differences of integers as unsigned ones, which do not overflow."""
   wide = scores.dtype.itemsize == 8
   unsigned = library.uint64 if wide else library.uint32
-  # uint32 keeps its type: its upper half is no int32.
+  # uint32 keeps its type, since its upper half exceeds int32.
   word = np.uint32 if scores.dtype == np.uint32 else np.int32
   signed = scores if wide else scores.astype(word)
   top = high if wide else high.astype(signed.dtype)
@@ -342,7 +345,7 @@ def _integer_gaps(library: Any, scores: Any, high: Any) -> jax.Array:
 
 
 def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
-  """Integers (or bool) clipped into [lowest, highest], int32.
+  """Clips integers (or bool) into [lowest, highest], int32.
 
   >>> indices("bins", np.array([2**40, -7]), -1, 5).tolist()
   [5, -1]
@@ -351,7 +354,7 @@ def indices(name: str, values: Numbers, lowest: int, highest: int) -> jax.Array:
   if not (is_integer(values) or values.dtype == bool):
     raise UserError(f"must be integers, not {_kind(values)}", field=name)
   library = np if isinstance(values, np.ndarray) else jnp
-  # Types of 8 and 16 bits may not hold the bounds.
+  # Types of 8 and 16 bits may be too small for the bounds.
   if values.dtype.itemsize < 4:
     values = values.astype(library.int32)
   values = library.minimum(values, library.asarray(highest, values.dtype))

@@ -1,4 +1,5 @@
-"""Means of vectors, so many of each example, with noise: what statistics of a data set share.
+"""Noisy means of vectors, several of each example: the common part of statistics of a data
+set.
 
 Vectors of one kind are clipped to a norm, public or chosen privately, and their sum gets Gaussian
 noise. The clipped sums are sums of integers: no rounding adds to the bound.
@@ -26,15 +27,15 @@ from dpjax.mechanisms.sensitivity import vector_sum_sensitivity
 from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError, Verbatim
 
-# Public: medians are looked for in [0, LARGEST_NORM].
+# Public: private medians are searched in [0, LARGEST_NORM].
 LARGEST_NORM = 64.0
 HUGE = 1e30
-# Examples at a time; fewer where the vectors of so many would have 2^24 entries or more.
+# Examples at a time; fewer where their vectors would have 2^24 entries or more.
 _CHUNK = 1000
 _CHUNK_ENTRIES = 2**24
-# Grid of a clipped vector's entries, in clip norms.
+# Spacing of a clipped vector's entries, in clip norms.
 _GRID = 2.0**-22
-# A step is an int32 from 0 on, so none has this number, and none has this key.
+# A step is an int32 >= 0, so no step has this number, or the key made from it.
 _NO_STEP = 2**32 - 1
 _COUNTS = {0: "no", 2: "two", 5: "five"}
 _NUMBERS = (1e-30, 1e30)
@@ -44,7 +45,7 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @dataclasses.dataclass(frozen=True)
 class NoisyMeans(abc.ABC):
-  """Statistics that are means of vectors, so many of each example.
+  """Statistics that are means of vectors, several of each example.
 
   Each kind of vector is clipped to a norm of its own, public or a private median, and its sum
   gets Gaussian noise. A vector may depend on what was released before it: all of them together
@@ -82,17 +83,18 @@ class NoisyMeans(abc.ABC):
     object.__setattr__(self, "clip_norms", tuple(float(norm) for norm in self.clip_norms))
     validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
     stated.positive(noise_multiplier=self.total_noise_multiplier)
-    # Called for their checks.
+    # Called for their checks alone.
     _ = self._sums, self._median
 
   def clip_norm(self, key: jax.Array, norms: jax.Array, which: int) -> jax.Array:
-    """The clip norm of one kind of vector: public, or chosen privately by `norms` [n]."""
+    """Returns the clip norm of one kind of vector: public, or chosen privately from `norms`
+    [n]."""
     if self.clip_norms:
       return jnp.float32(self.clip_norms[which])
     return self._private_norm(key, norms)
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
-    """The median."""
+    """Returns a private norm: the median."""
     return self._median(key, norms)
 
   def noisy_mean_of(
@@ -100,7 +102,7 @@ class NoisyMeans(abc.ABC):
   ) -> jax.Array:
     """Returns the noisy mean of vectors with clipped sum high + low, exact in units of `norm`."""
     mean = norm * self._sums.on(key, high, low) / float(self.normalize_by)
-    # Noise may be beyond all bounds; what follows needs finite numbers.
+    # Noise is unbounded, but what follows needs finite numbers.
     return jnp.clip(mean, -HUGE, HUGE)
 
   @property
@@ -111,14 +113,14 @@ class NoisyMeans(abc.ABC):
   @property
   def _median(self) -> Quantile:
     relation = self.neighboring_relation
-    # An empty record is one value less.
+    # For an empty record the sums have one value less.
     if relation == "replace_special":
       relation = "add_or_remove_one"
     return Quantile(self.median_epsilon, 0.0, LARGEST_NORM, neighboring_relation=relation)
 
   @property
   def total_noise_multiplier(self) -> float:
-    """Noise multiplier of ONE Gaussian sum that costs no less than all that is released.
+    """Noise multiplier of ONE Gaussian sum that costs no less than all releases together.
 
     It is in clip norms.
 
@@ -133,16 +135,17 @@ class NoisyMeans(abc.ABC):
 
   @property
   def _bound(self) -> float:
-    """How far one example moves a sum, in clip norms."""
+    """Bound on the move of a sum by one example, in clip norms."""
     return vector_sum_sensitivity(1.0, neighboring_relation=self.neighboring_relation)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, under `neighboring_relation`."""
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
     relative = self.total_noise_multiplier / self._bound
     return stated.gaussian_event(relative, self.neighboring_relation, neighboring_relation)
 
   def own_key(self, key: jax.Array) -> jax.Array:
-    """The key of this noise, which no step of a run uses; so the key of a run serves both.
+    """Returns the key of this noise. No step of a run uses it, so the key of a run serves
+    both.
 
     A step folds in its number, an int32. `jax.random.split` alone would give the keys of
     the first steps: split(key, n)[i] is fold_in(key, i).
@@ -152,23 +155,24 @@ class NoisyMeans(abc.ABC):
 
   @abc.abstractmethod
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Any:
-    """The statistics of `x` [n, ..., C], where each row is one example."""
+    """Returns the statistics of `x` [n, ..., C], where each row is one example."""
 
   @abc.abstractmethod
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Any) -> Any:
-    """The same; each of its fields as if those ahead of it in `before` had been released."""
+    """Returns the statistics again, each field as if the fields ahead of it in `before` had
+    been released."""
 
   def noisy_totals(self, found: Any) -> list[np.ndarray]:
-    """The noisy sums of what was released, in clip norms."""
+    """Returns the noisy sums of the release, in clip norms."""
     pairs = zip(found[: len(self.vectors)], np.asarray(found.clip_norms, np.float64))
     return [np.asarray(one, np.float64) * self.normalize_by / norm for one, norm in pairs]
 
   @abc.abstractmethod
   def statement(self, unit: str = "example") -> str:
-    """Statement of what is released, in words."""
+    """States the release in words."""
 
   def told(self, what: str, unit: str) -> str:
-    """The statement of what is released."""
+    """States the release in words."""
     norms = "public norms"
     if not self.clip_norms:
       spent = accounting.upper(self.median_epsilon, digits=6)
@@ -202,25 +206,25 @@ def gaussian_of_pure(epsilon: float) -> float:
 
 
 def each(fn: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
-  """`fn` of each row of [n, ...], by itself: what a compiler makes of all rows at once may
-  round each differently where there are fewer of them. A loop of one turn is no loop to it,
-  so there are two or more."""
+  """Applies `fn` to each row of [n, ...] separately. Compiled for all rows at once,
+  rounding may depend on their number. The compiler unrolls a loop of one turn, so there are
+  two or more."""
   short = [(0, max(0, 2 - len(rows))), *[(0, 0)] * (rows.ndim - 1)]
   return jax.lax.map(fn, jnp.pad(rows, short))[: len(rows)]
 
 
 def chunks(given: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
-  """(examples [size, positions, channels] in float32, how many of them there are) of an array
-  or `Rows` [n, ..., channels], whose vectors have so many entries.
+  """Yields (examples [size, positions, channels] in float32, their true number) of an array
+  or `Rows` [n, ..., channels], whose vectors have `entries` entries.
 
   All of one shape, filled up by zeros, whatever n is: else the others' last bits follow from n.
   """
   library: Any = jnp if isinstance(given, jax.Array) else np
   entries = max(entries, math.prod(given.shape[1:]))
-  # Two at least: a loop of one turn is no loop to the compiler (`each`).
+  # At least two: the compiler unrolls a loop of one turn (`each`).
   size = max(2, min(_CHUNK, _CHUNK_ENTRIES // entries))
   for start in range(0, len(given), size):
-    # What float32 cannot hold counts as infinite.
+    # Values beyond float32 count as infinite.
     with np.errstate(over="ignore"):
       rows = library.asarray(given[start : start + size], np.float32)
     rows = rows.reshape(len(rows), -1, given.shape[-1])
@@ -229,24 +233,25 @@ def chunks(given: Any, entries: int = 0) -> Iterator[tuple[jax.Array, int]]:
 
 
 def _sound(rows: jax.Array) -> jax.Array:
-  """[n, d], zero where a row holds what is not finite, or so large that its inverse is not."""
+  """Returns [n, d], with rows set to zero that are not finite, or whose inverse is not."""
   sound = (jnp.abs(rows) < HUGE).all(axis=1, keepdims=True)
   return jnp.where(sound, rows, 0.0)
 
 
 def norm(vector: jax.Array) -> jax.Array:
-  """[d] -> [], 0 where an entry is not finite or beyond 1e30."""
+  """Returns the norm, [d] -> []; 0 where an entry is not finite or beyond 1e30."""
   return _norms(_sound(vector[None]))[0]
 
 
 def _norms(rows: jax.Array) -> jax.Array:
-  """[..., d] -> [...], without overflow or underflow of the squares."""
+  """Returns norms, [..., d] -> [...], without overflow or underflow of the squares."""
   top = jnp.maximum(jnp.abs(rows).max(axis=-1, initial=0.0), _TINY)
   return top * jnp.sqrt(jnp.square(rows / top[..., None]).sum(axis=-1))
 
 
 def clipped_total(rows: jax.Array, clip_norm: Array) -> tuple[jax.Array, jax.Array]:
-  """(high, low), whose sum is that of the rows [n, d] in clip norms, each clipped to norm 1.
+  """Returns (high, low), whose sum is that of the rows [n, d] in clip norms, each clipped
+  to norm 1.
 
   A row that is not finite, or beyond 1e30, counts as zero. Each is rounded by itself, to
   multiples of 2^-22, with room for it below norm 1; from there on the sum is one of integers.

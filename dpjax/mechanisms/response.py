@@ -1,4 +1,4 @@
-"""Randomised response: every record lies with a known probability, by itself."""
+"""Randomised response: every record is changed with a known probability, independently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _TINY = 5e-324
 
 @dataclasses.dataclass(frozen=True)
 class RandomizedResponse:
-  """A label in 0 .. k-1, kept with probability e^eps / (e^eps + k - 1), else another one.
+  """Keeps a label in 0 .. k-1 with probability e^eps / (e^eps + k - 1), else draws another
+  one.
 
   Guarantee: each response is (epsilon, 0)-DP under replace_one (local DP: no trusted
   curator). That somebody responded is not hidden, so add_or_remove_one is refused.
@@ -72,19 +73,20 @@ class RandomizedResponse:
     return 1 - self.noise_parameter * (1 - 1 / int(self.num_categories))
 
   def __call__(self, key: jax.Array, labels: jax.Array) -> jax.Array:
-    """Responses, int32 [...], one for each label [...]."""
+    """Returns responses, int32 [...], one for each label [...]."""
     finite.check_key(key)
     k = int(self.num_categories)
     labels = finite.indices("labels", labels, 0, k - 1)
     for_coins, for_answers = jax.random.split(key)
-    # Beyond epsilon 745 it underflows, and a label would never be hidden.
+    # Above epsilon 745 it underflows, and a label would never be changed.
     chance = min(1.0, max(self.noise_parameter, _TINY) * _ROUNDING)
     lies = source.bernoulli(for_coins, chance, labels.shape)
     answers = source.integers(for_answers, labels.shape, k)
     return jnp.where(lies, answers, labels)
 
   def frequencies(self, responses: jax.Array) -> np.ndarray:
-    """Unbiased estimate [k] of the share of each label; entries may be below 0 or above 1.
+    """Estimates the share of each label without bias: [k]; entries may be below 0 or above
+    1.
 
     >>> mechanism = RandomizedResponse(epsilon=math.log(3))
     >>> mechanism.frequencies(np.array([0, 0, 0, 1])).round(6)  # 3/4 kept: all were 0
@@ -99,7 +101,7 @@ class RandomizedResponse:
     return (shares - self.noise_parameter / k) / (1 - self.noise_parameter)
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`, of one response; k > 2 composes better than its epsilon."""
+    """Event for `dpjax.accounting` of one response; k > 2 composes better than its epsilon."""
     stated.pure_event(float(self.epsilon), self.neighboring_relation, neighboring_relation)
     return dp_accounting.RandomizedResponseDpEvent(
       self.noise_parameter, int(self.num_categories)

@@ -1,4 +1,4 @@
-"""Choosing one of k candidates by a private score: utilities [..., k] -> index [...].
+"""Selection of one of k candidates by a private score: utilities [..., k] -> index [...].
 
 All three are (epsilon, 0)-DP when one record moves every utility by at most
 `utility_sensitivity`, under `neighboring_relation`. Where in addition one record moves all
@@ -73,13 +73,13 @@ class _Selection:
     return jnp.where(sound, jnp.argmax(noisy, axis=-1), -1).astype(jnp.int32)
 
   def _logits(self, utilities: np.ndarray) -> np.ndarray:
-    # Raises for utilities among which nothing can be chosen.
+    # Raises for utilities from which nothing can be chosen.
     finite.gaps("utilities", utilities)
     exact = np.asarray(utilities, np.float64)
     return (exact - exact.max(-1, keepdims=True)) / self.scale
 
   def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
-    """For `dpjax.accounting`: one selection, of which only its pure epsilon is used."""
+    """Event for `dpjax.accounting` of one selection; only its pure epsilon is used."""
     return stated.pure_event(
       float(self.epsilon), self.neighboring_relation, neighboring_relation
     )
@@ -105,7 +105,7 @@ class Exponential(_Selection):
     return weights / weights.sum(-1, keepdims=True)
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
-    """The index of the chosen candidate, int32 [...]."""
+    """Returns the index of the chosen candidate, int32 [...]."""
     return self._chosen("gumbel", key, utilities)
 
 
@@ -126,8 +126,8 @@ class PermuteAndFlip(_Selection):
   """
 
   def probs(self, utilities: np.ndarray) -> np.ndarray:
-    """The exact distribution [k] of one selection: p_r * integral over [0, 1] of
-    prod_{s != r} (1 - p_s t) dt, for t is when r's turn comes.
+    """Returns the exact distribution [k] of one selection: p_r * integral over [0, 1] of
+    prod_{s != r} (1 - p_s t) dt, where t is the time of r's turn.
 
     A polynomial of degree k - 1, which Gauss-Legendre integrates exactly.
     """
@@ -140,7 +140,7 @@ class PermuteAndFlip(_Selection):
     return accept * (np.array(others) @ weights) / 2
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
-    """The index of the chosen candidate, int32 [...]."""
+    """Returns the index of the chosen candidate, int32 [...]."""
     return self._chosen("exponential", key, utilities)
 
 
@@ -168,5 +168,5 @@ class ReportNoisyMax(_Selection):
     validate.one_of(NOISES, noise=self.noise)
 
   def __call__(self, key: jax.Array, utilities: jax.Array) -> jax.Array:
-    """The index of the chosen candidate, int32 [...]."""
+    """Returns the index of the chosen candidate, int32 [...]."""
     return self._chosen(self.noise, key, utilities)

@@ -1,4 +1,4 @@
-"""How far one record can move a query: the numbers that noise is scaled by.
+"""Sensitivity of queries to one record: the numbers that noise is scaled by.
 
 | query                         | add or remove | replace_special | replace_one    |
 | ----------------------------- | ------------- | --------------- | -------------- |
@@ -63,7 +63,7 @@ def mean_sensitivity(
   """Returns the sensitivity of the mean of `num_records` (public) numbers in [lower, upper].
 
   It is (upper - lower) / n and not 1 / n: ages in [0, 100] move a mean by up to 100 / n.
-  UserError: add_or_remove_one, under which n is not public.
+  Raises UserError for add_or_remove_one, under which n is not public.
 
   >>> mean_sensitivity(0, 100, num_records=1000)
   0.1

@@ -1,4 +1,4 @@
-"""Sparse vector: which of many queries exceed a threshold; only the hits cost.
+"""Sparse vector: finds queries above a threshold; only the hits cost.
 
 One noisy threshold is drawn; every query is compared with it under fresh noise, and the
 stream ends after `max_above` hits. The queries below cost nothing.
@@ -45,10 +45,10 @@ class SparseVectorAnswer(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SparseVector:
-  """Which queries exceed `threshold`, until `max_above` of them did.
+  """Finds queries above `threshold`, until there are `max_above` of them.
 
   Args:
-    epsilon: of all comparisons together.
+    epsilon: epsilon of all comparisons together.
     sensitivity: how far one record moves each query.
     max_above: hits after which the stream ends.
     monotonic: one record moves all queries in the same direction; less noise then.
@@ -94,7 +94,7 @@ class SparseVector:
 
   @property
   def _shifts(self) -> int:
-    """How many sensitivities the noise on one query has to hide."""
+    """Number of sensitivities that the noise on one query has to hide."""
     return 1 if self.monotonic else 2
 
   @property
@@ -104,7 +104,7 @@ class SparseVector:
 
   @property
   def hit_epsilon(self) -> float:
-    """Returns the cost of a hit: an equal part of the rest of epsilon."""
+    """Returns the cost of a hit: an equal part of the remaining epsilon."""
     return (float(self.epsilon) - self.threshold_epsilon) / int(self.max_above)
 
   @property
@@ -128,7 +128,7 @@ class SparseVector:
   def step(
     self, state: SparseVectorState, query: jax.Array
   ) -> tuple[SparseVectorAnswer, SparseVectorState]:
-    """The answer to one query, a scalar; the query may depend on earlier answers.
+    """Answers one query, a scalar; the query may depend on earlier answers.
 
     >>> mechanism = SparseVector(epsilon=1.0, threshold=50.0)
     >>> answer, state = mechanism.step(mechanism.init(jax.random.key(0)), 900.0)
@@ -142,15 +142,15 @@ class SparseVector:
 
   @property
   def _values(self) -> Laplace | None:
-    """The noise on the values of hits: on a query, never on what was compared, which would
-    give the threshold away."""
+    """Noise on the values of hits. It is added to the query, never to the compared number,
+    which would reveal the threshold."""
     if self.epsilon_values == 0:
       return None
     each = float(self.epsilon_values) / int(self.max_above)
     return Laplace(each, self.sensitivity, self.neighboring_relation)
 
   def _compared(self, name: str, queries: jax.Array) -> tuple[jax.Array, tuple | None]:
-    """Queries less the threshold, and the exact pairs to be released, if any are."""
+    """Returns queries minus the threshold, and the exact pairs to release, if any."""
     above = finite.above(name, queries, float(self.threshold))
     if self._values is None:
       return above, None
@@ -165,7 +165,8 @@ class SparseVector:
     asked = state.num_above < int(self.max_above)
     like = state.threshold_noise
     noisy = gap + source.laplace(for_comparison, like, self.query_scale)
-    # gap is the query less the public threshold, whose noise stands on the other side.
+    # gap is the query minus the public threshold; the threshold's noise is on the other
+    # side.
     above = asked & (noisy >= state.threshold_noise)
     fresh = jnp.full_like(gap, jnp.nan)
     if query is not None:
@@ -175,7 +176,7 @@ class SparseVector:
     return SparseVectorAnswer(asked, above, value), later
 
   def __call__(self, key: jax.Array, queries: jax.Array) -> SparseVectorAnswer:
-    """The answers [n] to `queries` [n], in order."""
+    """Returns the answers [n] to `queries` [n], in order."""
     queries = finite.array("queries", queries)
     if queries.ndim != 1:
       raise UserError(f"must have shape [n], not {queries.shape}", field="queries")
@@ -192,7 +193,7 @@ class SparseVector:
     *,
     num_above: int | None = None,
   ) -> stated.DpEvent:
-    """For `dpjax.accounting`: by default the whole cost, which is fixed beforehand.
+    """Event for `dpjax.accounting`: by default the whole cost, which is fixed beforehand.
 
     num_above: the cost of a stream that was ended after so many hits: the threshold,
     those hits and their values. It is right inside a budget that was fixed beforehand and

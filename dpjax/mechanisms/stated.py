@@ -1,4 +1,4 @@
-"""The event of a mechanism, stated for the relation under which it will be accounted.
+"""Events of mechanisms, stated for the relation under which they will be accounted.
 
 A sensitivity holds under one neighbouring relation. `dpjax.accounting` reads a noise
 multiplier as scale / (bound of one record) and halves it under replace_one; so a mechanism
@@ -27,7 +27,8 @@ _MOST = 1e300
 
 
 def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
-  """Gaussian noise of std `noise_multiplier` * (the L2 sensitivity under `stated`).
+  """Event of Gaussian noise of std `noise_multiplier` * (the L2 sensitivity under
+  `stated`).
 
   >>> gaussian_event(3.0, "replace_one", "replace_one")  # the accountant halves it
   GaussianDpEvent(noise_multiplier=6.0)
@@ -37,7 +38,8 @@ def gaussian_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
 
 def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
-  """Laplace noise of scale `noise_multiplier` * (the L1 sensitivity under `stated`).
+  """Event of Laplace noise of scale `noise_multiplier` * (the L1 sensitivity under
+  `stated`).
 
   >>> laplace_event(3.0, "add_or_remove_one", "add_or_remove_one")
   LaplaceDpEvent(noise_multiplier=3.0)
@@ -47,7 +49,7 @@ def laplace_event(noise_multiplier: float, stated: str, asked: str) -> DpEvent:
 
 
 def pure_event(epsilon: float, stated: str, asked: str) -> DpEvent:
-  """A mechanism of which only its (epsilon, 0)-DP under `stated` is known.
+  """Event of a mechanism of which only its (epsilon, 0)-DP under `stated` is known.
 
   >>> pure_event(math.log(3), "add_or_remove_one", "add_or_remove_one")
   RandomizedResponseDpEvent(noise_parameter=0.5, num_buckets=2)
@@ -93,7 +95,7 @@ def _float(value: float) -> float:
 
 
 def flag(**named: bool) -> None:
-  """Raises unless each value is True or False: "no" would count as True."""
+  """Raises unless each value is True or False: a text "no" would count as True."""
   for name, value in named.items():
     if not isinstance(value, bool):
       raise UserError("must be True or False", field=name, value=value)

@@ -1,4 +1,4 @@
-"""A private linear map after which features are spread alike in all directions.
+"""Private linear map that makes features equally spread in all directions.
 
 Features of images are strongly correlated: a few directions hold most of their energy, fill the
 clip norm of every gradient, and say little about the class. Scaled down to the size of the others,
@@ -32,10 +32,10 @@ from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 MAX_DIRECTIONS = 1024
-# Bound on channels, and on positions.
+# Most channels, and most positions.
 MAX_SIDE = 1024
 _TINY = 1 / HUGE
-# Bins of clip norms, 4 % apart.
+# Edges of the bins of clip norms, 4 % apart.
 _EDGES = (2.0 ** (np.arange(-320, 321) / 16)).astype(np.float32)
 # Full float32 products, also where an accelerator would round its inputs to fewer bits.
 _product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -57,8 +57,8 @@ class Spread(NamedTuple):
   floor: jax.Array  # [] no variance is scaled below it; follows from `variances`
 
   def standardizer(self) -> Callable[[jax.Array], jax.Array]:
-    """The map, of examples [b, ..., C] to the same: directions of a variance above the floor
-    have variance 1 after it, all others keep their size beside them."""
+    """Returns the map of examples [b, ..., C] to the same. Directions with a variance above
+    the floor get variance 1; all others are scaled like the floor."""
     shape = (_side(len(self.positions)), _side(len(self.channels)))
     known = _map(self._asdict(), shape, _side(len(self.covariance)))
     scale = np.float32(1 / math.sqrt(float(self.floor)))
@@ -67,7 +67,7 @@ class Spread(NamedTuple):
 
 
 class _Map(NamedTuple):
-  """The whitening map of a `Spread`, as far as it is known."""
+  """The whitening map of a `Spread`, as far as it is released."""
 
   mean: Any = 0.0  # [P, C]
   channels: Any = None  # [C, C], eigenvectors in columns
@@ -79,7 +79,7 @@ class _Map(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Whitening(NoisyMeans):
-  """The private linear map that evens out features `x` [n, ..., C].
+  """Private linear map that evens out features `x` [n, ..., C].
 
   Args:
     normalize_by: public divisor of the noisy sums: the number of examples.
@@ -87,7 +87,7 @@ class Whitening(NoisyMeans):
     median_epsilon: spent on each of the five clip norms, where they are private: here not the
       medians but the ninth deciles, for what is cut off of the longest vectors is missing.
     clip_norms: public norms (of the fields of `Spread`, in their order), or () for private ones.
-    num_directions: of how many coordinates the covariance is released; at most P * C.
+    num_directions: number of coordinates whose covariance is released; at most P * C.
     floor_rank: the variances that are larger than the one of this rank (the smallest of all, where
       an example has fewer features) are brought down to it.
 
@@ -123,12 +123,13 @@ class Whitening(NoisyMeans):
       )
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows) -> Spread:
-    """The spread of `x` [n, ..., C], where each row is one example; `Rows` are read ten times, or
-    five where norms are public, in chunks."""
+    """Returns the spread of `x` [n, ..., C], where each row is one example. `Rows` are read
+    in chunks, ten times, or five times with public norms."""
     return self.after(key, x, None)
 
   def after(self, key: jax.Array, x: ArrayLike | Rows, before: Spread | None) -> Spread:
-    """The same; each field as if those ahead of it in `before` had been released."""
+    """Returns the spread again, each field as if the fields ahead of it in `before` had
+    been released."""
     key = self.own_key(key)
     examples = _examples(x)
     sides = (math.prod(examples.shape[1:-1]), examples.shape[-1])
@@ -141,7 +142,7 @@ class Whitening(NoisyMeans):
       lengths = jnp.zeros(0) if public else _lengths(name, known, examples)
       norms.append(self.clip_norm(keys[2 * place], lengths, place))
       summed = _total(name, known, examples, norms[-1])
-      # Whole numbers and rest are exact in float32 each.
+      # Whole numbers and fractions are each exact in float32.
       whole = np.round(summed)
       parts = (jnp.asarray(part, jnp.float32) for part in (whole, summed - whole))
       found[name] = _noisy_mean(self, keys[2 * place + 1], *parts, norms[-1])
@@ -152,11 +153,12 @@ class Whitening(NoisyMeans):
     return Spread(**found, clip_norms=jnp.stack(norms))
 
   def _private_norm(self, key: jax.Array, norms: jax.Array) -> jax.Array:
-    """The upper end of a bin that privately holds the ninth decile.
+    """Returns the upper end of a bin that privately contains the ninth decile.
 
-    Many examples may have one norm, as standardised ones have: between them there is nothing that
-    `Quantile` could choose. The utility of a bin is how many records too many lie below it (above
-    nine tenths of them) or above it (above one tenth), times -10, so that it is an integer.
+    Many examples may have one norm, as standardised ones do. Between equal norms `Quantile` has
+    nothing to choose. The utility of a bin is -10 times an excess, so that it is an integer. The
+    excess is the number of records below the bin beyond nine tenths of all, or above it beyond
+    one tenth.
     """
     places = jnp.minimum(jnp.searchsorted(jnp.asarray(_EDGES), norms), _EDGES.size - 1)
     counts = jnp.bincount(places, length=_EDGES.size)
@@ -168,19 +170,19 @@ class Whitening(NoisyMeans):
 
   @property
   def _among(self) -> PermuteAndFlip:
-    """An exchanged record leaves one side for the other; one that comes or goes also moves what
-    nine tenths of them are."""
+    """Selection among the bins. A replaced record changes sides; an added or removed one
+    also moves nine tenths of the total."""
     exchanged = self.neighboring_relation == "replace_one"
     return PermuteAndFlip(self.median_epsilon, utility_sensitivity=10 if exchanged else 9)
 
   def _floor(self, variances: jax.Array, clip_norm: jax.Array) -> jax.Array:
-    """The variance of the rank asked for, and no less than its noise."""
+    """Returns the variance at the requested rank, but no less than its noise."""
     rank = min(self.floor_rank, len(variances)) - 1
     noise = float(self.noise_multiplier) * clip_norm / float(self.normalize_by)
     return jnp.maximum(jnp.sort(variances)[::-1][rank], jnp.maximum(noise, _TINY))
 
   def statement(self, unit: str = "example") -> str:
-    """Statement of what is released, in words.
+    """States the release in words.
 
     >>> print(Whitening(normalize_by=9).statement())
     Before the first step: mean, second moments of channels and of positions, variances and ...
@@ -196,7 +198,7 @@ _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)
 
 
 def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> _Map:
-  """The whitening map of examples [P, C], as far as the given fields tell it.
+  """Returns the whitening map of examples [P, C], as far as the given fields determine it.
 
   NumPy computes it in float64: but for rounding it is the same wherever it is read again.
   """
@@ -208,7 +210,7 @@ def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> 
     return known
   variances = np.asarray(found["variances"], np.float64)
   floor = float(found["floor"])
-  # Ties go by place, so that machines agree on them.
+  # Ties are ordered by place, so that machines agree.
   largest = np.argsort(-variances, kind="stable")[:num_directions]
   scales = np.sqrt(floor / np.maximum(variances, floor))
   known = known._replace(scales=np.float32(scales), largest=np.sort(largest))
@@ -220,7 +222,7 @@ def _map(found: dict[str, Any], shape: tuple[int, ...], num_directions: int) -> 
 
 
 def _examples(x: ArrayLike | Rows) -> Any:
-  """[n, ..., C] of numbers, or `Rows`; else UserError."""
+  """Returns the array or `Rows` [n, ..., C] of numbers; raises UserError otherwise."""
   given: Any = x if isinstance(x, Rows) else finite.array("x", x)
   if given.ndim < 3 or 0 in given.shape[1:]:
     raise UserError(
@@ -281,14 +283,15 @@ def _chunk_total(
 
 
 def _lengths(name: str, known: _Map, examples: Any) -> jax.Array:
-  """Norms [n] of the vectors, each by itself."""
+  """Returns the norms [n] of the vectors, each computed separately."""
   parts = chunks(examples, _length(name, known, examples.shape))
   found = [_chunk_lengths(name, known, chunk)[:count] for chunk, count in parts]
   return jnp.concatenate([jnp.zeros(0), *found])
 
 
 def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarray:
-  """The exact sum of the clipped vectors in clip norms, float64: multiples of 2^-22."""
+  """Returns the exact sum of the clipped vectors in clip norms, float64: multiples of
+  2^-22."""
   length = _length(name, known, examples.shape)
   summed = np.zeros(length)
   for chunk, count in chunks(examples, length):
@@ -298,25 +301,25 @@ def _total(name: str, known: _Map, examples: Any, clip_norm: Array) -> np.ndarra
 
 
 def _upper(matrix: jax.Array) -> jax.Array:
-  """[k, k] symmetric -> [k (k + 1) / 2] of the same norm."""
+  """Converts [k, k] symmetric -> [k (k + 1) / 2] of the same norm."""
   rows, columns = np.triu_indices(matrix.shape[0])
   weights = np.where(rows == columns, 1.0, math.sqrt(2)).astype(np.float32)
   return matrix[rows, columns] * weights
 
 
 def _side(length: int) -> int:
-  """k of a triangle of k (k + 1) / 2 entries."""
+  """Returns k for a triangle of k (k + 1) / 2 entries."""
   return (math.isqrt(8 * length + 1) - 1) // 2
 
 
 def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-  """(eigenvalues, vectors in columns) of a symmetric matrix; the largest entry of each vector
-  is positive, so that machines agree on the sign."""
+  """Returns (eigenvalues, vectors in columns) of a symmetric matrix. The largest entry of
+  each vector is positive, so that machines agree on the sign."""
   entries = np.asarray(triangle, np.float64)
   side = _side(len(entries))
   rows, columns = np.triu_indices(side)
   matrix = np.zeros((side, side))
-  # Entries off the diagonal stand twice in the matrix, so they came times sqrt(2).
+  # Off-diagonal entries occur twice in the matrix, so the vector holds them times sqrt(2).
   matrix[rows, columns] = np.where(rows == columns, entries, entries / math.sqrt(2))
   matrix = matrix + np.triu(matrix, 1).T
   values, vectors = np.linalg.eigh(matrix)
@@ -326,7 +329,7 @@ def _eigenvectors(triangle: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _evened(example: jax.Array, known: _Map, scale: Any) -> jax.Array:
-  """[..., C] -> the same; zeros where it is too large for float32."""
+  """Applies a map, [..., C] -> the same; zeros where the result is too large for float32."""
   centred = example.reshape(known.mean.shape) - known.mean
   turned = _product(known.positions.T, _product(centred, known.channels))  # [P, C]
   evened = turned.ravel() * known.scales

@@ -1,4 +1,5 @@
-"""Models whose every example stands alone: no BatchNorm, nothing shared across a batch.
+"""Models in which every example is independent: no BatchNorm, nothing shared across a
+batch.
 
 Each is a Flax linen module: `params = model.init(key, x[:1])`, then
 `model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32.

@@ -47,7 +47,7 @@ ACTIVATIONS = {
 
 
 def activation_fn(activation: Activation) -> Callable[[jax.Array], jax.Array]:
-  """The function that an `activation=` field means.
+  """Returns the function of an `activation=` field.
 
   Args:
     activation: a name; a function; or a name followed by its parameters, as in

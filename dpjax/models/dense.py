@@ -22,8 +22,8 @@ def dense_layers(
   dropout: float = 0.0,
   train: bool = False,
 ) -> jax.Array:
-  """Flattened x [B, ...] through layers `dense_i` and the linear `head`: logits [B, K] of at
-  least float32. To be called in the `__call__` of a module, whose layers they become."""
+  """Applies layers `dense_i` and the linear `head` to flattened x [B, ...]: logits [B, K]
+  of at least float32. Call it in a module's `__call__`; the layers belong to that module."""
   x = x.reshape(x.shape[0], -1)
   for i, width in enumerate(sizes):
     layer = nn.Dense(width, dtype=dtype, name=f"dense_{i}")

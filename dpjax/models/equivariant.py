@@ -1,4 +1,4 @@
-"""Convolutional networks that turn and mirror with their images (Cohen & Welling 2016).
+"""Convolutional networks that rotate and mirror with their images (Cohen & Welling 2016).
 
 A feature map of a group G of turns and mirrors has one channel for every feature and every
 element of G, [B, H, W, C * |G|], the element running fastest. A layer's weights are shared by
@@ -36,7 +36,8 @@ GROUPS: dict[str, tuple[tuple[int, bool], ...]] = {
 
 
 def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
-  """x mirrored along axes[1], if so, then turned: (g x)(p) = x(g^-1 p), an element's action.
+  """Applies a group element: x mirrored along axes[1], if requested, then turned: (g x)(p)
+  = x(g^-1 p).
 
   >>> acted(np.array([[1, 2], [3, 4]]), 1, True).tolist()
   [[1, 3], [2, 4]]
@@ -48,13 +49,13 @@ def acted(x, turns: int, mirrored: bool, axes: tuple[int, int] = (0, 1)):
 
 @functools.cache
 def left_quotients(group: str) -> np.ndarray:
-  """[|G|, |G|] indices of g^-1 h, by (g, h), which is how g permutes the maps of the group.
+  """Returns indices [|G|, |G|] of g^-1 h by (g, h): how g permutes the maps of the group.
 
   >>> left_quotients("C4")[1].tolist()  # a quarter turn back
   [3, 0, 1, 2]
   """
   elements = GROUPS[group]
-  # Nine different numbers tell all elements of a group apart.
+  # Nine different numbers distinguish all elements of a group.
   probe = np.arange(9).reshape(3, 3)
   seen = {acted(probe, *h).tobytes(): i for i, h in enumerate(elements)}
   products = [
@@ -98,19 +99,19 @@ class GroupConv(nn.Module):
     bias = self.param("bias", nn.initializers.zeros, (self.features,))
     x, kernel, bias = promote_dtype(x, kernel, bias, dtype=self.dtype)
     kernel = shared_kernel(kernel, self.group, self.lifting)
-    # Padding that is alike on both sides and leaves H / stride outputs.
+    # Equal padding on both sides, with H / stride outputs.
     pad = (self.kernel_size - self.stride) // 2
     out = lax.conv_general_dilated(
       x, kernel, (self.stride,) * 2, ((pad, pad),) * 2,
       dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )  # fmt: skip
-    # The element runs fastest, so the maps of a feature share its bias.
+    # The group element varies fastest, so all maps of a feature share its bias.
     return out + jnp.repeat(bias, order).reshape(1, 1, 1, -1)
 
 
 def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
-  """[k, k, C, K] of an image, or [k, k, C * |G|, K] -> [k, k, the same, K * |G|], the kernel of
-  every element of the group.
+  """Expands [k, k, C, K] for an image, or [k, k, C * |G|, K], to the kernels of all group
+  elements: [k, k, same, K * |G|].
 
   >>> shared_kernel(jnp.arange(4.0).reshape(2, 2, 1, 1), "C4", True)[0, 0, 0].tolist()
   [0.0, 1.0, 3.0, 2.0]
@@ -119,7 +120,7 @@ def shared_kernel(kernel: jax.Array, group: str, lifting: bool) -> jax.Array:
   maps = kernel.reshape(size, size, -1, 1 if lifting else len(elements), outputs)
   turned = [acted(maps, *element) for element in elements]
   if not lifting:
-    # A turned image exchanges the maps of the group, so the kernel exchanges them as well.
+    # A turned image permutes the maps of the group, so the kernel permutes them, too.
     turned = [each[:, :, :, order] for each, order in zip(turned, left_quotients(group))]
   stacked = jnp.stack(turned, axis=-1)  # [k, k, C, |G| or 1, K, |G|]
   return stacked.reshape(size, size, inputs, outputs * len(elements))
@@ -147,7 +148,7 @@ def _check_even(shape: tuple[int, ...], stride: int) -> None:
 
 
 class EquivariantCnn(nn.Module):
-  """A small CNN whose layers turn and mirror with the image: images -> logits.
+  """A small CNN whose layers rotate and mirror with the image: images -> logits.
 
   A lifting convolution and group convolutions of `filters[i]` features each, `strides[i]`,
   maxima of 2x2 after those whose number, from 1, is in `pool_after`; then the maximum over
@@ -159,8 +160,9 @@ class EquivariantCnn(nn.Module):
     group: "D4" (turns and mirrors), "C4" (turns), "C1" (none: an ordinary network).
     first_kernel: size of the lifting kernel, even where its stride is 2; the others are
       3x3, and 4x4 with stride 2.
-    num_groups: of channels, each standardised over positions and the whole group, in each
-      example alone, before each activation; None: no normalisation.
+    num_groups: number of groups of channels. Before each activation, each group is standardised
+      over positions and the whole symmetry group, in each example alone; None: no
+      normalisation.
 
   Raises:
     UserError: a side that is odd where it is halved, a kernel that does not lie centred, groups
@@ -222,7 +224,7 @@ class EquivariantCnn(nn.Module):
       if i + 1 in self.pool_after:
         _check_even(x.shape, 2)
         x = max_pool(x)
-    # The maximum over the group forgets how the image is turned.
+    # The maximum over the group does not depend on the orientation of the image.
     x = x.reshape(*x.shape[:3], -1, len(GROUPS[self.group])).max(axis=-1)
     x = x.mean(axis=(1, 2)) if self.invariant else x
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

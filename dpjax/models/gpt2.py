@@ -1,4 +1,4 @@
-"""GPT-2's weights from and to a safetensors file, as Hugging Face names and lays them out.
+"""GPT-2's weights in a safetensors file, with Hugging Face's names and layout.
 
 A file is read, never executed. The architecture (Radford et al. 2019) is `Transformer`'s with
 `norm_epsilon=1e-5`: pre-LayerNorm, learnt positions, GELU by tanh, scores / sqrt(head width).
@@ -25,7 +25,7 @@ from dpjax.validate import UserError, no_pipe
 
 INSTALL = "pip install 'dpjax[lm]'"
 NORM_EPSILON = 1e-5
-# The causal mask, which is no weight.
+# The causal mask, which is not a weight.
 _BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 _HEAD = "lm_head.weight"
@@ -40,14 +40,14 @@ _PRODUCTS = {
 
 
 def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
-  """The parameters of `model`, float32, from a safetensors file of GPT-2's layout.
+  """Loads the parameters of `model`, float32, from a safetensors file of GPT-2's layout.
 
   Names may begin with "transformer."; buffers of the causal mask are passed over. With tied
   embeddings an `lm_head.weight` may stand in the file only if it is `wte.weight`.
 
   Args:
     path: tensors of F32, F16 or BF16; https://huggingface.co/openai-community/gpt2 has one.
-    model: with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
+    model: model with norm_epsilon=1e-5; its sizes decide which names and shapes are wanted.
 
   Raises:
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
@@ -85,8 +85,8 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
 
 
 def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) -> None:
-  """Writes the parameters of `model` as `load_gpt2`, and Hugging Face's GPT-2, read them:
-  float32, with the number of heads and the epsilon of the norms as metadata.
+  """Writes the parameters of `model` so that `load_gpt2`, and Hugging Face's GPT-2, can
+  read them: float32. Metadata hold the number of heads and the epsilon of the norms.
 
   Raises:
     UserError: parameters of another model; the library is not installed.
@@ -108,7 +108,7 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   library = _library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
-  # Such as a full disk.
+  # For example a full disk.
   except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
 
@@ -132,7 +132,7 @@ def _bytes(path: str | os.PathLike[str]) -> bytes:
 
 
 def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """(tensors by their names, what the file says of itself)."""
+  """Returns (tensors by name, the file's metadata)."""
   library = _library()
   try:
     entries = library.deserialize(data)
@@ -143,7 +143,7 @@ def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, s
     if entry["dtype"] not in _DTYPES and not _BUFFERS.fullmatch(_bare(name)):
       known = ", ".join(_DTYPES)
       raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
-    # The type of a buffer does not matter: nobody looks at it.
+    # The type of a buffer does not matter, since it is never used.
     dtype = _DTYPES.get(entry["dtype"], np.uint8)
     array = np.frombuffer(entry["data"], dtype)
     found[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
@@ -170,7 +170,7 @@ def _check_model(model: Transformer, said: dict[str, str], told: str) -> None:
 
 
 def _number(text: str) -> float:
-  """NaN, which no model has, where it is none."""
+  """Returns a number of the metadata, or NaN, which equals no model's number."""
   try:
     return float(text)
   except ValueError:
@@ -185,7 +185,7 @@ def _held(
   if len(held) < len(found):
     raise UserError(f"{told}: holds a tensor twice, with and without 'transformer.'")
   held = {name: array for name, array in held.items() if not _BUFFERS.fullmatch(name)}
-  # A tied head is only the embedding once more.
+  # A tied head only repeats the embedding.
   if _HEAD in held and _HEAD not in names:
     head = held.pop(_HEAD)
     if not np.array_equal(head, held.get(_TIED, ())):
@@ -200,7 +200,7 @@ def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:
 
 
 def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
-  """Hugging Face's name of each tensor -> the path of ours."""
+  """Returns Hugging Face's name of each tensor -> dpjax's path."""
   found: dict[str, tuple[str, ...]] = {
     _TIED: ("embed", "embedding"),
     "wpe.weight": ("positions",),
@@ -221,6 +221,6 @@ def _names(model: Transformer) -> dict[str, tuple[str, ...]]:
 
 
 def _as_ours(array: np.ndarray, ours: tuple[str, ...]) -> np.ndarray:
-  """float32; the head alone, [out, in], is laid out the other way, in both directions."""
+  """Converts to float32. The head alone, [out, in], is transposed, in both directions."""
   array = array.astype(np.float32)
   return array.T if ours[0] == "head" else array

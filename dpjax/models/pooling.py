@@ -28,7 +28,7 @@ def max_pool(x: jax.Array, *, window: int = 2, stride: int = 2) -> jax.Array:
   for axis in (1, 2):
     missing = -x.shape[axis] % stride if stride == window else 0
     if missing:
-      # Repeating the last value leaves the maximum of its window as it is.
+      # Repeating the last value does not change the maximum of its window.
       pads = [(0, missing if i == axis else 0) for i in range(x.ndim)]
       x = jnp.pad(x, pads, mode="edge")
     outputs = (x.shape[axis] - window) // stride + 1

@@ -65,7 +65,7 @@ _ENTRIES = {
 
 
 def names() -> tuple[str, ...]:
-  """The names that `build` knows.
+  """Returns the names that `build` accepts.
 
   >>> "cnn" in names()
   True
@@ -85,7 +85,8 @@ def _entry(name: str) -> _Entry:
 
 
 def _not_linen(name: str, kind: type) -> UserError:
-  """Error for a model of another library: its type alone, for its repr has many lines."""
+  """Returns the error for a model of another library. It shows only the type, since the
+  repr has many lines."""
   told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
   return UserError(
     f"must return a linen module, not {told:.80}; a launcher takes no other, "
@@ -97,7 +98,7 @@ def _not_linen(name: str, kind: type) -> UserError:
 
 
 def options(name: str) -> tuple[str, ...]:
-  """The options of `build(name, ...)`, beside num_classes.
+  """Returns the options of `build(name, ...)`, without num_classes.
 
   >>> options("scatter_linear")
   ('num_groups', 'dtype')
@@ -110,13 +111,13 @@ def options(name: str) -> tuple[str, ...]:
 def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
   try:
     return inspect.signature(module).parameters
-  # Native code has no signature to look at.
+  # Native code has no signature to inspect.
   except ValueError:
     return inspect.signature(lambda **options: None).parameters
 
 
 def documented(name: str) -> Callable[..., nn.Module]:
-  """The module behind a name, whose docstring says what it is.
+  """Returns the module behind a name, for its docstring.
 
   >>> documented("mlp").__name__
   'Mlp'
@@ -125,7 +126,7 @@ def documented(name: str) -> Callable[..., nn.Module]:
 
 
 def needs_features(name: str) -> str | None:
-  """Names the features that a model reads: "scattering", or None for raw examples.
+  """Returns the features that a model reads: "scattering", or None for raw examples.
 
   >>> needs_features("scatter_linear"), needs_features("cnn")
   ('scattering', None)
@@ -134,7 +135,7 @@ def needs_features(name: str) -> str | None:
 
 
 def is_language(name: str) -> bool:
-  """Returns whether a model predicts the next token of a text, and classifies nothing.
+  """Returns whether a model predicts the next token of a text, rather than a class.
 
   >>> is_language("transformer"), is_language("mlp")
   (True, False)
@@ -143,8 +144,8 @@ def is_language(name: str) -> bool:
 
 
 def check_options(name: str, model_options: dict[str, Any], prefix: str = "") -> None:
-  """Raises UserError for an option that the model of that name does not have; `prefix` is
-  where the options stand.
+  """Raises UserError for an option that this model does not have; `prefix` is the place of
+  the options.
 
   >>> check_options("linear", {"depth": 3})
   Traceback (most recent call last):
@@ -163,7 +164,7 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
 
 
 def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
-  """The model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
+  """Builds the model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
 
   Args:
     name: one of `names()`; or `package.module:name`, a user's own linen module class, or a
@@ -189,7 +190,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
     if not isinstance(made, nn.Module):
       raise _not_linen(name, type(made))
     return made
-  # An option of a kind that no field takes.
+  # The option has a type that no field accepts.
   except (TypeError, OverflowError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(

@@ -26,7 +26,7 @@ class Attention(nn.Module):
     query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * heads[-1] ** -0.5
     past = jnp.tril(jnp.ones((1, 1, length, length), bool))
-    # Softmax in float32 or wider, whatever the products are in.
+    # Softmax in float32 or wider, for products of any type.
     scores = jnp.where(past, trees.at_least_float32(scores), -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
@@ -113,7 +113,7 @@ class Transformer(nn.Module):
   @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     self._check(tokens)
-    # GPT-2's standard deviation of first weights.
+    # Standard deviation of GPT-2's initial weights.
     init = nn.initializers.normal(0.02)
     embed = nn.Embed(
       self.vocab_size, self.features, dtype=self.dtype, embedding_init=init, name="embed"

@@ -124,6 +124,6 @@ class WideResNet(nn.Module):
         stride = 2 if stage and not i else 1
         name = f"stage_{stage}_block_{i}"
         x = self._block(x, name, 16 * 2**stage * self.width, stride, first=not i)
-    # A mean over all positions wants at least float32.
+    # A mean over all positions needs at least float32.
     x = trees.at_least_float32(self._normed(x, "final_norm")).mean(axis=(1, 2))
     return dense_layers(x, (), self.num_classes, self.activation, self.dtype)

@@ -1,4 +1,4 @@
-"""Noise, and the discipline of its keys."""
+"""Noise, and rules for its keys."""
 
 from typing import TYPE_CHECKING
 

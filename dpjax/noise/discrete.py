@@ -1,4 +1,4 @@
-"""Integer noise, and the way there and back: scale, clip, round, add noise, wrap.
+"""Integer noise, and the encoding around it: scale, clip, round, add noise, wrap, decode.
 
 Secure aggregation adds integers modulo m, so a client sends
 
@@ -16,7 +16,7 @@ where it is handled (pitfalls P21, P38):
 NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
 more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
-| sampler             | its law                                                              |
+| sampler             | distribution                                                         |
 | ------------------- | -------------------------------------------------------------------- |
 | `discrete_gaussian` | exact, given uniform integers: rejection in 64-bit integers [1]      |
 | `skellam`           | difference of two `Generator.poisson`, whose rejection is in float64 |
@@ -34,11 +34,12 @@ from dpjax import validate
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Above this, the integers of the rejection step would not fit 64 bits.
+# Above this, the integers of the rejection step would exceed 64 bits.
 MAX_VARIANCE = 2**24
-# Above this, NumPy's rejection in float64 errs; from 2^54 on only even numbers come.
+# Above this, NumPy's rejection in float64 is inexact; from 2^54 on it gives only even
+# numbers.
 MAX_SKELLAM = 2.0**32
-# Chance of drawing again, at most (Kairouz et al. 2021).
+# Largest chance that rounding must be repeated (Kairouz et al. 2021).
 BETA = math.exp(-0.5)
 _TRIES = 1000
 
@@ -51,7 +52,8 @@ Shape = int | tuple[int, ...]
 def discrete_gaussian(
   rng: np.random.Generator, shape: Shape, *, variance: int
 ) -> np.ndarray:
-  """[shape] int64 of N_Z(0, variance): P(x) prop. to exp(-x^2 / (2 variance)), exactly.
+  """Draws [shape] int64 of N_Z(0, variance): P(x) prop. to exp(-x^2 / (2 variance)),
+  exactly.
 
   Args:
     variance: sigma^2, an integer in 1 .. 2^24, in units of the grid. (The variance of the
@@ -68,7 +70,7 @@ def discrete_gaussian(
   size = int(np.prod(shape))
   found = np.zeros(0, np.int64)
   while found.size < size:
-    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, kept with probability
+    # Discrete Laplace proposals y of scale t = floor(sigma) + 1, each kept with probability
     # exp(-(|y| - variance / t)^2 / (2 variance)): algorithm 3.
     scale = math.isqrt(variance) + 1
     y = _discrete_laplace(rng, 2 * (size - found.size), scale)
@@ -80,10 +82,10 @@ def discrete_gaussian(
 
 
 def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.ndarray:
-  """Fewer than `size` draws of P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  """Draws fewer than `size` values of P(x) prop. to exp(-|x| / scale): algorithm 2."""
   low = rng.integers(0, scale, size)
   low = low[_bernoulli_exp(rng, low, scale)]
-  # How many Bernoulli(1 / e) succeed in a row: a geometric draw.
+  # Successes in a row of Bernoulli(1 / e): a geometric draw.
   high = np.zeros(low.size, np.int64)
   alive = np.arange(low.size)
   while alive.size:
@@ -91,7 +93,7 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
     high[alive] += 1
   negative = rng.integers(0, 2, low.size).astype(bool)
   x = low + scale * high
-  # Zero would come twice otherwise, as 0 and as -0.
+  # Otherwise zero would count twice, as 0 and as -0.
   keep = ~(negative & (x == 0))
   return np.where(negative, -x, x)[keep]
 
@@ -99,8 +101,9 @@ def _discrete_laplace(rng: np.random.Generator, size: int, scale: int) -> np.nda
 def _bernoulli_exp(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
-  """[n] bool, true with probability exp(-numerator / denominator), exactly: algorithm 1."""
-  # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and that of the fraction must all succeed.
+  """Returns [n] bool, true with probability exp(-numerator / denominator), exactly:
+  algorithm 1."""
+  # exp(-(w + f)) = exp(-1)^w exp(-f): w coins and the fraction's coin must all succeed.
   whole, rest = np.divmod(numerator, denominator)
   result = _bernoulli_exp_of_fraction(rng, rest, denominator)
   for left in range(int(whole.max(initial=0))):
@@ -114,7 +117,8 @@ def _bernoulli_exp(
 def _bernoulli_exp_of_fraction(
   rng: np.random.Generator, numerator: np.ndarray, denominator: int
 ) -> np.ndarray:
-  """[n] bool, true with probability exp(-numerator / denominator), for fractions up to 1.
+  """Returns [n] bool, true with probability exp(-numerator / denominator), for fractions up
+  to 1.
 
   Draws go on while a uniform integer is small; their number is odd with that probability.
   """
@@ -124,14 +128,14 @@ def _bernoulli_exp_of_fraction(
   while alive.size:
     k += 1
     draws[alive] = k
-    # A coin of probability fraction / k, tossed in integers: nothing is rounded.
+    # A coin of probability fraction / k, drawn in integers, so nothing is rounded.
     uniform = rng.integers(0, denominator * k, alive.size)
     alive = alive[uniform < numerator[alive]]
   return draws % 2 == 1
 
 
 def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.ndarray:
-  """[shape] int64, the difference of two Poisson variables of mean variance / 2.
+  """Draws [shape] int64: the difference of two Poisson variables of mean variance / 2.
 
   Sums of independent Skellams are Skellam, so clients may add it in shares. The variance is
   at most 2^32: NumPy's sampler works in float64, and far above its draws lie on a lattice
@@ -150,14 +154,14 @@ def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.nd
 
 
 def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float:
-  """Largest L2 norm of a vector of norm `l2_norm` in R^dim after conditional rounding.
+  """Bound on the L2 norm of a vector of norm `l2_norm` in R^dim after conditional rounding.
 
   min(l2 + sqrt(d), sqrt(l2^2 + d / 4 + sqrt(2 ln(1 / beta)) (l2 + sqrt(d) / 2))), on a grid
   of step 1 (Kairouz, Liu and Steinke 2021, arXiv:2102.06387, proposition 22). It is the
   sensitivity that noise must be accounted with, not `l2_norm`.
 
   Args:
-    beta: in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
+    beta: number in [0, 1): a rounded vector is within the bound with probability >= 1 - beta;
       0 for the worst case, which never draws again.
 
   >>> rounded_norm_bound(3.0, dim=4, beta=0.0), round(rounded_norm_bound(100.0, dim=4), 3)
@@ -177,7 +181,7 @@ def rounded_norm_bound(l2_norm: float, *, dim: int, beta: float = BETA) -> float
 def round_randomly(
   rng: np.random.Generator, vector: HostArray, *, l2_norm: float, beta: float = BETA
 ) -> np.ndarray:
-  """`vector` [d] rounded up or down, with its mean kept, to int64 [d] within the bound.
+  """Rounds `vector` [d] up or down at random, to int64 [d] within the bound.
 
   Each coordinate is rounded at random; the whole is drawn again until its norm is at most
   `rounded_norm_bound(l2_norm, dim=d, beta=beta)`, which also biases it very slightly.
@@ -195,7 +199,7 @@ def round_randomly(
   if vector.ndim != 1 or not np.isfinite(vector).all():
     raise UserError(f"must be finite and flat, got shape {vector.shape}", field="vector")
   bound = rounded_norm_bound(l2_norm, dim=max(vector.size, 1), beta=beta)
-  # Rounding of the clip is forgiven here; the bound on the rounded vector is checked
+  # Rounding of the clip is tolerated here; the bound on the rounded vector is checked
   # exactly.
   if np.linalg.norm(vector) > l2_norm * (1 + 1e-6):
     raise UserError(
@@ -207,7 +211,7 @@ def round_randomly(
     rounded = (low + (rng.random(vector.size) < vector - low)).astype(np.int64)
     if within(rounded, bound):
       return rounded
-  # Rounding towards zero ends the search: it is never longer than the vector.
+  # Rounding towards zero ends the search: the result is never longer than the vector.
   return np.trunc(vector).astype(np.int64)
 
 
@@ -217,7 +221,7 @@ def within(rounded: np.ndarray, bound: float) -> bool:
   >>> within(np.array([3, 4]), 5.0), within(np.array([3, 4]), 4.999)
   (True, False)
   """
-  # Squares beyond 64 bits would wrap around silently in NumPy, not in Python's integers.
+  # Squares beyond 64 bits would wrap around silently in NumPy, but not in Python.
   fits = int(np.abs(rounded).max(initial=0)) ** 2 * rounded.size < 2**63
   exact = rounded.astype(np.int64 if fits else object)
   return int(exact @ exact) <= bound * bound
@@ -245,14 +249,14 @@ def wrap(values: HostArray, modulus: int) -> np.ndarray:
 def wrap_probability(
   *, modulus: int, largest_sum: float, variance: float, dim: int, noise: str
 ) -> float:
-  """At most this is the chance that a noisy sum wraps around in any coordinate.
+  """Upper bound on the chance that a noisy sum wraps around in any coordinate.
 
   Wrapping spoils the result, never the privacy: it is post-processing.
 
   Args:
     largest_sum: bound on the absolute value of every coordinate of the sum before noise;
       num_clients * rounded_norm_bound(...) always is one.
-    variance: of the whole noise on one coordinate.
+    variance: variance of the whole noise on one coordinate.
     noise: "discrete_gaussian" (2 exp(-t^2 / 2 v), [1] corollary 17) or "skellam"
       (Chernoff: exp(sqrt(v^2 + t^2) - v - t asinh(t / v))).
 
@@ -267,7 +271,7 @@ def wrap_probability(
   room = modulus // 2 - largest_sum
   if room <= 0:
     return 1.0
-  # Chernoff's bound of a Gaussian tail; that of Skellam noise is heavier.
+  # Chernoff's bound on a Gaussian tail; the tail of Skellam noise is heavier.
   exponent = -(room**2) / (2 * variance)
   if noise == "skellam":
     exponent = math.hypot(variance, room) - variance - room * math.asinh(room / variance)
@@ -283,7 +287,8 @@ def scale_for(
   num_stds: float = 6.0,
   spread: float = 1.0,
 ) -> float:
-  """Grid points per unit such that the sum fits `bits` bits, with `num_stds` of noise.
+  """Returns grid points per unit so that the sum fits `bits` bits, with `num_stds` of
+  noise.
 
   Finer is better: rounding then costs less. Each of `num_clients` vectors of norm
   `l2_clip_norm` is scaled and rounded up by one at most; the noise has a standard deviation
@@ -302,7 +307,7 @@ def scale_for(
   validate.positive(l2_clip_norm=l2_clip_norm, num_stds=num_stds, spread=spread)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.integer_at_least(1, num_clients=num_clients, bits=bits)
-  # The rounding of every client may add 1.
+  # Rounding of every client may add 1.
   room = 2.0 ** (bits - 1) - num_clients
   if room <= 0:
     raise UserError(
@@ -312,8 +317,9 @@ def scale_for(
 
 
 def rotated_spread(dim: int, *, chance: float = 1e-6) -> float:
-  """Largest coordinate of a vector of norm 1 in R^dim after a rotation H D with random signs,
-  but for this chance: min(1, sqrt(2 ln(2 dim / chance) / dim)), by Hoeffding's inequality.
+  """Bound on the largest coordinate of a unit vector in R^dim after a rotation H D with
+  random signs: min(1, sqrt(2 ln(2 dim / chance) / dim)), by Hoeffding's inequality. It
+  fails with probability `chance`.
 
   The signs must be independent of the vector. It bounds the chance of wrapping around, on
   which no privacy rests.
@@ -334,7 +340,7 @@ def encode(
   scale: float,
   beta: float = BETA,
 ) -> np.ndarray:
-  """A client's vector [d], clipped, scaled and rounded: int64 [d], before noise.
+  """Encodes a client's vector [d], clipped, scaled and rounded: int64 [d], before noise.
 
   Guarantee: its norm is at most rounded_norm_bound(scale * l2_clip_norm, dim=d, beta=beta).
 
@@ -349,7 +355,7 @@ def encode(
 
 
 def decode(total: HostArray, *, modulus: int, scale: float) -> np.ndarray:
-  """The server's side: the unwrapped sum, back in the vectors' units.
+  """Decodes the server's sum: unwrapped, in the vectors' units.
 
   >>> decode(np.array([6, 254]), modulus=256, scale=2.0)
   array([ 3., -1.])

@@ -1,4 +1,4 @@
-"""Gaussian noise with a key discipline: one key, one count, one draw.
+"""Gaussian noise with a rule for keys: one key, one count, one draw.
 
 The noise of step t is drawn from fold_in(key, t), split once per leaf. So the state
 (key, draws) determines every later draw, a resumed run draws what the interrupted one
@@ -23,12 +23,12 @@ from dpjax.validate import UserError
 
 
 def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
-  """State before the first draw. The key's buffer is copied: donating the state must
-  not destroy (or worse, let anyone reuse) the caller's key.
+  """Returns the state before the first draw. The key's buffer is copied: donating the state
+  must not destroy (or worse, let anyone reuse) the caller's key.
 
   Args:
     key: one typed key.
-    params: of the model that the noise is for. Several models under `jax.vmap` with one key
+    params: parameters that the noise is for. Several models under `jax.vmap` with one key
       would get the same noise, and the difference of their sums would be exact.
 
   Raises:
@@ -43,7 +43,7 @@ def init(key: jax.Array, params: ArrayTree = None) -> NoiseState:
 
 @jax.custom_batching.custom_vmap
 def _one_model(params: list[Array], stream: list[Array]) -> jax.Array:
-  """Returns whether each model has a stream of its own, [] bool; of one model it is true.
+  """Returns whether each model has its own stream, [] bool; true for a single model.
 
   `stream` is the key's data and the draws. What counts is the rule below, which JAX asks where it
   maps.
@@ -57,7 +57,7 @@ def _several_models(
   size: int, mapped: Any, params: list[Array], stream: list[Array]
 ) -> Any:
   of_params, of_stream = mapped
-  # Where no parameter is mapped there is one model, whatever else the map is over.
+  # Where no parameter is mapped there is one model, whatever else is mapped.
   if not any(of_params):
     return _one_model(params, stream), False
   if not any(of_stream):
@@ -68,7 +68,7 @@ def _several_models(
       field="key",
     )
   whole = zip(stream, of_stream)
-  # What all models share is repeated, so that rows can be compared.
+  # Values shared by all models are repeated, so that rows can be compared.
   repeated = lambda part: jnp.broadcast_to(part, (size, *jnp.shape(part)))
   rows = [part if is_mapped else repeated(part) for part, is_mapped in whole]
   distinct = _distinct(rows[0], rows[1]) if len(rows) > 1 else jnp.array(True)
@@ -77,15 +77,15 @@ def _several_models(
 
 
 def _distinct(words: Array, draws: Array) -> jax.Array:
-  """Returns whether no two models have one key and one count, [] bool.
+  """Returns whether all models differ in key or count, [] bool.
 
   Args:
     words: data of their keys, [..., words].
-    draws: of each key, [...].
+    draws: number of draws of each key, [...].
   """
   columns = [words[..., i].ravel() for i in range(words.shape[-1])]
   columns.append(draws.ravel().astype(jnp.uint32))
-  # Once sorted, two models with one key and one count are neighbours.
+  # After sorting, two models with equal key and count are neighbours.
   ordered = jax.lax.sort(columns, num_keys=len(columns))
   alike = [column[1:] == column[:-1] for column in ordered]  # of neighbours: [n - 1]
   return ~jnp.any(jnp.all(jnp.stack(alike), axis=0))
@@ -131,7 +131,7 @@ def gaussian(key: jax.Array, like: ArrayTree, std: float) -> Any:
 def add_gaussian(
   state: NoiseState, tree: ArrayTree, std: float, *, num_steps: int | None = None
 ) -> tuple[Any, NoiseState]:
-  """tree + N(0, std^2 I), and the state for the next draw.
+  """Returns tree + N(0, std^2 I), and the state for the next draw.
 
   Args:
     state: key, draws and their checksum, as `init` or the draw before gave it.
@@ -154,10 +154,10 @@ def add_gaussian(
   noisy = source.as_floats(tree)
   if std != 0:
     noisy = check_one_sum(noisy, state)
-    # Each draw has a key of its own.
+    # Each draw has its own key.
     noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
     noisy = trees.add(noisy, noise)
-    # A public grid limits what the lowest bits can tell (Mironov 2012).
+    # A public grid limits the information in the lowest bits (Mironov 2012).
     if source.is_secure(state.key):
       noisy = source.snap(noisy, source.grid_step(std))
   noisy = poisoned(noisy, state, num_steps)
@@ -165,7 +165,7 @@ def add_gaussian(
 
 
 def key_id(key: jax.Array) -> str:
-  """A fingerprint of a key that does not reveal it, for the ledger.
+  """Fingerprint of a key for the ledger, which does not reveal the key.
 
   >>> key_id(jax.random.key(0)) == key_id(jax.random.key(0))
   True

@@ -1,4 +1,5 @@
-"""From random bits to noise: pure functions, one for each law, in float32 and float64.
+"""From random bits to noise: pure functions, one for each distribution, in float32 and
+float64.
 
 Everything starts from one number u in (0, 1), written as the 192 bits of `WORDS` words,
 and from E = -log(u), which is exponential. No law ends where a float type's uniform numbers
@@ -32,13 +33,13 @@ from dpjax.types import Array, ArrayLike, DType
 WORDS = 6
 BERNOULLI_WORDS = INTEGER_WORDS = 4
 HALF = 2**31
-# From 1 - 2^-8 on, -log(u) keeps its digits only where it is taken from 1 - u.
+# From 1 - 2^-8 on, -log(u) keeps its digits only if computed from 1 - u.
 NEAR_ONE = 2**32 - 2**24
 _SCALE = 2.0**-32
 
 
 def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
-  """The first word that is not zero, the two after it, and how many bits stand before."""
+  """Returns the first non-zero word, the two after it, and the number of leading zero bits."""
   first, second, third = words[-3:]
   shift = jnp.full(jnp.shape(words[0]), 32 * (len(words) - 3), jnp.int32)
   for place in reversed(range(len(words) - 3)):
@@ -51,15 +52,15 @@ def _leading(words: Sequence[Array]) -> tuple[Array, Array, Array, Array]:
 
 
 def _fraction(words: Sequence[Array], dtype: Any) -> tuple[Array, Array]:
-  """(m, shift): the number with these bits behind the point is m 2^-shift, m in (0, 1]."""
+  """Returns (m, shift): the binary fraction of these bits is m 2^-shift, m in (0, 1]."""
   lead, second, third, shift = _leading(words)
-  # Half of a last bit more: the number is never 0.
+  # Half of the last bit is added, so that the number is never 0.
   low = (third.astype(dtype) + 0.5) * _SCALE
   return (lead.astype(dtype) + (second.astype(dtype) + low) * _SCALE) * _SCALE, shift
 
 
 def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> Array:
-  """E = -log(u) > 0, falling in u; to full relative precision for u >= near_one / 2^32.
+  """E = -log(u) > 0, falling in u; with full relative precision for u >= near_one / 2^32.
 
   Args:
     words: `WORDS` arrays of uint32, the most significant first.
@@ -72,7 +73,7 @@ def exponential(words: Sequence[Array], dtype: DType, near_one: int = HALF) -> A
   high, shift = _fraction(words, dtype)
   # Rounding may lift m above 1, where E would be negative.
   away = -jnp.log(jnp.minimum(high, 1)) + shift.astype(dtype) * math.log(2)
-  # The inverted words are 1 - u.
+  # The inverted words represent 1 - u.
   low, small = _fraction([~word for word in words], dtype)
   powers = jnp.asarray([2.0 ** (-32 * place) for place in range(WORDS)], dtype)
   # Below the normal numbers 1 - u would be flushed to 0, and E = 0 has no logarithm.
@@ -115,7 +116,7 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
   if bound >= 2 ** (32 * BERNOULLI_WORDS):
     return jnp.ones(jnp.shape(words[0]), bool)
   below = jnp.zeros(jnp.shape(words[0]), bool)
-  # From the least significant word on: a tie leaves the answer to the words below it.
+  # From the least significant word on: a tie is decided by the words below it.
   for word in reversed(words):
     limit = jnp.uint32(bound % 2**32)
     below = (word < limit) | ((word == limit) & below)
@@ -124,8 +125,8 @@ def bernoulli(words: Sequence[Array], prob: float) -> Array:
 
 
 def integers(words: Sequence[Array], span: ArrayLike) -> Array:
-  """The number of all these bits modulo `span`, int32: uniform on 0 .. span - 1, each probability
-  off by a factor of 1 + 2^-97 at most.
+  """Returns the number of all these bits modulo `span`, int32: uniform on 0 .. span - 1.
+  Each probability is off by a factor of at most 1 + 2^-97.
 
   `jax.random.randint` is not uniform for spans above 2^16 (2^32 mod span overflows there, in JAX
   0.10): probabilities are up to span / 2^32 apart, which a stated epsilon does not cover.
@@ -143,7 +144,7 @@ def integers(words: Sequence[Array], span: ArrayLike) -> Array:
   span = jnp.asarray(span, jnp.uint32)
 
   def step(place: Array, rest: Array) -> Array:
-    # `place` is Python's where jit is disabled
+    # `place` is a Python integer where jit is disabled
     bit = (held[place // 32] >> jnp.asarray(31 - place % 32, jnp.uint32)) & 1
     # Below 2 span, hence below 2^32: it does not overflow.
     twice = 2 * rest + bit

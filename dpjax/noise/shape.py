@@ -1,4 +1,4 @@
-"""How the noise of a run is shaped, as ONE value that transforms and plan pass on."""
+"""Shape of the noise of a run, as ONE value for transforms and plan."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dpjax import validate
 from dpjax.noise.correlated import Correlation, Independent
 from dpjax.validate import UserError
 
-# Each level of noise under sampling is one more privacy loss distribution (PLD).
+# Each noise level under sampling needs one more privacy loss distribution (PLD).
 MAX_NOISE_LEVELS = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class NoiseShape:
-  """Properties of noise beside its level; by default it is white and the same everywhere.
+  """Properties of noise other than its level. By default it is white and equal everywhere.
 
   Args:
     schedule: public factors of the noise multiplier, one for each step, or ().
@@ -43,12 +43,12 @@ class NoiseShape:
 
   @property
   def by_step(self) -> bool:
-    """Whether a step's noise depends on which step it is, or on other steps."""
+    """Whether a step's noise depends on the step, or on other steps."""
     return self.correlation is not None or bool(self.schedule)
 
   @property
   def strategy(self) -> Correlation:
-    """The correlation, the identity where there is none."""
+    """The correlation; the identity where there is none."""
     return self.correlation or Independent()
 
   def check_steps(self, num_steps: int) -> None:
@@ -67,7 +67,7 @@ class NoiseShape:
 def check_levels(
   factors: Sequence[float], accountant: str, *, name: str = "noise_schedule"
 ) -> None:
-  """`NoiseShape.check_levels` of factors that have a name of their own."""
+  """Applies `NoiseShape.check_levels` to factors with their own field name."""
   levels = len(set(factors))
   if levels > MAX_NOISE_LEVELS and accountant == "pld":
     raise UserError(

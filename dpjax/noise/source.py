@@ -1,7 +1,7 @@
 """Release mode: 256-bit keys from the operating system, noise with true tails, on a grid.
 
 `jax.random.key(seed)` is for experiments: its key has 64 bits, and a small seed has fewer
-still, so whoever guesses it subtracts the noise. A key of this module is a JAX key like any
+still, so anyone who guesses it subtracts the noise. A key of this module is a JAX key like any
 other (`jax.random.fold_in`, `split` and `bits` take it), but it has 256 bits, comes from
 `secrets`, and every bit is drawn from it by ChaCha20, a cipher's generator (RFC 8439).
 
@@ -60,7 +60,7 @@ from dpjax.validate import UserError
 KEY_BYTES = 32
 _CONSTANTS = np.frombuffer(b"expand 32-byte k", np.uint32)
 FLOATS = (jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64)
-# First word of the nonce: what a block is used for, so that no two uses share a block.
+# First word of the nonce: the use of a block, so that no two uses share one.
 _BITS = 0
 _SPLIT = 1
 _FOLD = 2
@@ -150,7 +150,7 @@ IMPL: Any = jax.extend.random.define_prng_impl(
 
 
 def key_from_bytes(secret: bytes) -> jax.Array:
-  """The key that these 32 bytes are.
+  """Returns the key made of these 32 bytes.
 
   >>> is_secure(key_from_bytes(bytes(range(32))))
   True
@@ -161,7 +161,7 @@ def key_from_bytes(secret: bytes) -> jax.Array:
 
 
 def new_key() -> jax.Array:
-  """A key of 256 bits of the operating system's entropy. No two calls agree.
+  """Draws a key of 256 bits from the operating system's entropy. No two calls agree.
 
   >>> bool(new_key() == new_key())
   False
@@ -170,7 +170,7 @@ def new_key() -> jax.Array:
 
 
 def is_secure(key: Array) -> bool:
-  """Whether a key is one of this module's; works while tracing.
+  """Whether a key was made by this module; works during tracing.
 
   >>> is_secure(jax.random.key(0))
   False
@@ -182,7 +182,8 @@ def is_secure(key: Array) -> bool:
 
 
 def noise_dtype(dtype: DType, name: str = "tree") -> Any:
-  """The type in which a number of `dtype` gets noise: its own, and at least float32.
+  """Returns the type in which a number of `dtype` gets noise: its own, but at least
+  float32.
 
   >>> noise_dtype(jnp.bfloat16)
   dtype('float32')
@@ -195,13 +196,14 @@ def noise_dtype(dtype: DType, name: str = "tree") -> Any:
 
 
 def as_floats(tree: ArrayTree) -> Any:
-  """Every leaf in the type in which it gets noise; integers and complex are refused."""
+  """Casts every leaf to the type in which it gets noise; integers and complex are refused."""
   tree = jax.tree.map(jnp.asarray, tree)
   return jax.tree.map(lambda leaf: leaf.astype(noise_dtype(leaf.dtype)), tree)
 
 
 def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
-  """The scale as a number, refused where its noise would overflow or vanish in `dtype`.
+  """Returns the scale as a number; refuses one whose noise would overflow or vanish in
+  `dtype`.
 
   A scale that is being traced passes unseen.
 
@@ -231,7 +233,7 @@ def check_scale(scale: ArrayLike, dtype: DType, name: str = "std") -> Any:
 
 
 def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
-  """-log of a uniform number in (0, 1) made of 64 bits: at most 45.1."""
+  """-log of a uniform number in (0, 1) of 64 bits: at most 45.1."""
   uniform = (
     high.astype(jnp.float32) + (low.astype(jnp.float32) + 0.5) * 2.0**-32
   ) * 2.0**-32
@@ -248,8 +250,8 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _per_leaf(
   law: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """law(words, two more words, dtype) for each leaf; `short`: the normal law of 96 bits where
-  that is all float32 can tell."""
+  """Draws for each leaf by law(words, two more words, dtype). `short`: the normal
+  distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(key, max(len(leaves), 1))
 
@@ -271,7 +273,7 @@ def gaussian(
 
   Tails reach 9.49 std in float32 and 16.3 std in float64, or, with `long_tails`, in both.
 
-  UserError: leaves that are not real floats; std so large or small that noise would
+  Raises UserError for leaves that are not real floats; std so large or small that noise would
   overflow or vanish.
 
   >>> gaussian(key_from_bytes(bytes(32)), {"w": jnp.zeros(3)}, 2.0)["w"].shape
@@ -307,7 +309,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
   validate.non_negative(prob=prob)
   if prob > 1:
     raise UserError("must be in [0, 1]", field="prob", value=prob)
-  # Kept as a fraction where it is one: both forms are exact numbers.
+  # A fraction stays a fraction; fractions and floats are both exact numbers.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
@@ -345,14 +347,15 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
 
 
 def grid_step(std: float, bits: int = 4) -> float:
-  """The public grid: the power of two between std / 2^(bits + 1) (excluded) and std / 2^bits.
+  """Returns the public grid: the power of two between std / 2^(bits + 1) (excluded) and std
+  / 2^bits.
 
   >>> grid_step(1.0), grid_step(1.9), grid_step(1.0, bits=12)
   (0.0625, 0.0625, 0.000244140625)
   """
   validate.positive(std=std)
   validate.integer_in(0, 1074, bits=bits)
-  # The exponent of frexp is floor(log2 std) + 1 exactly, where a logarithm would round.
+  # The exponent of frexp is exactly floor(log2 std) + 1, where a logarithm would round.
   step = math.ldexp(1.0, math.frexp(std)[1] - 1 - int(bits))
   if step == 0:
     raise UserError("too small for a grid", field="std", value=std)
@@ -378,7 +381,7 @@ def check_step(dtype: DType | None = None, /, **named: float) -> None:
 
 
 def snap(tree: ArrayTree, step: float) -> Any:
-  """Every scalar rounded to the nearest multiple of `step`, a power of two; halves go up.
+  """Rounds every scalar to the nearest multiple of `step`, a power of two; halves go up.
 
   Exact in binary floating point. A number beyond 2^23 steps in float32, 2^52 in float64,
   cannot lie between two multiples, and is left alone. Halves all go one way, so that as many
@@ -389,7 +392,7 @@ def snap(tree: ArrayTree, step: float) -> Any:
   Array([ 2.5e-01, -2.5e-01,  1.0e+30], dtype=float32)
   """
   check_step(step=step)
-  # Python's float has no type that a leaf would be promoted to.
+  # A Python float does not change the type of a leaf.
   step = float(step)
 
   def rounded(leaf):
@@ -398,7 +401,7 @@ def snap(tree: ArrayTree, step: float) -> Any:
     info = jnp.finfo(leaf.dtype)
     limit = min(step * 2.0**info.nmant, float(info.max))
     steps = leaf / step
-    # The difference to the floor is exact where it is near a half.
+    # The difference to the floor is exact near a half.
     below = jnp.floor(steps)
     nearest = below + (steps - below >= 0.5)
     return jnp.where(jnp.abs(leaf) <= limit, nearest * step, leaf)

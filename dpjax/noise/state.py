@@ -1,4 +1,4 @@
-"""The noise state: what it counts, and how it tells that something else changed it.
+"""The noise state: its count, and how changes from outside are detected.
 
 Optax has functions that change a state by the names of its fields, and `jax.tree.map` changes
 every leaf. A count that was set back would draw the same noise twice, and the difference of
@@ -27,7 +27,7 @@ _ODD = 0x9E3779B1
 
 
 class NoiseState(NamedTuple):
-  """State of white noise. Whoever holds it can subtract the noise: keep it secret.
+  """State of white noise. With it one can subtract the noise: keep it secret.
 
   Each update needs the state that the one before gave. `state_at` makes one of a key and a count.
   """
@@ -38,7 +38,7 @@ class NoiseState(NamedTuple):
 
 
 def checksum(count: Array, key: Array | None = None) -> jax.Array:
-  """Returns the uint32 that belongs to a count, and to a key where there is one.
+  """Returns the uint32 checksum of a count, and of a key where there is one.
 
   Each step of it is a bijection. So under one key no two counts share a checksum. Trees of
   equal numbers, such as zeros, have none that is right.
@@ -46,7 +46,7 @@ def checksum(count: Array, key: Array | None = None) -> jax.Array:
   >>> checksum(jnp.int32(0)) == checksum(jnp.int32(1))
   Array(False, dtype=bool)
   """
-  # With ~, a count of 0 has a checksum that is not 0: a state of zeros is refused.
+  # With ~, a count of 0 has a non-zero checksum, so that a state of zeros is refused.
   mixed = ~jnp.asarray(count).astype(jnp.uint32) * jnp.uint32(_ODD)
   if key is None:
     return mixed
@@ -57,7 +57,7 @@ def checksum(count: Array, key: Array | None = None) -> jax.Array:
 
 
 def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
-  """Returns the state after `draws` draws under `key`, by which a run can be repeated.
+  """Returns the state after `draws` draws under `key`, so that a run can be repeated.
 
   >>> int(state_at(jax.random.key(0), 3).draws)
   3
@@ -67,7 +67,7 @@ def state_at(key: jax.Array, draws: Array | int) -> NoiseState:
 
 
 def with_key(state: NoiseState, key: Array) -> NoiseState:
-  """Returns the state with another key, and its checksum as right or wrong as it was.
+  """Returns the state with another key; its checksum stays right or wrong, as it was.
 
   >>> after = with_key(state_at(jax.random.key(0), 3), jax.random.key(1))
   >>> is_sound(after.draws, after.checksum, after.key)
@@ -79,9 +79,9 @@ def with_key(state: NoiseState, key: Array) -> NoiseState:
 
 
 def next_checksum(count: Array, seen: Array, after: Array, key: Array | None = None) -> Any:
-  """Returns the checksum of the count that follows; it stays wrong where `seen` is wrong.
+  """Returns the checksum of the next count; it stays wrong if `seen` is wrong.
 
-  Otherwise whoever leaves out the updates that are NaN would go on with noise of a repeated draw.
+  Otherwise a caller that skips NaN updates would continue with repeated noise.
 
   >>> wrong = next_checksum(jnp.int32(0), jnp.uint32(0), jnp.int32(1))
   >>> is_sound(jnp.int32(1), wrong)
@@ -100,7 +100,7 @@ def after_draw(state: Any) -> NoiseState:
 
 
 def is_sound(count: Array, seen: Array, key: Array | None = None) -> jax.Array:
-  """Returns whether a count and its checksum belong together, [] bool; may be traced.
+  """Returns whether a count matches its checksum, [] bool; may be traced.
 
   >>> is_sound(jnp.int32(0), jnp.uint32(0))
   Array(False, dtype=bool)
@@ -127,7 +127,7 @@ def check_count(name: str, count: Any, seen: Any) -> None:
 
 
 def changed(name: str, count: Any) -> UserError:
-  """Returns the error for a count that does not belong to its checksum."""
+  """Returns the error for a count that does not match its checksum."""
   return UserError(
     "does not belong to its checksum: something set, mapped or mixed the state "
     "of a private transform, and noise could be drawn twice, or another plan "
@@ -183,7 +183,7 @@ def check_paid(state: Any, num_steps: int | None) -> None:
 
 
 def poisoned(noisy: ArrayTree, state: Any, num_steps: int | None) -> Any:
-  """The tree, NaN throughout where the state was changed or its step not accounted for.
+  """Returns the tree, all NaN where the state was changed or its step not accounted for.
 
   So no number is released that is not accounted for.
 

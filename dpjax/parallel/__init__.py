@@ -1,4 +1,4 @@
-"""Several processes as one run: how they meet, what they tell each other, how one is missed."""
+"""Several processes as one run: meeting, exchanges, and detection of a lost one."""
 
 from typing import TYPE_CHECKING
 

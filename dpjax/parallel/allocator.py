@@ -1,31 +1,32 @@
-"""The C library's allocator, told to keep what is freed."""
+"""The C library's allocator, set to keep freed memory."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 
-# Of mallopt(3), and what each is set to.
+# Parameters of mallopt(3), and below their values.
 _TRIM_THRESHOLD = -1
 _TOP_PAD = -2
 _MMAP_THRESHOLD = -3
 _ARENA_MAX = -8
 _SETTINGS = {
-  # Bytes, the most it takes; larger blocks still come and go. First: before 2.35 glibc refuses
-  # it, and all others without it would take the place of what glibc adapts by itself.
+  # Bytes, the largest allowed value; larger blocks are still returned. It is set first,
+  # since glibc before 2.35 refuses it. Without it, all others would only replace glibc's
+  # own adaptation.
   _MMAP_THRESHOLD: 2**31 - 1,
   # Other arenas hold no block above 64 MiB, and would ask the system for each.
   _ARENA_MAX: 1,
   _TRIM_THRESHOLD: -1,  # never
   _TOP_PAD: 2**26,  # bytes asked for ahead
 }
-# Kept here, for the C library cannot be asked.
+# Stored here, since the C library cannot be asked.
 _taken = False
 
 
 def chosen_by_user() -> list[str]:
-  """Names of the variables of this process by which a user has chosen how memory is given:
-  MALLOC_ variables, GLIBC_TUNABLES (an empty one will do), another allocator (LD_PRELOAD)."""
+  """Returns the environment variables by which a user has chosen the allocator's behaviour:
+  MALLOC_ variables, GLIBC_TUNABLES (even empty), another allocator (LD_PRELOAD)."""
   named = ("GLIBC_TUNABLES", "LD_PRELOAD")
   return [name for name in os.environ if name in named or name.startswith("MALLOC_")]
 
@@ -63,7 +64,8 @@ def keep_freed_memory() -> bool:
 
 
 def keeps_freed_memory() -> bool:
-  """Whether `keep_freed_memory` has been called here, and heard: for a process that starts others.
+  """Whether `keep_freed_memory` was called here and took effect: for a process that starts
+  others.
 
   >>> keeps_freed_memory()
   False
@@ -72,8 +74,8 @@ def keeps_freed_memory() -> bool:
 
 
 def give_back() -> None:
-  """Gives freed memory back to the system now, between two pieces of work that need not share it;
-  what `keep_freed_memory` set holds on. Nothing happens without glibc.
+  """Gives freed memory back to the system now, between two tasks that need not share it.
+  Settings of `keep_freed_memory` stay. Does nothing without glibc.
 
   >>> give_back()
   """

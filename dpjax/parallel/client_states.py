@@ -1,4 +1,4 @@
-"""States that clients keep between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
+"""Client states between rounds: SCAFFOLD's c_i, APFL's models, remainders of codes.
 
 It lies on the host, in memory or on disk, as one row of bytes for each client that has one:
 clients that no round has touched cost nothing, and a round costs what its cohort costs.
@@ -22,14 +22,15 @@ from dpjax.parallel.row_journal import Journal
 from dpjax.types import ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-# Of a client that keeps what it began with.
+# Record of a client that still has its first state.
 _NONE = b""
-# Rows in memory while all are read.
+# Rows in memory during a pass over all.
 _AT_ONCE = 64
 
 
 class ClientStates:
-  """The states of `num_clients` clients, in memory: a value, `replaced` makes another.
+  """The states of `num_clients` clients, in memory: an immutable value; `replaced` makes
+  another.
 
   It is one leaf of a state. States share the rows that they have in common.
 
@@ -62,7 +63,7 @@ class ClientStates:
 
   @property
   def touched(self) -> np.ndarray:
-    """The clients that have a row of their own, in order: as secret as who was drawn."""
+    """Clients that have their own row, in order: as secret as who was drawn."""
     return np.flatnonzero(self._held != _NONE)
 
   def rows(self, ids: ArrayLike) -> Any:
@@ -83,7 +84,7 @@ class ClientStates:
     return self.rows(np.arange(self.num_clients))
 
   def replaced(self, ids: ArrayLike, rows: ArrayTree) -> ClientStates:
-    """The states after these clients' rows, leaves [K, ...], took the place of their own.
+    """Returns the states with the rows of these clients replaced, leaves [K, ...].
 
     Raises:
       UserError: a client beyond num_clients, or a negative one.
@@ -91,7 +92,8 @@ class ClientStates:
     return self.with_records(self._checked(ids), self._packed(rows))
 
   def _checked(self, ids: ArrayLike) -> np.ndarray:
-    """[K] int64; a negative index would name another client without a word."""
+    """Returns [K] int64. Refuses a negative index, which would silently name another
+    client."""
     ids = np.asarray(ids, np.int64)
     wrong = ids[(ids < 0) | (ids >= self.num_clients)]
     if wrong.size:
@@ -103,18 +105,19 @@ class ClientStates:
     return ids
 
   def changed(self, before: ClientStates) -> tuple[np.ndarray, list[bytes]]:
-    """(clients, their rows) where this is not `before`, which it was made from."""
+    """Returns (clients, their rows) that differ from `before`, from which this was made."""
     pairs = enumerate(zip(self._held, before._held))
     # States share their rows, so a row that is the same object was not replaced.
     ids = np.array([i for i, (new, old) in pairs if new is not old], np.int64)
     return ids, self._held[ids].tolist()
 
   def records(self, ids: np.ndarray) -> list[bytes]:
-    """The rows of these clients as bytes, none of those that no round has touched."""
+    """Returns the rows of these clients as bytes, empty for clients that no round has
+    touched."""
     return self._held[ids].tolist()
 
   def with_records(self, ids: np.ndarray, records: list[bytes]) -> ClientStates:
-    """`replaced`, of rows as bytes."""
+    """Calls `replaced` with rows given as bytes."""
     after = ClientStates(self.own, self.num_clients)
     after._held = self._held.copy()
     for who, record in zip(ids.tolist(), records):
@@ -131,7 +134,7 @@ class ClientStates:
 
   def _unpacked(self, records: list[bytes]) -> Any:
     leaves, treedef = jax.tree.flatten(self.own)
-    # Clients without a record keep the first row of all.
+    # Clients without a record keep the initial row.
     found = [np.repeat(leaf[None], len(records), axis=0) for leaf in leaves]
     for place, record in enumerate(records):
       start = 0
@@ -142,13 +145,13 @@ class ClientStates:
         start += into[0].nbytes
     return jax.tree.unflatten(treedef, found)
 
-  # Who was drawn is a secret: no row is shown.
+  # Who was drawn is secret, so no row is shown.
   def __repr__(self) -> str:
     return f"{type(self).__name__}(num_clients={self.num_clients}, bytes={self.row_bytes})"
 
 
 class OnDisk(ClientStates):
-  """The same, its rows in a journal: memory is that of an index, 16 bytes a client.
+  """The same with rows in a journal: memory holds only an index, 16 bytes a client.
 
   A state from before the newest two that `Journal.keep` was told of may name rows that are no
   more; it says so in one line when they are asked for.
@@ -191,16 +194,16 @@ class OnDisk(ClientStates):
 
 
 class Keeper:
-  """Rows of one `ClientStates` from one checkpoint of a run to the next: what changed.
+  """Writes the changed rows of one `ClientStates` between checkpoints of a run.
 
   A checkpoint is the index that `saved` returns, once it is kept somewhere. What was appended
   and never became one is in nobody's way. Files that the newest two do not need are removed.
 
   Args:
-    folder: of the rows.
+    folder: folder of the rows.
     states: those that a run begins with.
     on_disk: whether they lie there also between checkpoints, and not in memory.
-    segment_bytes: as of `Journal`.
+    segment_bytes: as in `Journal`.
   """
 
   def __init__(
@@ -217,26 +220,26 @@ class Keeper:
     self._index: np.ndarray = row_journal.no_rows(states.num_clients)
 
   def saved(self, states: ClientStates) -> np.ndarray:
-    """The index [N, 4] of these states, every row of it on disk."""
+    """Returns the index [N, 4] of these states, with every row on disk."""
     if isinstance(states, OnDisk):
-      # Compacted in place: where a row lies is not its value.
+      # Compacted in place: moving a row does not change its value.
       self._index = states.index
     else:
       ids, records = states.changed(self._before)
       places = self.journal.append(records)
       self._index = self._index.copy()
       self._index[ids], self._before = places, states
-    # Compacting appends, too: only then is all of it made durable.
+    # Compacting appends, too, so everything is made durable only afterwards.
     self.journal.compact(self._index)
     self.journal.sync()
     return self._index.copy()
 
   def committed(self) -> None:
-    """The index of `saved` is kept: earlier files can go."""
+    """Records that the index of `saved` is stored, so earlier files may be removed."""
     self.journal.keep(self._index)
 
   def restored(self, index: np.ndarray) -> ClientStates:
-    """The states of an index, every row of it read and found to be what was written.
+    """Returns the states of an index, after reading and verifying every row.
 
     Raises:
       UserError: it is not.
@@ -246,7 +249,7 @@ class Keeper:
     in_memory = not isinstance(self.begun, OnDisk)
     ids = row_journal.with_rows(self._index)
     for start in range(0, len(ids), _AT_ONCE):
-      # Read also where rows stay on disk: a torn one is told now, not in a later round.
+      # Read even if rows stay on disk: a torn row is reported now, not in a later round.
       found = self.journal.read(self._index[ids[start : start + _AT_ONCE]])
       records += found if in_memory else []
     self.journal.resume(self._index)

@@ -29,7 +29,7 @@ _AXIS = "processes"
 
 
 class PeerLost(Exception):
-  """Another process is gone, or cannot be reached; this one cannot go on alone."""
+  """Raised when another process is gone, or cannot be reached; this one cannot go on alone."""
 
 
 def is_first() -> bool:
@@ -39,7 +39,7 @@ def is_first() -> bool:
 
 @functools.cache
 def _sharding(spread: bool) -> NamedSharding:
-  """Over one device of each process: one row each, or everything on all."""
+  """Returns a sharding over one device of each process: one row each, or everything on all."""
   of = lambda index: next(d for d in jax.devices() if d.process_index == index)
   mesh = Mesh(np.array([of(index) for index in range(jax.process_count())]), (_AXIS,))
   return NamedSharding(mesh, PartitionSpec(_AXIS) if spread else PartitionSpec())
@@ -59,7 +59,8 @@ def _spread(leaf: Any) -> jax.Array:
 
 
 def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
-  """(the sum of `added` over processes, `gathered` with a leading axis of processes).
+  """Returns (the sum of `added` over processes, `gathered` with a leading axis of
+  processes).
 
   Leaves are NumPy arrays, of the same shapes and dtypes in every process; the results are
   too, and are the same in every process.
@@ -71,14 +72,14 @@ def exchange(added: ArrayTree, gathered: ArrayTree) -> tuple[Any, Any]:
   try:
     whole = _program()(*spread)
     return jax.tree.map(lambda leaf: np.asarray(leaf.addressable_data(0)), whole)
-  # What gloo and NCCL end in.
+  # Errors of gloo and NCCL.
   except (ValueError, jax.errors.JaxRuntimeError) as error:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     raise PeerLost(reason) from error
 
 
 def largest(number: int) -> int:
-  """The largest of the processes' numbers, in all of them."""
+  """Returns the largest of the processes' numbers, in all of them."""
   if jax.process_count() == 1:
     return number
   return int(np.max(exchange((), np.int32(number))[1]))
@@ -92,7 +93,7 @@ def same(**named: str) -> None:
   """Raises UserError in all processes unless all give the same texts.
 
   What is sent are digests with a word that process 0 draws for this very call, so they are
-  those of no other run: a digest of data would confirm a guess to whoever reads it later.
+  those of no other run: a digest of data would confirm a guess to anyone who reads it later.
 
   >>> same(config="learning_rate=0.1")
   """
@@ -112,7 +113,7 @@ def same(**named: str) -> None:
 
 
 def _from_first(data: bytes) -> bytes:
-  """The bytes of process 0 in all processes; what others give is ignored."""
+  """Returns the bytes of process 0 in all processes; bytes of the others are ignored."""
   length = int(exchange((), np.int32(len(data)))[1][0])
   # Powers of two: few shapes, so few compilations.
   row = np.zeros(1 << length.bit_length(), np.uint8)
@@ -122,7 +123,7 @@ def _from_first(data: bytes) -> bytes:
 
 
 def on_first(call: Callable[[], Any]) -> Any:
-  """`call()` in process 0 alone; its result, JSON data, in all processes.
+  """Calls `call()` in process 0 alone, and returns its JSON result in all processes.
 
   A UserError or OSError of the call is raised in process 0 and, as a UserError of the same
   text, in the others.
@@ -139,7 +140,7 @@ def on_first(call: Callable[[], Any]) -> Any:
     return answer["result"]
   try:
     result = call()
-  # The others wait for an answer, so an error must reach them as well.
+  # The others wait for an answer, so an error must reach them, too.
   except (UserError, OSError) as error:
     _from_first(json.dumps({"error": str(error)}).encode())
     raise
@@ -148,7 +149,7 @@ def on_first(call: Callable[[], Any]) -> Any:
 
 
 def arrays_from_first(tree: ArrayTree) -> Any:
-  """The arrays of process 0, bit for bit, in all processes.
+  """Returns the arrays of process 0, bit for bit, in all processes.
 
   Args:
     tree: arrays of the same shapes and dtypes in every process; keys as `key_data`.
@@ -156,7 +157,7 @@ def arrays_from_first(tree: ArrayTree) -> Any:
   if jax.process_count() == 1:
     return tree
   bits = lambda leaf: np.ascontiguousarray(np.asarray(leaf)).reshape(-1).view(np.uint8)
-  # The bytes of process 0 and zeros of the others: their sum is a broadcast, bit for bit.
+  # The bytes of process 0 and zeros of the others: their sum is an exact broadcast.
   mine = jax.tree.map(
     lambda leaf: bits(leaf) if is_first() else np.zeros_like(bits(leaf)), tree
   )

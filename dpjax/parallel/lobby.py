@@ -1,12 +1,13 @@
-"""Where the processes of one run meet: process 0 listens, each of the others says who it is.
+"""Meeting of the processes of a run: process 0 listens, and each other one identifies
+itself.
 
-Whoever else connects is let go: each connection has its own few seconds and bytes, and none
+Other peers are disconnected: each connection has its own few seconds and bytes, and none
 keeps the others waiting. Of a crowd those go first that share an address with most others, and
 a peer that was let go comes again, until its time is over. Process 0 gives each a word that its
 hello must repeat, so a hello that was overheard is of no use later. All waiting ends at a time
 that is known beforehand.
 
-A process id is given only to who knows `config`, the digest of what is to be run. Whoever
+A process id is given only to who knows `config`, the digest of what is to be run. Anyone who
 claims an id without it is told what differs, alone, and the others wait on for the right one:
 a stranger ends no meeting. Who knows it and still differs is a process of this run that was
 started wrongly: that ends the meeting for all, with the same line.
@@ -26,24 +27,24 @@ from typing import Any, NamedTuple
 
 from dpjax.validate import UserError, Verbatim
 
-# Bytes of one message.
+# Most bytes of one message.
 _MOST = 4096
-# Connections without a name; twice the processes if these are more.
+# Connections without identification; twice the number of processes if that is more.
 _CROWD = 64
-# Seconds for one message of a peer that is there.
+# Seconds for one message of a connected peer.
 _PATIENCE = 5.0
 _RETRY = 0.1
 
 
 class Address(NamedTuple):
-  """Where process 0 is to be found."""
+  """Address of process 0."""
 
   host: str
   port: int
 
 
 def address(coordinator: str) -> Address:
-  """From "HOST:PORT".
+  """Parses "HOST:PORT".
 
   >>> address("10.0.0.1:9000")
   Address(host='10.0.0.1', port=9000)
@@ -62,7 +63,7 @@ def is_loopback(host: str) -> bool:
 
 
 def message(data: bytes) -> dict[str, Any]:
-  """A JSON object; {} for anything else."""
+  """Parses a JSON object; {} for anything else."""
   try:
     message = json.loads(data)
   except (ValueError, RecursionError):
@@ -75,10 +76,10 @@ def _say(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket, deadline: float) -> dict[str, Any]:
-  """Reads a message that is there by the deadline; {} for what is none."""
+  """Reads a message that arrives by the deadline; {} for anything malformed."""
   data = b""
   try:
-    # A stranger may send without end.
+    # An unknown peer may send without end.
     while not data.endswith(b"\n") and len(data) < _MOST:
       connection.settimeout(max(deadline - time.monotonic(), 0.001))
       more = connection.recv(_MOST)
@@ -105,7 +106,7 @@ def _listen(at: Address) -> socket.socket:
 
 
 def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | None:
-  """Why this peer cannot take part, or None."""
+  """Returns why this peer cannot take part, or None."""
   who = theirs["process_id"]
   for name, value in mine.items():
     if name != "process_id" and theirs.get(name) != value:
@@ -119,7 +120,7 @@ def _wrong(mine: dict[str, Any], theirs: dict[str, Any], present: Any) -> str | 
 
 
 class _Guest:
-  """Somebody who has connected."""
+  """A peer that has connected."""
 
   def __init__(self, connection: socket.socket, address: Any = ("",)):
     self.connection = connection
@@ -132,7 +133,7 @@ class _Guest:
       _say(connection, {"word": self.word})
 
   def read(self) -> dict[str, Any] | None:
-    """Its hello; {} for a stranger or one that has left, None while it is not complete."""
+    """Returns its hello; {} for an unknown or departed peer, None while it is incomplete."""
     try:
       more = self.connection.recv(_MOST)
     except BlockingIOError:
@@ -142,14 +143,14 @@ class _Guest:
     self.data += more
     if more and not self.data.endswith(b"\n") and len(self.data) < _MOST:
       return None
-    # True is an int, too, and no process id.
+    # True is an int, too, but no process id.
     theirs = message(self.data)
     mine = type(theirs.get("process_id")) is int and theirs.pop("word", "") == self.word
     return theirs if mine else {}
 
 
 class _Lobby:
-  """Where process 0 waits for the others, and for as long as it takes with none of them."""
+  """The place where process 0 waits for the others, without blocking on any single one."""
 
   def __init__(
     self,
@@ -162,7 +163,7 @@ class _Lobby:
     self._mine = mine
     self._fewest = fewest
     self._report = report
-    # Whoever has left again is not waited for.
+    # A peer that has left again must not block the wait.
     server.setblocking(False)
     self._most = max(_CROWD, 2 * mine["num_processes"])
     self._waiting: list[_Guest] = []
@@ -171,14 +172,14 @@ class _Lobby:
     self._refused: dict[int, str] = {}  # id -> why the last who claimed it was let go
 
   def gather(self, deadline: float) -> str | None:
-    """None when all are there, else what is wrong."""
+    """Returns None when all are there, otherwise what is wrong."""
     wanted = {*range(1, self._mine["num_processes"])}
     while {*self.present} != wanted:
       if time.monotonic() > deadline:
         if self._fewest is not None and len(self.present) >= self._fewest:
           return None
         absent = sorted(wanted - {*self.present})
-        # Perhaps no stranger, but one of ours that was given another config.
+        # It may be a process of this run that was given another config.
         claims = [f" ({self._refused[who]})" for who in absent if who in self._refused]
         missing = ", ".join(map(str, absent[:10])) + ", ..." * (len(absent) > 10)
         return (
@@ -191,7 +192,7 @@ class _Lobby:
     return None
 
   def _turn(self, until: float) -> str | None:
-    """Hears whoever has something to say; what is wrong with it."""
+    """Reads from every peer that has sent something; returns what is wrong."""
     self._let_go()
     with selectors.DefaultSelector() as ready:
       ready.register(self._server, selectors.EVENT_READ)
@@ -204,7 +205,8 @@ class _Lobby:
     return next((wrong for wrong in wrongs if wrong), None)
 
   def _let_go(self) -> None:
-    """Returns guests whose time is over; of a crowd, the oldest of the address with the most."""
+    """Disconnects guests whose time is over; of a crowd, the oldest from the address with the
+    most."""
     now = time.monotonic()
     for guest in [guest for guest in self._waiting if guest.until <= now]:
       self._dismiss(guest)
@@ -221,7 +223,7 @@ class _Lobby:
       with contextlib.suppress(OSError):
         self._waiting.append(_Guest(*self._server.accept()))
       return None
-    # It is here and has nothing to say: it has left.
+    # It is readable but sends nothing: it has left.
     if isinstance(guest, int):
       gone = self.present.pop(guest)
       self.heard.remove(gone)
@@ -236,14 +238,14 @@ class _Lobby:
     if not theirs:
       self._dismiss(guest)
       return None
-    # A peer that does not know what is to be run learns no more about this run.
+    # A peer that does not know the run gets no further information about it.
     if "config" in self._mine and theirs.get("config") != self._mine["config"]:
       who = theirs["process_id"]
-      # Of a stranger's number, which may have any length, no more than a line can show.
+      # An unknown peer's number may have any length, so it is cut to fit a line.
       wrong = (
         f"config: differs between process 0 and process {str(who)[:20]}; nothing was run"
       )
-      # Without waiting: it need not listen.
+      # Without waiting, since it need not listen.
       with contextlib.suppress(OSError):
         _say(guest.connection, {"wrong": wrong})
       self._dismiss(guest)
@@ -256,7 +258,7 @@ class _Lobby:
     wrong = _wrong(self._mine, theirs, self.present)
     if not wrong:
       self.present[theirs["process_id"]] = guest.connection
-    # The others go on without it.
+    # The others continue without it.
     elif self._fewest is not None:
       self.heard.remove(guest.connection)
       _tell(guest.connection, wrong)
@@ -265,7 +267,7 @@ class _Lobby:
     return wrong
 
   def close(self) -> None:
-    """Lets go whoever has not said who it is."""
+    """Disconnects peers that have not identified themselves."""
     for guest in self._waiting:
       guest.connection.close()
 
@@ -278,7 +280,7 @@ def host(
   fewest: int | None = None,
   report: Callable[[str], None] = lambda line: None,
 ) -> dict[int, socket.socket]:
-  """The connections to all peers; whatever is wrong is said to all that are there.
+  """Returns the connections to all peers. Any error is sent to all that are there.
 
   Args:
     report: is told, once for each id, that somebody claimed it without the right config.
@@ -291,7 +293,7 @@ def host(
     contextlib.closing(_Lobby(server, mine, fewest, report)) as lobby,
   ):
     wrong = lobby.gather(deadline)
-  # All of them are told, or they would wait until their own time is up.
+  # All of them are informed, or they would wait until their own time is up.
   for connection in lobby.heard:
     _tell(connection, wrong)
     if wrong:
@@ -309,7 +311,7 @@ def _tell(connection: socket.socket, wrong: str | None) -> None:
 
 def _reach(at: Address, deadline: float) -> socket.socket:
   while True:
-    # There is at least one attempt, however late it is.
+    # There is at least one attempt, however late.
     left = max(deadline - time.monotonic(), _RETRY)
     try:
       return socket.create_connection(at, timeout=min(left, _PATIENCE))
@@ -325,19 +327,20 @@ def _reach(at: Address, deadline: float) -> socket.socket:
           field="coordinator",
           value=Verbatim(f"{at.host}:{at.port}"),
         ) from error
-    # Process 0 may begin to listen later, so it is called again.
+    # Process 0 may start to listen later, so the call is repeated.
     time.sleep(_RETRY)
 
 
 def _ask(
   at: Address, mine: dict[str, Any], deadline: float, timeout: float
 ) -> tuple[socket.socket, dict[str, Any]]:
-  """A connection and what process 0 answers on it; {}: it was let go, or nobody is there."""
+  """Returns a connection and the answer of process 0 on it; {}: disconnected, or nobody is
+  there."""
   connection = _reach(at, deadline)
   greeting = _hear(connection, deadline)
   with contextlib.suppress(OSError):
     _say(connection, mine | {"word": greeting.get("word")})
-  # Process 0 may have come a little later, and waits as long for the others.
+  # Process 0 may have started a little later, and waits equally long for the others.
   answer = _hear(connection, deadline + timeout + _PATIENCE) if greeting else {}
   if answer.get("wrong", "no answer"):
     connection.close()
@@ -347,7 +350,7 @@ def _ask(
 def join(at: Address, mine: dict[str, Any], timeout: float) -> dict[int, socket.socket]:
   deadline = time.monotonic() + timeout
   connection, answer = _ask(at, mine, deadline, timeout)
-  # It was lost in a crowd, and comes again.
+  # It was dropped in a crowd, and tries again.
   while "wrong" not in answer and time.monotonic() < deadline:
     time.sleep(_RETRY)
     connection, answer = _ask(at, mine, deadline, timeout)

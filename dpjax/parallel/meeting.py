@@ -1,4 +1,4 @@
-"""How the processes of one run find each other, and notice that one has died or hangs.
+"""Start of a run of several processes, and detection of one that died or hangs.
 
 JAX's runtime ends a process with a stack trace where a peer does not come, where two have
 the same number or where the first one dies. So before it is started the processes meet over
@@ -30,15 +30,15 @@ from dpjax.parallel import lobby
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError, Verbatim
 
-# Bytes of one message.
+# Most bytes of one message.
 _MOST = 4096
 _FAREWELL = b"bye"
 _ALIVE = b"alive"
-# Parts of the time limit; so many silent ones in a row are a peer that hangs.
+# Number of intervals in the time limit. A peer that is silent for all of them hangs.
 _TICKS = 8
-# So many times the limit, for JAX's own heartbeat may not be missed before ours.
+# JAX's own heartbeat gets this multiple of the limit, so that it does not fail before ours.
 _LATER = 10
-# Seconds; a busy process may be silent for a fraction of one.
+# Shortest limit in seconds; a busy process may be silent for a fraction of one.
 SHORTEST = 1.0
 
 
@@ -46,10 +46,11 @@ Lost = Callable[["Meeting", int, str], None]  # (meeting, process id, what happe
 
 
 class Meeting:
-  """The open connections of a process: to all peers in process 0, else to process 0.
+  """The open connections of a process: process 0 has one to each peer, the others one to
+  process 0.
 
   Args:
-    connections: by process id.
+    connections: connections by process id.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging.
   """
 
@@ -61,8 +62,9 @@ class Meeting:
     self._threads: list[threading.Thread] = []
 
   def watch(self, lost: Lost) -> None:
-    """Calls `lost(self, process id, what happened)` from another thread when a peer is gone
-    without a farewell, gives no sign of life, or says that one of the others is lost."""
+    """Calls `lost(self, process id, what happened)` from another thread when a peer is
+    gone. A peer is gone if it closes without a farewell, gives no sign of life, or reports
+    another one as lost."""
     for who, connection in self._connections.items():
       connection.settimeout(self._limit / _TICKS)
       arguments = (who, connection, lost)
@@ -72,7 +74,7 @@ class Meeting:
     threading.Thread(target=self._live, daemon=True).start()
 
   def _live(self) -> None:
-    """Signs of life, two in each tick of those that listen."""
+    """Sends signs of life, two in each interval of the listeners."""
     while not self._left.wait(self._limit / _TICKS / 2):
       self._tell(_ALIVE)
 
@@ -82,7 +84,7 @@ class Meeting:
       lost(self, *_loss(said, who))
 
   def _last_word(self, connection: socket.socket) -> bytes:
-    """Returns the last message that is no sign of life; b"": it is gone without a word.
+    """Returns the last message that is no sign of life; b"": the peer closed silently.
 
     Silence is counted in ticks of our own, so a process that was itself suspended does not
     take the others for dead when it wakes up.
@@ -113,7 +115,7 @@ class Meeting:
           connection.sendall(word + b"\n")
 
   def leave(self, seconds: float = 0.0) -> None:
-    """Says farewell: this process is about to end as it should.
+    """Sends a farewell: this process will end normally.
 
     Args:
       seconds: wait so long for the others to leave too; one that is lost meanwhile is
@@ -126,7 +128,7 @@ class Meeting:
     self._left.set()
 
   def close(self) -> None:
-    """Closes the connections without a word, as the end of the process does."""
+    """Closes the connections without a farewell, as the end of the process does."""
     self._left.set()
     for connection in self._connections.values():
       with contextlib.suppress(OSError):
@@ -136,7 +138,7 @@ class Meeting:
   def abandon(
     self, who: int | None = None, why: str = "has ended", seconds: float = 1.0
   ) -> None:
-    """Says that the run is over, and gives the others a moment.
+    """Announces that the run is over, and gives the others a moment.
 
     Args:
       who: the process that was lost; None: this one cannot go on.
@@ -144,13 +146,13 @@ class Meeting:
     """
     self._left.set()
     self._tell(json.dumps({"lost": who, "why": why}).encode())
-    # This is process 0. JAX ends with a stack trace in a process that outlives it.
+    # This is process 0. In a process that outlives it, JAX ends with a stack trace.
     if 0 not in self._connections:
       time.sleep(seconds)
 
 
 def _loss(said: bytes, sender: int) -> tuple[int, str]:
-  """(who is lost, what happened) by a peer's last word."""
+  """Returns (who is lost, what happened) from a peer's last message."""
   told = lobby.message(said)
   who = told.get("lost")
   why = told.get("why")
@@ -169,7 +171,7 @@ def meet(
   peer_timeout: float = 30.0,
   report: Callable[[str], None] = lambda line: None,
 ) -> Meeting:
-  """Waits until all processes are there and agree; touches no device.
+  """Waits until all processes are there and agree; uses no device.
 
   Args:
     coordinator: "HOST:PORT" of process 0, where it listens until all have come.
@@ -178,7 +180,7 @@ def meet(
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
       same in all.
-    report: is told in process 0, in one line, of whoever claimed a number without knowing
+    report: is told in process 0, in one line, of anyone who claimed a number without knowing
       `config`. It is let go, for it may be a stranger; its number stays free until `timeout`.
 
   Raises:
@@ -211,7 +213,7 @@ def meet(
   else:
     connections = lobby.join(at, mine, timeout)
   for connection in connections.values():
-    # Until `Meeting.watch` sets a time.
+    # No timeout until `Meeting.watch` sets one.
     connection.settimeout(None)
   return Meeting(connections, peer_timeout)
 
@@ -236,7 +238,7 @@ def start(
   """
   if local_devices is not None and len(local_devices) > 1:
     jax.config.update("jax_num_cpu_devices", len(local_devices))
-  # SIGTERM is for the run's own loop.
+  # SIGTERM is handled by the run's own loop.
   jax.config.update("jax_enable_preemption_service", False)
   jax.distributed.initialize(
     coordinator,
@@ -249,5 +251,5 @@ def start(
     if lobby.is_loopback(lobby.address(coordinator).host)
     else None,
   )
-  # A first exchange, in which a process that died meanwhile is missed.
+  # A first exchange, which fails if a process has died meanwhile.
   processes.exchange(np.zeros((), np.int32), ())

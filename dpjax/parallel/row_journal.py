@@ -1,6 +1,6 @@
-"""Rows of bytes in files that are only appended to: what clients keep, on disk.
+"""Rows of bytes in append-only files: client states on disk.
 
-A row that is written anew is written at another place, so whoever holds an earlier index still
+A row that is written anew is written at another place, so anyone who holds an earlier index still
 reads what it named. An index says of each client where its row lies and a digest of it: a torn
 write, an edited file and a file of another run are told when they are read.
 
@@ -21,27 +21,28 @@ import numpy as np
 from dpjax import parallel as processes
 from dpjax.validate import UserError
 
-# A file that has reached this is closed, and rows go to the next one.
+# A file of this size is closed, and rows go to the next one.
 SEGMENT_BYTES = 64 * 2**20
-# The newest indexes whose rows stay on disk.
+# Number of newest indexes whose rows stay on disk.
 KEPT = 2
 _SUFFIX = ".rows"
-# The segment of a client that has no row; files are numbered from 1.
+# Segment of a client without a row; files are numbered from 1.
 _NOWHERE = 0
 
 
 def no_rows(num_clients: int) -> np.ndarray:
-  """The index [N, 4] uint32 (segment, slot, digest in two words) of clients without a row."""
+  """Returns the index [N, 4] uint32 (segment, slot, digest in two words) of clients without
+  rows."""
   return np.zeros((num_clients, 4), np.uint32)
 
 
 def with_rows(index: np.ndarray) -> np.ndarray:
-  """The clients that have a row, in order."""
+  """Returns the clients that have a row, in order."""
   return np.flatnonzero(index[:, 0] != _NOWHERE)
 
 
 def _digest(record: bytes) -> np.ndarray:
-  """[2] uint32. It finds accidents; it is no signature."""
+  """Returns a digest, [2] uint32. It detects accidents, but is no signature."""
   return np.frombuffer(hashlib.blake2b(record, digest_size=8).digest(), "<u4")
 
 
@@ -55,7 +56,7 @@ class Journal:
   Args:
     folder: made where it is missing. What an earlier process has written there is read where
       an index names it, and never written over.
-    row_bytes: of every row.
+    row_bytes: bytes of every row.
     segment_bytes: a file that has reached it is closed.
 
   >>> import tempfile
@@ -85,11 +86,12 @@ class Journal:
         self._rows[int(path.stem)] = path.stat().st_size // max(1, self.row_bytes)
 
   def path(self, segment: int) -> pathlib.Path:
-    """The file of that number."""
+    """Returns the path of the file of that number."""
     return self.folder / f"{segment:06d}{_SUFFIX}"
 
   def append(self, records: Sequence[bytes]) -> np.ndarray:
-    """Writes rows; returns their places in an index, [K, 4]. They are durable after `sync`.
+    """Writes rows, and returns their places in an index, [K, 4]. They are durable after
+    `sync`.
 
     Raises:
       OSError: the disk is full; what was written before is as it was.
@@ -107,23 +109,24 @@ class Journal:
         self._open = max(self._rows, default=0) + 1
         self._rows[self._open] = 0
       slot = self._rows[self._open]
-      # Rows are as secret as the data: nobody else may read the file.
+      # Rows are as secret as the data: only the owner may read the file.
       file = os.open(self.path(self._open), os.O_WRONLY | os.O_CREAT, 0o600)
       try:
-        # The system may write a part of it: a full disk or a signal ends a write early.
+        # The system may write only a part of it: a full disk or a signal ends a write
+        # early.
         done = 0
         while done < len(record):
           done += os.pwrite(file, record[done:], slot * self.row_bytes + done)
       finally:
         os.close(file)
-      # Counted once it is written: a full disk leaves the slot to the next row.
+      # Counted after the write: on a full disk the next row uses this place.
       self._rows[self._open] += 1
       self._unsynced.add(self._open)
       places.append((self._open, slot))
     return places
 
   def read(self, places: np.ndarray) -> list[bytes]:
-    """The rows at these places [K, 4] of an index.
+    """Reads the rows at these places [K, 4] of an index.
 
     Raises:
       UserError: a file is gone, or holds something else there.
@@ -146,7 +149,7 @@ class Journal:
         try:
           if segment not in files:
             files[segment] = held.enter_context(open(path, "rb", buffering=0))
-          # pread reads this row alone, wherever the file stands.
+          # pread reads only this row, at any file position.
           record = os.pread(files[segment].fileno(), self.row_bytes, slot * self.row_bytes)
         except OSError as error:
           raise _unreadable(path, error.strerror or "cannot be opened") from error
@@ -156,12 +159,12 @@ class Journal:
     return records
 
   def sync(self) -> None:
-    """Makes what was appended survive a loss of power."""
+    """Makes appended rows survive a loss of power."""
     processes.on_first(self._synced)
 
   def _synced(self) -> None:
     written = [self.path(segment) for segment in sorted(self._unsynced)]
-    # The folder as well: the name of a new file is not durable before.
+    # The folder as well: a new file's name is not durable before.
     for path in (*written, self.folder):
       file = os.open(path, os.O_RDONLY)
       try:
@@ -171,8 +174,8 @@ class Journal:
     self._unsynced.clear()
 
   def compact(self, index: np.ndarray) -> None:
-    """Moves, in `index`, what is left of closed files of which most is named no more, so that
-    `keep` can take them away: files hold at most twice what is named, and one file."""
+    """Moves remaining rows in `index` out of closed files that are mostly unused, so that
+    `keep` can remove these. Files then hold at most twice the used rows, and one file more."""
     for segment, slot, who in processes.on_first(lambda: self._moved(index)):
       index[who, :2] = segment, slot
 
@@ -190,11 +193,11 @@ class Journal:
     return moved
 
   def resume(self, index: np.ndarray) -> None:
-    """Goes on from this index; takes nothing away before the next."""
+    """Resumes from this index; removes nothing before the next."""
     self._named = [_segments(index)]
 
   def keep(self, index: np.ndarray) -> None:
-    """Takes away the files that neither this index names nor the one before it."""
+    """Removes the files that neither this index nor the one before it uses."""
     self._named = [*self._named, _segments(index)][-KEPT:]
     processes.on_first(self._pruned)
 

@@ -1,4 +1,5 @@
-"""Arrays whose parts lie on devices of several processes: from what each holds, and back."""
+"""Arrays on devices of several processes: assembled from the parts of each, and taken
+apart."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from dpjax.types import ArrayTree, HostArray
 
 
 def placed(leaf: Any, sharding: Sharding) -> jax.Array:
-  """The leaf over the devices of a sharding, be they of one process or of several.
+  """Places the leaf on the devices of a sharding, of one process or of several.
 
   Args:
     leaf: an array or keys, of any shape, of which every process of the sharding holds the
@@ -37,16 +38,17 @@ def placed(leaf: Any, sharding: Sharding) -> jax.Array:
 
 
 def placed_like(leaf: HostArray, like: object) -> jax.Array:
-  """The leaf where `like` lies, if that spans processes; else a device array of this one."""
+  """Places the leaf like `like`, if that spans processes; otherwise on a device of this
+  one."""
   if isinstance(like, jax.Array) and not like.is_fully_addressable:
     return placed(leaf, like.sharding)
   return jnp.asarray(leaf)
 
 
 def own_copy(tree: ArrayTree) -> Any:
-  """The tree without what spans processes: such leaves are put together from the parts on
-  this process's own devices, which must hold all of them between them. Nothing is sent, so one
-  process may do it alone.
+  """Returns the tree with leaves that span processes assembled from the parts on this
+  process's own devices, which must cover the leaf. Nothing is sent, so one process may do
+  it alone.
 
   >>> own_copy({"x": np.ones(1)})
   {'x': array([1.])}

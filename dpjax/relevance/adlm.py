@@ -1,4 +1,4 @@
-"""AdLM and ILM (Phan et al. 2017) as their published code has them. Nothing is proved.
+"""AdLM and ILM (Phan et al. 2017) as in their published code. Nothing is proved.
 
 One map of Laplace noise for ALL images of a batch, divided by the batch size; the last
 hidden layer normalised over the batch and clipped to [-1, 1]; a quadratic approximation of
@@ -37,7 +37,8 @@ class Net(NamedTuple):
 
 
 def net(body: Any, num_classes: int) -> Net:
-  """A body whose outputs [B, h] are normalised, clipped to [-1, 1] and read linearly.
+  """Returns a net: a body whose outputs [B, h] are normalised, clipped to [-1, 1] and read
+  linearly.
 
   The normalisation mixes the examples of a batch: one more reason why nothing holds for a
   single record.
@@ -47,7 +48,7 @@ def net(body: Any, num_classes: int) -> Net:
     params = body.init(key, x)
     h = jax.eval_shape(body.apply, params, x).shape[1]
     unit = jax.nn.initializers.normal(1.0)(jax.random.fold_in(key, 1), (h, num_classes))
-    # Normalised outputs then give logits of about unit variance.
+    # With normalised outputs, logits then have about unit variance.
     draw = unit / math.sqrt(h)
     return {
       "body": params,
@@ -79,7 +80,7 @@ def net(body: Any, num_classes: int) -> Net:
 def input_scales(
   beta: np.ndarray, how: AdLM, *, epsilon: float, batch_size: int
 ) -> np.ndarray:
-  """Scales [d] of the map: Delta_h0 / (d beta_j eps2) / L.
+  """Scales [d] of the input noise: Delta_h0 / (d beta_j eps2) / L.
 
   >>> scales = input_scales(np.full(784, 1 / 784), AdLM(), epsilon=0.075, batch_size=1800)
   >>> round(float(scales[0]), 1)  # the published code, at beta = 1
@@ -101,7 +102,7 @@ def loss_noise(
 
 
 def polynomial_loss(model: Net, noise: Array) -> Callable[..., tuple[Array, Any]]:
-  """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, less sum(N * W), mean over a batch.
+  """sum_k max(z, 0) - z y + log 2 - |z| / 2 + z^2 / 8, minus sum(N * W), mean over a batch.
 
   The first part is the sigmoid cross-entropy with log(1 + e^-|z|) to second order. Returned
   with the statistics of the batch.

@@ -1,5 +1,5 @@
-"""The methods that nothing is proved for: RADP as the paper has it, AdLM and ILM, whose epsilons
-are claims; and plain training, which has none."""
+"""Methods without a proof: RADP as in the paper, AdLM and ILM, whose epsilons are claims;
+and plain training, which has none."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dpjax.relevance.privacy import NOT_PRIVATE, Privacy
 
 
 def no_dp(job: Inputs) -> Outcome:
-  """Plain training."""
+  """Trains without privacy."""
   net = job.nets.second
   records = (job.train.x, job.train.y)
   loss = train.cross_entropy(net.apply)
   return job.outcome(net, loss, lambda epoch: records, NOT_PRIVATE, len(job.train))
 
 
-# --- RADP as the paper has it
+# --- RADP as in the paper
 
 
 def radp_paper(job: Inputs) -> Outcome:
-  """RADP as the paper has it, algorithms 1 to 3. The result is claimed, never proved."""
+  """Runs RADP as in the paper, algorithms 1 to 3. The result is claimed, never proved."""
   share = _share(job, job.paper.rel_norm)
   found = paper.features(
     job.streams.key(RELEVANCE),
@@ -51,10 +51,10 @@ def radp_paper(job: Inputs) -> Outcome:
 
 
 def _share(job: Inputs, norm: str) -> np.ndarray:
-  """R [d] by model 1, trained on the raw records: NOT private. Computed once per memo."""
+  """Computes R [d] by model 1, trained on the raw records: NOT private. Cached in the memo."""
 
   def make() -> np.ndarray:
-    # Model 1 does not depend on the norm, so it is trained once for all of them.
+    # Model 1 does not depend on the norm, so it is trained once for all norms.
     theta = job.once(lambda: job.model_1(job.train), "model 1")
     apply = job.nets.first.apply
     source = job.for_relevance()
@@ -64,7 +64,7 @@ def _share(job: Inputs, norm: str) -> np.ndarray:
 
 
 def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable, Callable]:
-  """(records of an epoch, change of a batch) for each way to draw."""
+  """Returns (records of an epoch, change of a batch) for each way to draw."""
   key = job.streams.key(FEATURES)
   draw = how.reading.draw
   mechanism = how.mechanism
@@ -81,7 +81,7 @@ def _paper_feed(job: Inputs, found: paper.Features, how: Any) -> tuple[Callable,
     at = (lambda step: step) if draw == "batch" else (lambda step: 0)
     return lambda epoch: (x, y), lambda x, step: add(jax.random.fold_in(key, at(step)), x)
   ids = np.arange(len(y))
-  # The paper rounds to no grid.
+  # The paper does not round to a grid.
   noisy = lambda key: record_noise.noisy_records(
     key, ids, x, found.scales, grid=None, mechanism=mechanism, shared_channels=shared
   )
@@ -103,7 +103,7 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
     kind="claimed",
     epsilon=job.epsilon,
     delta=0.0 if how.mechanism == "laplace" else how.delta,
-    # Definition 1 of the paper.
+    # The relation of the paper's definition 1.
     neighboring_relation="add_or_remove_one",
     failed_assumptions=tuple(failed),
     details={
@@ -124,8 +124,8 @@ def _paper_privacy(job: Inputs, found: paper.Features) -> Privacy:
 
 
 def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
-  """Relevance, one noise map per batch, a noisy polynomial loss. Claimed only."""
-  # Equal parts of the budget: relevance (of AdLM alone), inputs and loss.
+  """Runs relevance, one noise map per batch, and a noisy polynomial loss. Claimed only."""
+  # Equal parts of the budget: relevance (AdLM only), inputs and loss.
   thirds = 3 if with_relevance else 2
   share = job.epsilon / thirds
   beta = feature_budget.uniform(job.num_features)
@@ -175,7 +175,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
 def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
   share = _share(job, "abs")
   spread = share - share.min()
-  # Scaled to [0, 1] by the data's own range, which no noise covers.
+  # Scaled to [0, 1] by the data's own range, which no noise protects.
   scaled = spread / max(spread.max(), 1e-30)
   d = len(share)
   n = len(job.for_relevance())

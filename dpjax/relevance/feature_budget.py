@@ -1,4 +1,5 @@
-"""Shares of the budget: the paper's entropy rule, its repair, and what noise scales cost.
+"""Shares of the budget: the paper's entropy rule, its repair, and the epsilon of noise
+scales.
 
 `beta` [d] sums to 1; feature j gets beta_j of the feature budget, so noise of scale
 proportional to 1 / beta_j. Notation as in Kang and Wang 2024 (RADP), eqs. 10-16.
@@ -75,7 +76,7 @@ def entropy_noise_scales(shares: HostArray, num_records: int, floor: float) -> n
 
 
 def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
-  """P(R_j + Lap((1 / n) / eps_j) < 0) = exp(-n R_j eps_j) / 2 in the paper as printed.
+  """P(R_j + Lap((1 / n) / eps_j) < 0) = exp(-n R_j eps_j) / 2, in the paper as printed.
 
   >>> round(float(probability_negative([1 / 784] * 784, 60_000)[0]), 3)
   0.196
@@ -85,7 +86,7 @@ def probability_negative(shares: HostArray, num_records: int) -> np.ndarray:
 
 
 def default_floor(num_features: int) -> float:
-  """0.1 / d: the least relevance that a feature is given. Public.
+  """0.1 / d: the least relevance that a feature receives. Public.
 
   >>> default_floor(100)
   0.001
@@ -111,7 +112,7 @@ def floor_normalized(noisy: HostArray, floor: float, power: float = 1.0) -> np.n
 
 
 def uniform(num_features: int) -> np.ndarray:
-  """beta without a relevance stage.
+  """Equal shares: beta without a relevance stage.
 
   >>> uniform(4).tolist()
   [0.25, 0.25, 0.25, 0.25]
@@ -121,8 +122,8 @@ def uniform(num_features: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-  """A reading of Algorithm 3 and of the code it descends from: noise of scale
-  m / (beta'_j eps2), with m = L or 1 and beta' = beta or d * beta.
+  """A reading of Algorithm 3 and of the code that it descends from. Noise has scale m /
+  (beta'_j eps2), with m = L or 1 and beta' = beta or d * beta.
 
   >>> PRESETS["P2"].scales(np.array([0.25, 0.75]), epsilon=2.0, batch_size=100).tolist()
   [2.0, 0.6666666666666666]
@@ -137,7 +138,7 @@ class Reading:
     validate.one_of(DRAWS, draw=self.draw)
 
   def scales(self, beta: np.ndarray, *, epsilon: float, batch_size: int) -> np.ndarray:
-    """Scale [d] of the Laplace noise on each feature."""
+    """Returns the scale [d] of the Laplace noise on each feature."""
     validate.positive(epsilon=epsilon)
     sensitivity = batch_size if self.times_batch_size else 1
     weights = beta * len(beta) if self.beta_norm == "mean1" else beta
@@ -154,8 +155,8 @@ PRESETS = {
 
 
 def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -> float:
-  """sum_j channels * width / b_j: what independent, one-time Laplace noise proves for a
-  record whose entries lie in an interval of this width (pure local DP, replace-one).
+  """sum_j channels * width / b_j: the epsilon that independent, one-time Laplace noise
+  proves. Entries of a record lie in an interval of this width (pure local DP, replace-one).
 
   >>> local_epsilon([2.0, 4.0], channels=2)
   1.5
@@ -167,8 +168,8 @@ def local_epsilon(scales: HostArray, *, channels: int = 1, width: float = 1.0) -
 
 
 def best_power_shares(weights: HostArray) -> np.ndarray:
-  """beta proportional to w^(1/3): minimises sum_j w_j / beta_j^2, the weighted variance of
-  the noise, with minimum (sum_j w_j^(1/3))^3.
+  """Shares beta proportional to w^(1/3). They minimise sum_j w_j / beta_j^2, the weighted
+  variance of the noise, with minimum (sum_j w_j^(1/3))^3.
 
   >>> best_power_shares([8.0, 1.0]).round(4).tolist()
   [0.6667, 0.3333]

@@ -22,12 +22,13 @@ from dpjax.types import HostArray, Params
 from dpjax.validate import UserError
 
 NORMS = ("abs", "relu", "raw")
-# A row that sums to less says nothing.
+# A row with a smaller sum carries no information.
 _NOTHING = 1e-12
 
 
 def num_features(shape: tuple[int, ...]) -> int:
-  """Features of one example: places of an image [H, W, C], entries of anything else.
+  """Number of features of one example: places of an image [H, W, C], entries of anything
+  else.
 
   >>> num_features((28, 28, 1)), num_features((32, 32, 3)), num_features((5,))
   (784, 1024, 5)
@@ -61,7 +62,7 @@ def shares(scores: HostArray, norm: str = "abs") -> np.ndarray:
   total = weights.sum(axis=1, keepdims=True)
   useful = np.isfinite(total) & (total > _NOTHING)
   uniform = 1 / places.shape[1]
-  # The inner choices spare NumPy's warnings about rows that say nothing.
+  # The inner choices avoid NumPy's warnings about rows without information.
   return np.where(
     useful, np.where(useful, weights, 0) / np.where(useful, total, 1), uniform
   )
@@ -123,7 +124,7 @@ def mean_shares(
 
 
 def l1_sensitivity(num_records: int, neighboring_relation: str = "replace_one") -> float:
-  """How far one record moves the mean share in the L1 norm.
+  """Bound on the L1 move of the mean share by one record.
 
   Under add_or_remove_one the divisor must be a public constant, not the realised number.
 

@@ -1,4 +1,4 @@
-"""The methods that perturb gradients: all of them a Plan with another optimizer behind it."""
+"""Methods that perturb gradients: each is a Plan with another optimizer after it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _PAIRS = (
 
 
 def steps_per_epoch(num_records: int, batch_size: int) -> int:
-  """Steps after which each record was drawn once, on average."""
+  """Number of steps after which each record was drawn once, on average."""
   return max(1, round(num_records / min(batch_size, num_records)))
 
 
@@ -55,7 +55,7 @@ def make_plan(
   delta: float | None = None,
   relation: str | None = None,
 ) -> Plan:
-  """The plan of a gradient method.
+  """Makes the plan of a gradient method.
 
   Args:
     before: a pure epsilon that the same total must also cover (radp_dpsgd's relevance).
@@ -88,7 +88,7 @@ def _plan(
   sampler: Any = (
     sampling.FixedSizeSampler(batch_size=batch_size, num_examples=num_records)
     if fixed
-    # No draw exceeds this capacity; a fitted one takes its place below.
+    # No draw exceeds this capacity; a fitted one replaces it below.
     else sampling.PoissonSampler(prob=prob, capacity=num_records + 1)
   )
   plan = Plan(
@@ -110,7 +110,7 @@ def _plan(
   plan = dataclasses.replace(plan, noise_multiplier=noise_multiplier)
   if fixed:
     return plan
-  # An abort costs (1 + e^epsilon) times its chance, of the WHOLE epsilon.
+  # An abort costs (1 + e^epsilon) times its chance, with the epsilon of the WHOLE run.
   careful = dataclasses.replace(plan, delta=delta * math.exp(-before))
   return dataclasses.replace(plan, sampler=careful.fitted_sampler(num_records))
 
@@ -166,7 +166,7 @@ def _outcome(
   loss_fn: LossFn | None = None,
   **more: Any,
 ) -> Outcome:
-  """Trains `model` by `plan` on `data`, or else on the job's own; returns its outcome."""
+  """Trains `model` by `plan` on `data`, by default the job's own; returns the outcome."""
   apply = model.apply
   initial = job.initial(model, job.test.x)
   params = train.fit_private(
@@ -209,7 +209,7 @@ def dp_adam(job: Inputs) -> Outcome:
 
 
 def iterative(job: Inputs) -> optax.GradientTransformation:
-  """The optimizer of PIAdam, PIAdaGrad or PIRMSProp."""
+  """Returns the optimizer of PIAdam, PIAdaGrad or PIRMSProp."""
   made = {"adam": optax.adam, "adagrad": optax.adagrad, "rmsprop": optax.rmsprop}
   return made[job.private.iterative](job.private.adaptive_learning_rate)
 
@@ -226,7 +226,7 @@ def dpdligdo(job: Inputs) -> Outcome:
 
 
 class _Pairs:
-  """Examples two by two, as one element each; an odd last one is left out."""
+  """Examples in pairs, each pair as one element; an odd last one is left out."""
 
   def __init__(self, data: Any):
     n = len(data.y) // 2 * 2
@@ -243,7 +243,7 @@ class _Pairs:
 
 
 def pair_loss(loss_fn: LossFn) -> LossFn:
-  """The mean loss of a pair, taken as one example."""
+  """Mean loss of a pair, as the loss of one example."""
 
   def loss(params: Any, pair: Example) -> Any:
     first, second = (Example(pair.x[i], pair.y[i]) for i in range(2))
@@ -263,8 +263,8 @@ def _in_pairs(job: Inputs) -> Outcome:
   half = dataclasses.replace(job.training, batch_size=max(1, job.training.batch_size // 2))
   plan = make_plan(dataclasses.replace(job, training=half), job.size // 2, job.epsilon)
   loss_fn = pair_loss(losses.softmax_cross_entropy(model.apply))
-  # Of an exchanged record a step tells (1 - q) N(0) + q N(u) from (1 - q) N(0) + q N(v),
-  # |u - v| <= 2 C, no better than removal at the distance 2 C (joint convexity).
+  # With a replaced record, one step separates (1 - q) N(0) + q N(u) from (1 - q) N(0) + q
+  # N(v), |u - v| <= 2 C. That is no easier than removal at distance 2 C (joint convexity).
   corrected = _spent(dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier / 2))
   found = Privacy(
     kind="claimed",
@@ -287,7 +287,8 @@ def _in_pairs(job: Inputs) -> Outcome:
 
 
 def dp_sgld(job: Inputs) -> Outcome:
-  """Langevin dynamics whose noise is the plan's; accounted as the DP-SGD that it equals."""
+  """Langevin dynamics that samples with the plan's noise; accounted as the equivalent
+  DP-SGD."""
   plan = make_plan(job, job.size, job.epsilon)
   std = plan.noise_multiplier * plan.l2_bound / plan.normalize_by
   step_size = job.private.learning_rate / job.size
@@ -299,7 +300,7 @@ def dp_sgld(job: Inputs) -> Outcome:
 
 
 def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
-  """Model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
+  """Trains model 1 by DP-SGD. Guarantee: (plan.epsilon(), plan.delta)-DP for D1."""
   return train.fit_private(
     losses.softmax_cross_entropy(model.apply),
     job.initial(model, data.x),
@@ -316,7 +317,7 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
 
 
 def radp_dpsgd(job: Inputs) -> Outcome:
-  """DP relevance weights the inputs by (d beta_j)^kappa, then DP-SGD; composed.
+  """Weights inputs by DP relevance, (d beta_j)^kappa, then runs DP-SGD; both are composed.
 
   Model 1 is untrained, so that it costs nothing; images have one relevance for each block
   of `private.relevance_pool` by as many places, which drowns less in the same noise. The
@@ -355,7 +356,7 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
     job.streams.key(RELEVANCE),
-    # The mean becomes the sum divided by the PUBLIC number of records.
+    # Turns the mean into the sum divided by the PUBLIC number of records.
     blocks * (len(job.train) / job.size),
     num_records=job.size,
     epsilon=job.private.epsilon_b,
@@ -372,7 +373,7 @@ def input_weights(
 
   Args:
     beta: [d], one for each feature, or for each block of `pool` x `pool` places of an image.
-    shape: of one example; an image's channels share the weight of their place.
+    shape: shape of one example; an image's channels share the weight of their place.
 
   Post-processing of a private beta: free.
 

@@ -20,12 +20,12 @@ from dpjax.relevance.privacy import Privacy
 from dpjax.relevance.settings import AdLM, Paper, Private, Rigorous, Training
 from dpjax.types import Params
 
-# What fold_in(noise, purpose) is used for.
+# Purposes of fold_in(noise, purpose).
 RELEVANCE, FEATURES, LABELS, GRADIENTS, MODEL_1, LOSS = range(1, 7)
 
 
 class Streams(NamedTuple):
-  """Every source of randomness. `noise` and `secret` decide the noise: keep them secret.
+  """Every source of randomness. `noise` and `secret` determine the noise: keep them secret.
 
   `run` binds these two to the method, the settings and the records, so that one value for two
   data sets, or for two settings, draws noise and batches of its own for each.
@@ -37,7 +37,7 @@ class Streams(NamedTuple):
   secret: int  # seed of Poisson batches and of the shuffler
 
   def key(self, purpose: int) -> jax.Array:
-    """The noise key of one purpose."""
+    """Returns the noise key of one purpose."""
     return jax.random.fold_in(self.noise, purpose)
 
 
@@ -52,7 +52,7 @@ class Nets(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inputs:
-  """Everything that a method may use."""
+  """All inputs that a method may use."""
 
   epsilon: float
   train: Any  # a dpjax.data.Dataset, pixels in [0, 1]
@@ -71,7 +71,7 @@ class Inputs:
   public_size: int | None = None
   on_epoch: train.OnEpoch | None = None  # told the test scores, by the trainer below
   trainer: train.Trainer | None = None  # carries trainings out; None: in one go
-  # What several jobs may compute once (model 1 of the paper, its relevance); see `once`.
+  # Cache that several jobs share (model 1 of the paper, its relevance); see `once`.
   memo: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
   @property
@@ -91,34 +91,35 @@ class Inputs:
 
   @property
   def num_features(self) -> int:
-    """Places of an image."""
+    """Number of places of an image."""
     return feature_shares.num_features(self.shape)
 
   def initial(self, model: Any, x: Any, index: int | None = None) -> Any:
-    """`model.init` on zeros in the shape of one of these examples: an initialiser that looks
-    at its input sees no record.
+    """Calls `model.init` on zeros in the shape of one of these examples, so that no
+    initialiser sees a record.
 
     Args:
-      index: of the net, where several begin with keys of their own.
+      index: index of the net, where several begin with keys of their own.
     """
     key = self.streams.init
     key = key if index is None else jax.random.fold_in(key, index)
     return model.init(key, jnp.zeros((1, *x.shape[1:]), x.dtype))
 
   def once(self, make: Callable[[], Any], *what: Any) -> Any:
-    """make(), or what a job with the same memo got for the same `what`, training records,
-    model 1, training, initial key and order of batches. Not for anything that draws noise.
+    """Returns make(), or the cached result of a job with equal memo, `what`, training
+    records, model 1, training, initial key and order of batches. Not for anything that
+    draws noise.
     """
     init = np.asarray(jax.random.key_data(self.streams.init)).tobytes()
     mine = (id(self.train), self.nets.first, self.training, init, self.streams.order)
     if (*mine, *what) not in self.memo:
-      # The training data are held, so that their id stays their own.
+      # The cache keeps the training data alive, so that their id stays theirs.
       self.memo[*mine, *what] = self.train, make()
     return self.memo[*mine, *what][1]
 
   def bound(self, *how: Any) -> Inputs:
-    """This job, its noise a function of the settings (`how` among them) and of the records as
-    well.
+    """Returns this job with noise that is a function of the settings (also `how`) and of
+    the records.
 
     With one noise at two scales the records could be solved for, and with one noise on two
     data sets their difference is free of it. Under a secret key the noise of every (settings,
@@ -152,7 +153,7 @@ class Inputs:
     num_records: int,
     **how: Any,
   ) -> Params:
-    """`train.fit` by this job's settings, order of batches and trainer."""
+    """Calls `train.fit` with this job's settings, order of batches and trainer."""
     order = self.streams.order
     trainer = self.carry_out
     return train.fit(
@@ -170,9 +171,9 @@ class Inputs:
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Outcome of a net that `fit` trains on records; `found` is its guarantee."""
+    """Returns the outcome of a net that `fit` trains on records; `found` is its guarantee."""
     seen = self.test if test is None else test
-    # Nets begin with keys of their own: model 1 has index 1.
+    # Each net has its own initial key: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
     scored = self.scored(net.apply, seen)
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
@@ -181,7 +182,7 @@ class Inputs:
     return Outcome(net.apply, initial, params, found, steps, seen)
 
   def model_1(self, data: Dataset) -> Params:
-    """Parameters of the first net, trained on the data as they are: NOT private."""
+    """Returns parameters of the first net, trained on the raw data: NOT private."""
     net = self.nets.first
     records = (data.x, data.y)
     loss = train.cross_entropy(net.apply)
@@ -189,13 +190,13 @@ class Inputs:
     return self.fit(loss, initial, lambda epoch: records, len(data.y), name=train.FIRST)
 
   def for_relevance(self) -> Any:
-    """The training records that the relevance is averaged over."""
+    """Returns the training records over which the relevance is averaged."""
     wanted = self.relevance_records
     return self.train if wanted is None else self.train.subset(slice(0, wanted))
 
   @property
   def carry_out(self) -> train.Trainer:
-    """Whoever does the steps of this job's trainings."""
+    """Trainer that runs the steps of this job's trainings."""
     if self.trainer is not None:
       return self.trainer
     return functools.partial(train.in_one_go, on_epoch=self.on_epoch)
@@ -207,7 +208,7 @@ class Inputs:
 
 
 class RecordNoise(NamedTuple):
-  """The noise that records got, for whoever audits it."""
+  """The noise on records, for an audit."""
 
   shape: tuple[int, ...]  # of one noised record
   beta: np.ndarray  # [d]
@@ -217,7 +218,7 @@ class RecordNoise(NamedTuple):
   grid: float | None = None  # the least step
   l1_clip: float | None = None  # of a record before the noise, weighted by beta
   clip_after: float | None = None  # noisy entries are cut to [-clip, clip]
-  # What is done to records [n, *shape] before the noise, on which its proof rests.
+  # Transformation of records [n, *shape] before the noise; its proof depends on it.
   clipped: Callable[[np.ndarray], np.ndarray] = lambda x: x
 
 

@@ -28,7 +28,8 @@ def noisy_labels(
   epsilon: float,
   num_classes: int,
 ) -> np.ndarray:
-  """Each label kept with probability e^eps / (e^eps + K - 1), else another one; [n] int32.
+  """Keeps each label with probability e^eps / (e^eps + K - 1), else draws another one; [n]
+  int32.
 
   The coins of record i come from fold_in(key, i): they are thrown once.
 

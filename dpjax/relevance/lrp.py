@@ -1,4 +1,4 @@
-"""Layer-wise relevance propagation: which inputs a net's answer rests on.
+"""Layer-wise relevance propagation: the inputs that a net's answer depends on.
 
 | layer                    | rule                                                          |
 | ------------------------ | ------------------------------------------------------------- |
@@ -41,22 +41,22 @@ from dpjax.validate import UserError
 RULES = ("epsilon", "z_plus", "alpha_beta")
 INPUT_RULES = ("same", "z_box")
 TARGETS = ("true_class", "predicted_class", "all_logits")
-# Below any contribution that matters, above rounding to zero.
+# Smaller than any contribution that matters, but not rounded to zero.
 _TINY = 1e-9
 Apply = Callable[[Params, Any], Array]
 
 
 @dataclasses.dataclass(frozen=True)
 class Lrp:
-  """How relevance is propagated.
+  """Settings of relevance propagation.
 
   Args:
-    rule: of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
-    input_rule: of the first of them: "same" | "z_box" (inputs in [low, high]).
-    target: where it starts: the logit of the "true_class", of the "predicted_class", or
+    rule: rule of the weighted layers: "epsilon" | "z_plus" | "alpha_beta".
+    input_rule: rule of the first weighted layer: "same" | "z_box" (inputs in [low, high]).
+    target: start of the propagation: the logit of the "true_class", of the "predicted_class", or
       "all_logits".
     stabilizer: e of the epsilon rule, >= 0; larger is smoother and conserves less.
-    alpha: of alpha_beta, >= 1; beta is alpha - 1.
+    alpha: alpha of alpha_beta, >= 1; beta is alpha - 1.
 
   >>> Lrp(rule="epsilo")
   Traceback (most recent call last):
@@ -86,10 +86,10 @@ class Lrp:
       raise UserError(f"must be above low={self.low!r}", field="high", value=self.high)
 
   def weights(self, above: Array, below: Array) -> tuple[Any, Any]:
-    """(alpha, beta) for sums of positive and of negative contributions."""
+    """Returns (alpha, beta) for sums of positive and of negative contributions."""
     if self.rule == "z_plus":
       return 1.0, 0.0
-    # Where one sign is missing the other takes all, so that nothing is lost.
+    # If one sign is missing the other gets everything, so that nothing is lost.
     alpha = jnp.where(below == 0, 1.0, self.alpha)
     return jnp.where(above == 0, 0.0, alpha), jnp.where(above == 0, -1.0, alpha - 1)
 
@@ -109,7 +109,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     y: [B] integer labels; used by target "true_class" only.
 
   Raises:
-    UserError: while it is traced, for an operation without a rule, named.
+    UserError: while tracing, naming an operation that has no rule.
 
   >>> w = jnp.array([[1.0, -1.0], [2.0, 0.0]])
   >>> how = Lrp(target="true_class", stabilizer=0.0)
@@ -124,7 +124,7 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
     raise UserError(f"must return logits [B, K], got {jnp.shape(logits)}", field="apply")
   start = logits
   if how.target != "all_logits":
-    # One class speaks: relevance starts from its logit alone.
+    # Relevance starts from the logit of one class.
     chosen = jnp.asarray(y) if how.target == "true_class" else jnp.argmax(logits, axis=1)
     start = logits * jax.nn.one_hot(chosen, logits.shape[1], dtype=logits.dtype)
   scores = _propagate(recorded, start, how)
@@ -132,17 +132,17 @@ def relevance(apply: Apply, params: Params, x: Array, y: Array, how: Lrp) -> Rel
 
 
 def conservation_gap(found: Relevance) -> Array:
-  """[B] |sum of the scores - what was handed down| / max(|handed down|, 1e-9).
+  """[B] |sum of the scores - relevance passed down| / max(|relevance passed down|, 1e-9).
 
-  Zero where there are no biases and no stabilizer; otherwise what they absorbed.
+  Zero where there are no biases and no stabilizer; otherwise the relevance that they absorbed.
   """
   total = found.scores.reshape(found.scores.shape[0], -1).sum(axis=1)
   return jnp.abs(total - found.start) / jnp.maximum(jnp.abs(found.start), _TINY)
 
 
 def heat_map(scores: HostArray) -> np.ndarray:
-  """Scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]: red speaks for the class,
-  blue against it, white not at all.
+  """Renders scores [H, W] or [H, W, C] as a picture [H, W, 3] in [0, 1]. Red supports the
+  class, blue opposes it, white is neutral.
 
   >>> heat_map(np.array([[1.0, -0.5, 0.0]])).tolist()
   [[[1.0, 0.0, 0.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]]]
@@ -175,7 +175,7 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
   done = set()
   credits.add(recorded.out, start)
   for node in reversed(recorded.nodes):
-    # A bias was handed down with the weighted sum before it.
+    # A bias is processed with the weighted sum before it.
     if id(node) in done:
       continue
     layer = _layer(node, recorded.x)
@@ -187,7 +187,7 @@ def _propagate(recorded: Tape, start: Array, how: Lrp) -> Array:
 
 
 class _Layer(NamedTuple):
-  """Nodes that are one layer: alone, or a weighted sum with what follows it up to its
+  """Nodes that form one layer: a single node, or a weighted sum and what follows up to its
   last bias."""
 
   nodes: tuple[Node, ...]  # in the order of the forward pass
@@ -204,13 +204,13 @@ class _Layer(NamedTuple):
 
 
 def _layer(node: Node, x: Cell) -> _Layer:
-  """The layer that ends with a node: a bias is joined to the weighted sum before it."""
+  """Returns the layer that ends with a node; a bias joins the weighted sum before it."""
   nodes = [node]
   scales = [1.0]
   while nodes[0].kind is not NodeKind.LINEAR and node.kind is NodeKind.BIAS:
     before = _only_before(nodes[0])
     if before is None:
-      # A bias of its own.
+      # A bias without a weighted sum.
       nodes = [node]
       scales = [1.0]
       break
@@ -220,7 +220,7 @@ def _layer(node: Node, x: Cell) -> _Layer:
 
 
 def _only_before(node: Node) -> Node | None:
-  """The node before, where nothing else uses what lies between; else None."""
+  """Returns the node before, if nothing else uses the values between; else None."""
   cell = node.data[0]
   before = cell.root.node
   if cell.nonlinear or before is None or cell.uses != 1 or cell.root.uses != 1:
@@ -239,13 +239,13 @@ def _comes_from(cell: Cell, x: Cell) -> bool:
 
 
 def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Array, ...]:
-  """The relevance of each data operand."""
+  """Returns the relevance of each data operand."""
   node = layer.nodes[0]
   values = tuple(cell.value for cell in layer.data)
-  # The derivative of either tells where its entries came from.
+  # The derivative of either shows where its entries came from.
   if layer.kind in (NodeKind.MOVE, NodeKind.WINNER):
     return jax.vjp(node.of_data, *values)[1](list(arrived))
-  # A factor changes values, not shares.
+  # A factor changes values, but not shares.
   if layer.kind is NodeKind.SCALE:
     return (arrived[0],)
   if layer.kind is NodeKind.LINEAR:
@@ -256,7 +256,8 @@ def _hand_down(layer: _Layer, arrived: tuple[Array, ...], how: Lrp) -> tuple[Arr
 def _contributed(
   node: Node, values: tuple[Array, ...], arrived: Array, how: Lrp
 ) -> tuple[Array, ...]:
-  """A sum of branches, or a lone bias: each operand is its own contribution."""
+  """Distributes over a sum of branches, or a lone bias: each operand is its own
+  contribution."""
   if node.kind is NodeKind.BIAS:
     parts: tuple[Array, ...] = (values[0],)
   else:
@@ -287,13 +288,13 @@ def _summed_like(handed: Array, value: Array) -> Array:
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
-  # Where nothing contributes, nothing is handed down.
+  # Without contributions, nothing is passed down.
   zero = denominator == 0
   return jnp.where(zero, 0, numerator / jnp.where(zero, 1, denominator))
 
 
 def _stabilized(z: Array, stabilizer: float) -> Array:
-  # sign(0) is 1 here, or a z of 0 would stay a divisor of 0.
+  # sign(0) is 1 here, or a z of 0 would remain a divisor of 0.
   return z + stabilizer * jnp.where(z >= 0, 1.0, -1.0).astype(z.dtype)
 
 
@@ -312,13 +313,14 @@ def _transposed(f: Callable[[Array], Array], a: Array, cotangent: Array) -> Arra
 
 
 def _linear(layer: _Layer, a: Array) -> Array:
-  """The layer without its biases."""
+  """Returns the layer without its biases."""
   positive, negative = _parted(layer, a, split=False)
   return positive + negative
 
 
 def _parted(layer: _Layer, a: Array, split: bool = True) -> tuple[Array, Array]:
-  """(f+(a), f-(a)): the layer with its positive, and with its negative weights alone."""
+  """Returns (f+(a), f-(a)): the layer with only its positive, and with only its negative
+  weights."""
   node = layer.nodes[0]
   has_weights = len(node.operands) > 1
   if split and has_weights:
@@ -346,13 +348,13 @@ def _follow(step: Node, parts: tuple[Array, Array]) -> tuple[Array, Array]:
     return parts
   if step.kind is NodeKind.MOVE:
     return step.of_data(parts[0])[0], step.of_data(parts[1])[0]
-  # What is left is a SCALE: its factor is what it makes of ones.
+  # The remaining kind is SCALE: applied to ones it gives its factor.
   (factor,) = step.of_data(jnp.ones_like(parts[0]))
   return _scaled(parts, factor)
 
 
 def _alpha_beta(layer: _Layer, a: Array, arrived: Array, how: Lrp) -> Array:
-  """Contributions of either sign apart; inputs of either sign too."""
+  """Separates contributions by sign, and inputs by sign, too."""
   above = lambda v: _parted(layer, v)[0]
   below = lambda v: _parted(layer, v)[1]
   plus = jnp.maximum(a, 0)

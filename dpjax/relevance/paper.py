@@ -1,4 +1,4 @@
-"""RADP as the paper has it (Kang and Wang 2024), and which of its assumptions fail.
+"""RADP as in the paper (Kang and Wang 2024), and which of its assumptions fail.
 
 The numbers that it claims are returned as claims. No epsilon is proved for this mode.
 """
@@ -18,8 +18,8 @@ from dpjax.relevance import feature_budget
 from dpjax.relevance.settings import Paper
 from dpjax.types import HostArray
 
-# Why the claims of a run do not hold: one line for each name. docs/relevance.md gives the
-# codes by which results that were published earlier call them.
+# Reasons why the claims of a run do not hold: one line for each name. docs/relevance.md
+# lists the codes that earlier published results use.
 CRITIQUE = {
   "neighbors": "definition 1 adds or removes a record, theorem 2 replaces one, theorem 4 "
   "changes every record of a batch: the three are never reconciled",
@@ -57,7 +57,7 @@ _BATCH_SUMS = {
 
 
 class Features(NamedTuple):
-  """Stages 1 and 2: what noise the features get, and what is claimed for it."""
+  """Stages 1 and 2: the noise on the features, and its claimed epsilon."""
 
   relevance: np.ndarray  # [d] R, NOT private
   beta: np.ndarray  # [d]
@@ -87,24 +87,25 @@ def features(
   default = feature_budget.default_entropy_floor(d)
   floor = default if how.entropy_floor is None else how.entropy_floor
   b = feature_budget.entropy_noise_scales(relevance, num_records, floor)
-  # The relevance is float64, and so must its noise be.
+  # The relevance is float64, so its noise must be, too.
   with jax.enable_x64(True):
     unit = np.asarray(noise_lib.source.laplace(key, np.zeros(d), 1.0))
   at_least = feature_budget.default_floor(d) if how.floor is None else how.floor
-  # A feature without budget would get infinite noise; as a share that is the floor or all.
+  # A feature without budget would get infinite noise. As a share that is the floor or
+  # everything.
   noisy = np.nan_to_num(np.clip(relevance + unit * b, -1e12, 1e12))
   beta = feature_budget.floor_normalized(noisy, at_least)
   scales = how.reading.scales(beta, epsilon=epsilon, batch_size=batch_size)
   bits = float(feature_budget.entropy_bits(relevance).sum())
   if how.mechanism != "laplace":
-    # The paper's Gaussian has the same "sensitivity" L and the classic formula, also where
-    # epsilon >= 1 and it is not proved (eq. 21, test 4).
+    # The paper's Gaussian uses the same "sensitivity" L and the classic formula, also for
+    # epsilon >= 1, where that is not proved (eq. 21, test 4).
     scales = scales * math.sqrt(2 * math.log(1.25 / how.delta))
   return Features(relevance, beta, scales, bits)
 
 
 def claims(found: Features, epsilon: float) -> dict[str, float]:
-  """The claimed epsilons: as it is reported, and by the paper's own theorem 7."""
+  """Returns the claimed epsilons: as reported, and by the paper's own theorem 7."""
   return {
     "claimed_epsilon": epsilon,
     "claimed_epsilon_thm7": epsilon + found.epsilon_1,
@@ -114,7 +115,8 @@ def claims(found: Features, epsilon: float) -> dict[str, float]:
 def failed_assumptions(
   how: Paper, *, num_features: int, num_channels: int, num_records: int
 ) -> list[str]:
-  """Returns why the claims do not hold, by the switches of this run: "name: reason" in order.
+  """Returns the reasons why the claims fail, for the settings of this run: "name: reason"
+  in order.
 
   >>> failed = failed_assumptions(Paper(entropy_floor=0.0), num_features=784, num_channels=1,
   ...                             num_records=60_000)
@@ -144,7 +146,7 @@ def failed_assumptions(
 
 
 def departures(how: Paper, *, num_records: int, averaged: int) -> list[str]:
-  """Returns what this run does otherwise than the paper: "name: difference" in order.
+  """Returns the differences of this run from the paper: "name: difference" in order.
 
   None of it concerns privacy, in which `failed_assumptions` says what fails.
 

@@ -1,4 +1,5 @@
-"""All methods of the paper's tests, and ours, through one door: an Inputs in, an Outcome out.
+"""One entry point for all methods of the paper's tests and dpjax's own: an Inputs in, an
+Outcome out.
 
 | method          | mode of proof                                                            |
 | --------------- | ------------------------------------------------------------------------ |
@@ -53,7 +54,7 @@ def reads(method: str, mode: str, how: Rigorous) -> frozenset[str]:
 
 
 def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
-  """Raises for parts of the job that the method would leave unread, or cannot take."""
+  """Raises for parts of the job that the method would not read, or cannot take."""
   read = reads(method, mode, job.rigorous)
   validate.integer_at_least(1, public_size=job.size)
   if job.relevance_records is not None:
@@ -84,7 +85,7 @@ def _refuse_unread(method: str, mode: str, job: Inputs) -> None:
 
 
 def run(method: str, mode: str, job: Inputs) -> Outcome:
-  """Runs one method; `mode` decides for "radp" alone. Noise and batches are bound to method,
+  """Runs one method; `mode` matters for "radp" only. Noise and batches are bound to method,
   settings and records: see `Streams`.
 
   Raises:
@@ -104,7 +105,7 @@ def run(method: str, mode: str, job: Inputs) -> Outcome:
     )
   if (method, mode) == ("radp", "rigorous"):
     return rigorous_method.radp_rigorous(job)
-  # Noise must differ wherever any of these does: see `Streams`.
+  # Noise must differ if any of these does: see `Streams`.
   settings = (method, job.paper, job.adlm, job.size, job.relevance_records)
   play = claimed_methods.radp_paper if method == "radp" else METHODS[method]
   return play(job.bound(*settings))

@@ -1,4 +1,4 @@
-"""The guarantee of a run, in a record that cannot state a claim without its failures."""
+"""The guarantee of a run, in a record that cannot hold a claim without its failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.relevance.rigorous import StageCharge
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-  """An epsilon, what kind it is, and under which neighbours.
+  """An epsilon, its kind, and its neighbouring relation.
 
   A claim comes with the list of its failed assumptions; only `proved` fills
   `proved_epsilon`.
@@ -78,7 +78,7 @@ def proved(
   """A proved epsilon; the claim coincides with it.
 
   Args:
-    rests_on: what nobody can check; then it is a claim.
+    rests_on: assumption that nobody can check; with one, the epsilon is a claim.
 
   >>> proved(1.0, 1e-5, "replace_one").claimed_epsilon
   1.0

@@ -43,12 +43,12 @@ _SAMPLE: dict[str, Callable] = {
   "laplace": noise_lib.source.laplace,
   "gaussian": noise_lib.source.gaussian,
 }
-# Records noised at a time.
+# Number of records noised at a time.
 _CHUNK = 2000
 
 
 def by_feature(scales: HostArray, shape: tuple[int, ...]) -> np.ndarray:
-  """Scales [d] in the shape of one example; an image's channels share their place's.
+  """Reshapes scales [d] to one example; channels of an image share their place's scale.
 
   >>> by_feature([1.0, 2.0], (1, 2, 3)).shape
   (1, 2, 1)
@@ -92,7 +92,7 @@ def _compiled(shape: tuple, mechanism: str, shared: bool) -> Callable:
     drawn = sample(mine, scales, shape, mechanism=mechanism, shared_channels=shared)
     if steps is None:
       return x + drawn
-    # Exact: the steps are powers of two.
+    # Exact, since the steps are powers of two.
     return noise_lib.source.snap((x + drawn) / steps, 1.0) * steps
 
   return jax.jit(jax.vmap(one, in_axes=(None, 0, 0, None, None)))
@@ -130,7 +130,7 @@ def noisy_records(
   shared_channels: bool = False,
   grid: float | None = GRID,
 ) -> np.ndarray:
-  """x [n, ...] with noise of its own for each record: draw "record_once".
+  """Adds independent noise to each record of x [n, ...]: draw "record_once".
 
   Args:
     key: secret; the only thing beside the ids that the noise depends on.
@@ -191,8 +191,8 @@ def noisy_batch(
   mechanism: str = "laplace",
   shared_channels: bool = False,
 ) -> jax.Array:
-  """x [B, ...] plus ONE map of noise: draws "batch" and "run". It protects nobody, because
-  the difference of two records is free of noise.
+  """Adds ONE map of noise to x [B, ...]: draws "batch" and "run". It protects nobody,
+  because the difference of two records contains no noise.
 
   >>> key, x = jax.random.key(0), jnp.array([[1.0, 0.0], [0.0, 0.0]])
   >>> noisy = noisy_batch(key, x, jnp.ones(2))

@@ -43,11 +43,11 @@ from dpjax.types import HostArray
 from dpjax.validate import UserError
 
 RELATION = "replace_one"
-# The guarantee where labels are used as they are: the name says what is NOT covered.
+# Name of the guarantee where labels are used unchanged: it says what is NOT covered.
 FEATURES_ONLY = f"{RELATION} (features only, label public)"
 FEATURES_UNIT = "example's features"
 _SALT = b"dpjax relevance split"
-# What float32 may add to a clipped norm.
+# Largest factor by which float32 may enlarge a clipped norm.
 _SLACK = 1 + 1e-6
 # Relative tolerance of a search, which ends on the private side.
 _TOLERANCE = 1e-4
@@ -88,7 +88,7 @@ def total(charges: Sequence[StageCharge]) -> tuple[float, float]:
 
 
 def split_by_hash(num_records: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-  """(ids of D1, ids of D2): about `share` of the records, by their index alone.
+  """Returns (ids of D1, ids of D2): about `share` of the records, by their index alone.
 
   >>> first, second = split_by_hash(1000, 0.2)
   >>> 150 < len(first) < 250, len(first) + len(second)
@@ -113,7 +113,8 @@ def noisy_relevance(
   delta: float = 0.0,
   neighboring_relation: str = RELATION,
 ) -> np.ndarray:
-  """The mean share [d] with Laplace noise of scale 2 / (n eps); Gaussian where delta > 0.
+  """Adds Laplace noise of scale 2 / (n eps) to the mean share [d]; Gaussian noise where
+  delta > 0.
 
   Guarantee: (epsilon, delta)-DP under `neighboring_relation` for a mean of rows on the
   simplex (L1 sensitivity 2 / n, L2 sqrt(2) / n under replace_one; half, and 1 / n, under
@@ -137,8 +138,8 @@ def noisy_relevance(
 
 
 def pooled(x: np.ndarray, factor: int) -> np.ndarray:
-  """Averages over factor x factor blocks of images [n, H, W, C]; a ragged edge is cut off
-  evenly. Other inputs are left alone. Public: nothing is estimated.
+  """Averages over factor x factor blocks of images [n, H, W, C]; uneven edges are cut off
+  equally. Other inputs are unchanged. Public: nothing is estimated.
 
   >>> pooled(np.arange(4.0).reshape(1, 2, 2, 1), 2).ravel().tolist()
   [1.5]
@@ -151,7 +152,7 @@ def pooled(x: np.ndarray, factor: int) -> np.ndarray:
 def pooled_shares(
   shares: np.ndarray, shape: tuple[int, ...], factor: int, name: str = "rigorous.pool"
 ) -> np.ndarray:
-  """Shares [d] of places, added up over the same blocks; `name` is that of the setting."""
+  """Sums shares [d] of places over the same blocks; `name` is that of the setting."""
   if len(shape) != 3 or factor == 1:
     return shares
   places = np.reshape(shares, (1, *shape[:2], 1))
@@ -182,7 +183,7 @@ def check_domain(**named: Any) -> None:
     x = np.asarray(x)
     why = f"found dtype {x.dtype}"
     if x.dtype == np.float32:
-      # NaN fails this too.
+      # NaN fails this, too.
       if x.size == 0 or (x.min() >= 0 and x.max() <= 1):
         continue
       why = f"found {x.min():g} to {x.max():g}"
@@ -193,7 +194,8 @@ def check_domain(**named: Any) -> None:
 
 
 def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
-  """Records as stage C noises them: scaled down to the clip, centred for the Gaussian.
+  """Transforms records for stage C's noise: scaled down to the clip, centred for the
+  Gaussian.
 
   Raises:
     UserError: a record that is not float32 numbers in [0, 1], for which no scale of
@@ -209,7 +211,8 @@ def clipped(x: np.ndarray, beta: np.ndarray, how: Rigorous) -> np.ndarray:
 
 
 def _weighted_norm(magnitudes: np.ndarray, beta: np.ndarray) -> np.ndarray:
-  """[n], added up in float64: float32 sums of many features err by more than `_SLACK`."""
+  """Returns [n] norms, summed in float64: float32 sums of many features err by more than
+  `_SLACK`."""
 
   def norm(one: np.ndarray) -> float:
     wide = one.astype(np.float64)  # [d] or [height, width, channels]
@@ -229,7 +232,7 @@ def _scaled_to(x: np.ndarray, norms: np.ndarray, clip: float) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FeatureNoise:
-  """The noise of stage C and what it proves for one record's features."""
+  """The noise of stage C, and the epsilon that it proves for one record's features."""
 
   mechanism: str  # "laplace" | "gaussian"
   scales: np.ndarray  # [d'] Laplace scales or standard deviations
@@ -240,7 +243,7 @@ class FeatureNoise:
 def feature_noise(
   beta: np.ndarray, how: Rigorous, *, epsilon: float, channels: int
 ) -> FeatureNoise:
-  """The scales that make records in [0, 1] (epsilon, delta)-DP, each by itself.
+  """Returns the scales that make each record in [0, 1] (epsilon, delta)-DP separately.
 
   >>> noise = feature_noise(np.array([0.5, 0.5]), Rigorous(features="laplace"),
   ...                       epsilon=2.0, channels=1)
@@ -255,7 +258,8 @@ def feature_noise(
     scales = 2 * how.clip * _SLACK * multiplier / np.sqrt(beta)
     return FeatureNoise("gaussian", scales, epsilon, how.delta)
   if how.features == "laplace_pld":
-    # Scales proportional to 1 / beta (rounded to a few levels), the factor by PLD.
+    # Scales proportional to 1 / beta (rounded to a few levels); the PLD accountant gives
+    # the factor.
     shape = 2 ** (np.round(_LEVELS * np.log2(1 / (beta * len(beta)))) / _LEVELS)
     levels, counts = np.unique(shape, return_counts=True)
     factor = _pld_factor(
@@ -263,7 +267,7 @@ def feature_noise(
     )
     return FeatureNoise("laplace", factor * shape, epsilon, how.delta)
   clip = math.inf if how.features == "laplace" else how.clip
-  # Weighted by beta, a record moves by `channels` at most, a clipped one by 2 C.
+  # Weighted by beta, a record moves by at most `channels`; a clipped one by at most 2 C.
   sensitivity = min(float(channels), 2 * clip * _SLACK)
   return FeatureNoise("laplace", sensitivity / (beta * epsilon), epsilon, 0.0)
 
@@ -297,8 +301,8 @@ def laplace_vector_event(scales: Sequence[float], counts: Sequence[int]) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> float:
-  """Central epsilon at `delta` of that many shuffled, pure eps0-local reports (numeric
-  clones bound of Feldman, McMillan and Talwar 2021); never above eps0.
+  """Central epsilon at `delta` of that many shuffled, pure eps0-local reports; never above
+  eps0. Source: numeric clones bound of Feldman, McMillan and Talwar 2021.
 
   >>> round(shuffled_epsilon(7.0, 60_000, 1e-5), 2)
   1.14
@@ -309,7 +313,7 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
   )
   private = local_epsilon
   unsafe = 0.0
-  # Too few reports to hide among: the local epsilon is all that holds.
+  # Too few reports to hide among: only the local epsilon holds.
   if spent(epsilon=local_epsilon * (1 - 1e-9)) > delta:
     return local_epsilon
   while private - unsafe > _TOLERANCE * max(1.0, private):
@@ -322,8 +326,8 @@ def shuffled_epsilon(local_epsilon: float, num_records: int, delta: float) -> fl
 
 @functools.lru_cache(maxsize=64)
 def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
-  """The largest local eps0 whose shuffled reports cost at most (epsilon, delta); epsilon
-  itself where there are too few records to hide among.
+  """Returns the largest local eps0 whose shuffled reports cost at most (epsilon, delta);
+  epsilon itself with too few records.
 
   >>> round(local_epsilon_for(1.5, 60_000, 1e-5), 2)
   7.35
@@ -334,7 +338,7 @@ def local_epsilon_for(epsilon: float, num_records: int, delta: float) -> float:
     shuffle_lib.amplified_delta, num_reports=num_records, epsilon=epsilon
   )
   private = epsilon
-  # Beyond log n amplification is all but gone, so the search ends there.
+  # Beyond log n almost no amplification is left, so the search ends there.
   unsafe = max(epsilon, math.log(num_records)) + 1
   while unsafe - private > _TOLERANCE * private:
     middle = (private + unsafe) / 2

@@ -1,4 +1,4 @@
-"""RADP with a proof: stages A, B, C, L and S of `rigorous`, and the training behind them."""
+"""RADP with a proof: stages A, B, C, L and S of `rigorous`, and the training after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dpjax.relevance.rigorous import StageCharge
 from dpjax.relevance.settings import Rigorous
 from dpjax.validate import UserError
 
-# A public guess, to weigh signal against noise; any number is safe.
+# A public guess, to weigh signal against noise; any number is private.
 _PIXEL_VARIANCE = 0.1
 _FLOAT_NOTE = (
   "Laplace and Gaussian samples are float32 with tails to 133 scales and 9.49 std, rounded "
@@ -36,7 +36,7 @@ _FLOAT_NOTE = (
 
 
 class _Prepared(NamedTuple):
-  """Records of D2 after stages A to L, and how test inputs are treated alike."""
+  """Records of D2 after stages A to L, and the same transformation for test inputs."""
 
   records: Callable[[int], tuple[np.ndarray, np.ndarray]]  # of an epoch
   class_priors: np.ndarray
@@ -48,7 +48,8 @@ class _Prepared(NamedTuple):
 
 
 def radp_rigorous(job: Inputs) -> Outcome:
-  """RADP with a proof, stages A to S of `rigorous`; then any training is post-processing.
+  """Runs RADP with a proof, stages A to S of `rigorous`. Any training afterwards is
+  post-processing.
 
   The noise is bound to the settings and to the records: a second run with the same streams
   and another epsilon, or other records, shares no noise with the first.
@@ -60,8 +61,8 @@ def radp_rigorous(job: Inputs) -> Outcome:
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
   charges: list[StageCharge] = []
   if job.rigorous.model1 != "none":
-    # Noise is bound to what decides stages A and B alone: settings of the later stages
-    # leave their release as it is.
+    # Noise is bound only to what determines stages A and B, so settings of later stages do
+    # not change their release.
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
@@ -74,7 +75,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   public = job.rigorous.labels == "public"
   rests_on = ()
   if job.rigorous.model1 == "public":
-    # It cannot be checked: copies differ in a bit, and a name is a name.
+    # This cannot be checked: copies may differ in a bit, or in their name.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
   found = privacy.proved(
     epsilon,
@@ -98,7 +99,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     len(ids_2),
     prepared.test,
     weight_decay=job.training.weight_decay,
-    # The noise of the last steps would drown what little signal there is.
+    # The noise of the last steps would otherwise drown the small signal.
     anneal=True,
   )
   return outcome._replace(
@@ -107,7 +108,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
 
 
 def _ids(job: Inputs) -> tuple[np.ndarray, np.ndarray]:
-  """The records of D1 and of D2: all of them twice, unless they are split."""
+  """Returns the records of D1 and of D2; without a split, both are all records."""
   how = job.rigorous
   n = len(job.train)
   if how.model1 == "none" or not how.split:
@@ -132,7 +133,7 @@ def _pooled_shape(job: Inputs) -> tuple[int, ...]:
 
 
 def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCharge]]:
-  """beta from the records of D1, and what that costs them."""
+  """Returns beta from the records of D1, and its cost for them."""
   how = job.rigorous
   where = "D1" if how.split else "all"
   data = job.train.subset(ids)
@@ -167,7 +168,7 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
 def _model_1(
   job: Inputs, data: Any, epsilon: float, where: str
 ) -> tuple[Any, list[StageCharge]]:
-  """Parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
+  """Returns parameters of model 1: untrained, from public data, or by DP-SGD on D1."""
   how = job.rigorous
   model = job.nets.first
   if how.model1 == "untrained":
@@ -190,7 +191,7 @@ def _model_1(
 
 
 def check_public(train: Any, public: Any) -> None:
-  """Raises where what is called public holds private records, or cannot be used.
+  """Raises where supposedly public data hold private records, or cannot be used.
 
   Private records in it would go unaccounted; data of another shape or of other classes are
   of no use.
@@ -218,7 +219,7 @@ def check_public(train: Any, public: Any) -> None:
 
 
 def _delta_s(job: Inputs) -> float:
-  """The delta of the records' stages; unsplit, what stages A and B leave of it."""
+  """Returns the delta of the records' stages; without a split, what stages A and B leave."""
   how = job.rigorous
   return how.delta if how.split or how.model1 == "none" else how.delta / 4
 
@@ -227,7 +228,7 @@ def _stages_c_l_s(
   job: Inputs, beta: np.ndarray, ids: np.ndarray, epsilon: float
 ) -> _Prepared:
   how = job.rigorous
-  # What a record may spend locally.
+  # Local budget of a record.
   local = epsilon
   if how.shuffle:
     local = rigorous.local_epsilon_for(epsilon, len(ids), _delta_s(job))
@@ -280,12 +281,12 @@ def _stages_c_l_s(
 def _responses(
   job: Inputs, ids: np.ndarray, epsilon_l: float
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(labels after randomised response, class shares estimated from them alone)."""
+  """Returns (labels after randomised response, class shares estimated from them alone)."""
   y = job.train.y[ids]
   k = job.train.num_classes
   # Without a budget the labels are public.
   if not epsilon_l:
-    # One more of each class: the logarithm of its prior is taken.
+    # One more of each class, since the logarithm of its prior is taken.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
   key = job.streams.key(LABELS)
@@ -296,7 +297,7 @@ def _responses(
 def _shuffled(
   job: Inputs, features: Callable[[int], np.ndarray], y: np.ndarray, copies: int
 ) -> Callable[[int], tuple[np.ndarray, np.ndarray]]:
-  """epoch -> (x, y) in a secret order, which drops the records' ids."""
+  """Returns epoch -> (x, y) in a secret order, without the records' ids."""
   order = np.arange(len(y))
   if job.rigorous.shuffle:
     order = np.random.default_rng([job.streams.secret, 1]).permutation(len(y))
@@ -310,7 +311,7 @@ def _shuffled(
 def _record_charges(
   job: Inputs, drawn: Any, epsilon_l: float, copies: int, epsilon: float
 ) -> list[StageCharge]:
-  """`epsilon` is the central one, where there is a shuffler."""
+  """Returns the charges of records. `epsilon` is the central one where there is a shuffler."""
   how = job.rigorous
   where = "D2" if how.split and how.model1 != "none" else "all"
   spent = drawn.epsilon * copies

@@ -1,4 +1,4 @@
-"""Settings of methods, as frozen dataclasses: configs nest them as they are."""
+"""Settings of methods, as frozen dataclasses, which configs nest unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RELATIONS = ("add_or_remove_one", "replace_one")
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-  """How a net is trained; model 1 and model 2 alike."""
+  """Training settings of a net, for model 1 and model 2."""
 
   num_epochs: int = 40
   batch_size: int = 600
@@ -36,7 +36,7 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-  """The paper's mode: which reading of it, and the repairs without which it does not run.
+  """The paper's mode: the reading of it, and the repairs that it needs to run.
 
   Nothing is proved in this mode, whatever is chosen here.
   """
@@ -66,7 +66,7 @@ class Paper:
 
   @property
   def reading(self) -> Reading:
-    """The reading of Algorithm 3."""
+    """Returns the reading of Algorithm 3."""
     if self.preset == "custom":
       return Reading(self.beta_norm, self.times_batch_size, self.draw)
     return PRESETS[self.preset]
@@ -118,7 +118,7 @@ class Rigorous:
     self._refuse()
 
   def _refuse(self) -> None:
-    """Refuses what no proof covers, each by its name."""
+    """Refuses settings that no proof covers, each by its name."""
     if self.labels == "raw":
       raise UserError(
         "raw labels are part of the record and are not protected; use "
@@ -166,7 +166,8 @@ class Rigorous:
 
 @dataclasses.dataclass(frozen=True)
 class Private:
-  """The gradient-perturbing methods: DPSGD, DP-Adam, DPDLIGDO, DP-SGLD, radp_dpsgd."""
+  """Settings of the gradient-perturbing methods: DPSGD, DP-Adam, DPDLIGDO, DP-SGLD,
+  radp_dpsgd."""
 
   l2_clip_norm: float = 1.0
   delta: float = 1e-5
@@ -199,7 +200,7 @@ class Private:
 
 @dataclasses.dataclass(frozen=True)
 class AdLM:
-  """AdLM and ILM (Phan et al. 2017), as their code has it. Nothing is proved."""
+  """Settings of AdLM and ILM (Phan et al. 2017), as in their code. Nothing is proved."""
 
   first_layer_sensitivity: float | None = None  # None: 2 (d / 4) 25, 9800 on MNIST
   hidden: int = 30  # units of the last hidden layer

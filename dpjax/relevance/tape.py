@@ -1,4 +1,4 @@
-"""The forward pass of a feed-forward net, recorded as the layers that relevance knows.
+"""The forward pass of a feed-forward net, recorded as layers with a relevance rule.
 
 `record` walks the jaxpr of `apply(params, x)`. What depends on the parameters alone is a
 constant; each equation that sees the input becomes a node of one of the kinds below, or,
@@ -94,7 +94,7 @@ class Cell:
 
   @property
   def root(self) -> Cell:
-    """The cell whose relevance this one's is."""
+    """Returns the cell that holds this one's relevance."""
     return self if self.source is None else self.source
 
 
@@ -110,11 +110,11 @@ class Node:
 
   @property
   def data(self) -> tuple[Cell, ...]:
-    """The operands that depend on the input."""
+    """Returns the operands that depend on the input."""
     return tuple(cell for cell in self.operands if cell.data)
 
   def of_data(self, *values: Array, change: Callable = lambda constant: constant) -> list:
-    """The results for other values of the data operands, with constants changed."""
+    """Computes the results for other values of the data operands, with constants changed."""
     given = iter(values)
     return self.call(
       *(next(given) if cell.data else change(cell.value) for cell in self.operands)
@@ -130,7 +130,7 @@ class Tape(NamedTuple):
 
 
 def record(apply: Callable[..., Array], params: Params, x: Array) -> Tape:
-  """The forward pass of `apply(params, x)`, x [B, ...].
+  """Records the forward pass of `apply(params, x)`, x [B, ...].
 
   Raises:
     UserError: an operation that relevance has no rule for, by the name of its primitive;
@@ -159,7 +159,7 @@ class _Recorder:
     self.nodes: list[Node] = []
 
   def walk(self, closed: Any, inputs: Sequence[Cell]) -> list[Cell]:
-    """Evaluates a closed jaxpr on cells and records what sees the input."""
+    """Evaluates a closed jaxpr on cells, and records everything that depends on the input."""
     jaxpr = getattr(closed, "jaxpr", closed)
     constants = [Cell(value) for value in getattr(closed, "consts", ())]
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *inputs)))
@@ -181,7 +181,7 @@ class _Recorder:
     body = eqn.params[_BODIES[eqn.primitive.name]]
     if not _is_activation(eqn, operands):
       return self.walk(body, operands)
-    # An activation is taken whole, however many steps it has inside.
+    # An activation is one node, whatever its inner steps.
     (cell,) = (operand for operand in operands if operand.data)
     cell.uses += 1
     (out,) = _Recorder().walk(body, [Cell(operand.value) for operand in operands])
@@ -217,7 +217,7 @@ def _values(cells: Sequence[Cell]) -> list[Any]:
 
 
 def _bind(eqn: Any) -> Callable[..., list[Any]]:
-  """The equation as a function of all its operands, literals included."""
+  """Returns the equation as a function of all its operands, literals included."""
   invars = [var for var in eqn.invars if not isinstance(var, jex.Literal)]
   places = [isinstance(var, jex.Literal) for var in eqn.invars]
   # A variable that occurs twice, as in x * x, is one input of the new jaxpr.
@@ -236,7 +236,7 @@ def _bind(eqn: Any) -> Callable[..., list[Any]]:
 
 @functools.cache
 def _template() -> Any:
-  """An empty jaxpr to be filled: its constructor is not public."""
+  """Returns an empty jaxpr to be filled: its constructor is not public."""
   return jax.make_jaxpr(lambda: ())().jaxpr
 
 
@@ -249,12 +249,13 @@ def _entrywise(of: Cell, value: Any, nonlinear: bool, scale: Any = 1.0) -> Cell:
 
 
 def _affine(name: str, operands: list, data: list, value: Any) -> Cell | None:
-  """The cell of an affine equation that is entrywise in ONE root; None: a node is due.
+  """Returns the cell of an affine equation that is entrywise in ONE root; None: it needs a
+  node.
 
   A scalar factor keeps the root. After a nonlinearity, so does a scalar constant of any
   kind: it is part of the activation, as in (1 + tanh(x)) / 2.
   """
-  # Such as x + x^3, or x * sigmoid(x).
+  # For example x + x^3, or x * sigmoid(x).
   if len(data) > 1:
     return _entrywise(data[0], value, nonlinear=True)
   (cell,) = data

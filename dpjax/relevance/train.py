@@ -1,4 +1,4 @@
-"""Training loops of this package: plain (for public or already noised data) and private."""
+"""Training loops of this package: plain (for public or noised data) and private."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from dpjax.relevance import labels
 from dpjax.relevance.settings import Training
 from dpjax.types import Array, Example, HostArray, LossFn, Params
 
-# On a CPU a convolution over 600 images leaves the caches and takes twice as long for each as
-# one over 60, so a batch is cut into equal parts whose gradients are added.
+# On a CPU a convolution over 600 images exceeds the caches, and takes twice as long per
+# image as one over 60. So a batch is cut into equal parts whose gradients are added.
 _PART = 64
 
-# The trainings of a method: of the net whose relevance is propagated, and of the released one.
+# Names of a method's trainings: of the net whose relevance is propagated, and of the
+# released one.
 FIRST = "model 1"
 SECOND = "model 2"
 
@@ -30,7 +31,7 @@ Scored = Callable[[Any], dict[str, float]]  # params -> scores
 
 
 class Steps(NamedTuple):
-  """A training as data, for whoever carries it out."""
+  """A training as data, for a trainer."""
 
   name: str  # of what is trained: one of the method's trainings
   num_steps: int
@@ -41,7 +42,8 @@ class Steps(NamedTuple):
   scored: Scored | None = None  # of the parameters after each epoch
 
   def epoch_at(self, done: int) -> int | None:
-    """The epoch that ends after so many steps, counted from 1; None where none does."""
+    """Returns the epoch that ends after so many steps, counted from 1; None where none
+    does."""
     ends = done % self.steps_per_epoch == 0 or done == self.num_steps
     return -(-done // self.steps_per_epoch) if ends else None
 
@@ -51,7 +53,7 @@ OnEpoch = Callable[[int, dict[str, float]], None]  # (epochs done, scores)
 
 
 def in_one_go(steps: Steps, on_epoch: OnEpoch | None = None) -> Any:
-  """The `Trainer` that keeps everything in memory."""
+  """A `Trainer` that keeps everything in memory."""
   state = steps.init()
   for done, draw in enumerate(steps.draws(0), start=1):
     state = steps.step(state, draw)
@@ -84,7 +86,7 @@ def corrected(
 
 
 def num_parts(batch_size: int, backend: str | None = None) -> int:
-  """Into how many equal parts a batch is cut: at most 64 examples each on a CPU.
+  """Number of equal parts of a batch: at most 64 examples each on a CPU.
 
   >>> num_parts(600, "cpu"), num_parts(601, "cpu"), num_parts(600, "gpu")
   (10, 1, 1)
@@ -96,7 +98,8 @@ def num_parts(batch_size: int, backend: str | None = None) -> int:
 
 
 def _in_parts(loss: BatchLoss, parts: int) -> Callable[..., Any]:
-  """(mean of the gradients of equal parts of a batch, None): the gradient of a mean loss."""
+  """Returns (mean of the gradients of equal parts of a batch, None): the gradient of a mean
+  loss."""
 
   @jax.jit
   def add(total: Any, params: Any, x: Any, y: Any) -> Any:
@@ -133,7 +136,8 @@ def fit(
   weight_decay: float = 0.0,
   anneal: bool = False,
 ) -> Any:
-  """Adam over shuffled batches; the parameters after the last epoch. NOT private by itself.
+  """Trains with Adam over shuffled batches; returns the parameters after the last epoch.
+  NOT private by itself.
 
   Args:
     records: epoch -> (x [n, ...], y [n]) to learn from in that epoch.
@@ -166,7 +170,7 @@ def fit(
   def draws(start: int) -> Iterator[Any]:
     for epoch in range(start // per_epoch, how.num_epochs):
       x, y = records(epoch)
-      # A function of (seed, epoch), so that a run that stopped goes on alike.
+      # A function of (seed, epoch), so that a resumed run continues identically.
       order = np.random.default_rng([seed, epoch]).permutation(len(y))
       for step in range(max(start, epoch * per_epoch), (epoch + 1) * per_epoch):
         first = (step - epoch * per_epoch) * size
@@ -194,7 +198,7 @@ def fit_private(
   scored: Scored | None = None,
   trainer: Trainer = in_one_go,
 ) -> Any:
-  """All steps of a plan behind any Optax optimizer; the last parameters.
+  """Runs all steps of a plan, followed by any Optax optimizer; returns the last parameters.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   element of `data` under the plan's relation.

@@ -1,4 +1,4 @@
-"""The code that a run is made of, so that edited code never shares its noise with the code before.
+"""The code of a run, so that edited code never shares noise with the code before the edit.
 
 Two runs with one noise and two codes give their exact clipped sums away: the difference of what
 they release holds no noise. So `of` names the code, `experiments.run.streams` binds every key to

@@ -1,4 +1,4 @@
-"""Loads of the user's files: code that is run and data that are read, in every thread.
+"""Loads by the user's files: code that runs and data that are read, in every thread.
 
 A source says what may be loaded; Python says what was. It raises an audit event for each file
 that it opens and each piece of code that it runs, whichever way led there: an import, a finder,
@@ -27,25 +27,25 @@ from typing import Any
 from dpjax.run_code.packages import EXTENSIONS, owner
 from dpjax.validate import UserError
 
-# Files of the system, and what programs keep of their own accord: caches, settings.
+# Files of the system, and files that programs keep for themselves: caches, settings.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/usr/", "/run/")
 _KEPT_BY_PROGRAMS = {".cache", ".config", ".local", ".git", ".ipython", ".jupyter"}
-# They read sources to show them: of a traceback, a warning.
+# Modules that read sources to show them, as in a traceback or a warning.
 _READERS_OF_SOURCES = ("linecache.py", "tokenize.py", "inspect.py", "traceback.py")
 _LARGEST_BESIDE_DATA = 2**26  # bytes
 _CODE = (".py", ".pyc", *EXTENSIONS)
 
 
 class LoadedFile:
-  """A file that was loaded. It counts as it was at the first look after that."""
+  """A loaded file, in its state at the first look after the load."""
 
   def __init__(self, file: str, *, is_code: bool, number: int):
     self.file = file
     self.number = number
     self.is_code = is_code
-    # Digest of an earlier state of a file of data, where that was looked at.
+    # Digest of an earlier state of a data file, if it was seen.
     self.before = ""
-    # By an import, so that its module holds what it computed.
+    # Loaded by an import, so that its module holds the results.
     self.is_imported = False
     self.state = _state(file)
     self._sha256 = ""
@@ -61,7 +61,7 @@ class LoadedFile:
     now = _state(self.file)
     if now is None:
       return ""
-    # A program may also read what it has written before, such as a cache.
+    # A program may also read its own output, such as a cache.
     if now != self.state and self.file not in _WRITTEN:
       raise UserError(
         f"file {os.path.basename(self.file)!r}: was edited after the run's code had loaded it; "
@@ -72,28 +72,30 @@ class LoadedFile:
     return self._sha256
 
 
-# Real path of the asking file, or `key_of` -> file -> its load.
+# Real path of the loading file, or `key_of` -> file -> its load.
 _LOADS: dict[str, dict[str, LoadedFile]] = {}
 _WRITTEN: set[str] = set()
 _STARTED_BY: weakref.WeakKeyDictionary[threading.Thread, str] = weakref.WeakKeyDictionary()
 _CONFIG_FILES: list[str] = []
 _changes = 0
-# Import path of the function that reads a data set now.
+# Import path of the function that is reading a data set.
 _reading = ""
 
 
 def number_of_changes() -> int:
-  """A number that grows whenever a file of the user loads another file, or another state of it."""
+  """Returns a number that grows whenever a user's file loads another file, or another state
+  of one."""
   return _changes
 
 
 def by(file: str) -> list[LoadedFile]:
-  """Returns what a file of the user has loaded, in the order of the names."""
+  """Returns the loads of a user's file, ordered by name."""
   return [load for _, load in sorted(_LOADS.get(file, {}).items())]
 
 
 def begin_at(config_file: str) -> None:
-  """Names the file that made the config of this process: what it changes is code of its runs."""
+  """Names the file that made the config of this process. Its changes are part of the code
+  of the process's runs."""
   _CONFIG_FILES[:] = [os.path.realpath(config_file)]
 
 
@@ -102,8 +104,8 @@ def config_files() -> list[str]:
 
 
 def key_of(path: str) -> str:
-  """Names a function at an import path, by the file of its module: another module of that name
-  may have been there before."""
+  """Names a function at an import path, by the file of its module, since another module of
+  that name may have existed before."""
   home, _, name = path.partition(":")
   file = getattr(sys.modules.get(home), "__file__", None) or home
   return f"{os.path.realpath(file)}:{name}"
@@ -111,7 +113,7 @@ def key_of(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str) -> Iterator[None]:
-  """Keeps what the block loads under the import path of a function that reads a data set.
+  """Records loads of the block under the import path of the function that reads a data set.
 
   Another function of its file may read another data set, in another run of this process. Large
   files are not kept: those of the data set are known by its digest.
@@ -133,7 +135,7 @@ def _state(file: str) -> tuple[int, int] | None:
   return held.st_size, held.st_mtime_ns
 
 
-# --- who asks
+# --- the file behind a load
 
 
 _kinds: dict[str, str] = {}  # file of a frame -> whose it is
@@ -153,13 +155,13 @@ def _frame_of_event() -> Any:
 
 
 def _asks(*, data: bool) -> str | None:
-  """The file of the user that asks for what is loaded now, if one does."""
+  """Returns the user's file behind the present load, if there is one."""
   is_over, file = _nearest(_frame_of_event(), data=data)
   me = threading.get_ident()
   if is_over or me == threading.main_thread().ident:
     return file
-  # A thread that runs a library's function. Not every Python tells when it was started; whoever
-  # needs what it loads waits for it.
+  # The thread runs a library's function. Not every Python records where a thread was
+  # started. Code that needs its loads waits for it.
   thread = threading.current_thread()
   if thread in _STARTED_BY:
     return _STARTED_BY[thread]
@@ -168,7 +170,7 @@ def _asks(*, data: bool) -> str | None:
 
 
 def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
-  """(whether frames tell who asks, the file of the user that does)."""
+  """Returns (whether frames identify the file, the user's file)."""
   while frame is not None:
     code = frame.f_code
     kind = _kind(code.co_filename)
@@ -181,8 +183,8 @@ def _nearest(frame: Any, *, data: bool) -> tuple[bool, str | None]:
 
 
 def _is_own_doing(code: Any, kind: str) -> bool:
-  """Whether a frame reads files that nobody named to it: a library that is imported, JAX's
-  compilation cache, a traceback."""
+  """Whether a frame loads files on its own: a library's import, JAX's compilation cache, a
+  traceback."""
   file = code.co_filename
   if kind == "standard":
     return file.endswith(_READERS_OF_SOURCES)
@@ -190,7 +192,7 @@ def _is_own_doing(code: Any, kind: str) -> bool:
   return code.co_name == "<module>" or (in_jax and "/jax/_src/numpy/" not in file)
 
 
-# --- what is loaded
+# --- loads
 
 
 def _keep(target: Any, *, is_code: bool) -> None:
@@ -210,7 +212,7 @@ def _keep(target: Any, *, is_code: bool) -> None:
   if file not in held or held[file].state != _state(file):
     _changes += 1
     load = LoadedFile(file, is_code=is_code, number=_changes)
-    # A program may read again what it has written itself, such as a cache.
+    # A program may read its own output again, such as a cache.
     if file in held and not is_code and file not in _WRITTEN:
       load.before = held[file]._sha256
     held[file] = load
@@ -224,7 +226,7 @@ def _is_of_system(file: str) -> bool:
 
 
 def _archive(file: str) -> str:
-  """The file that holds code: itself, or an archive, within which the name of the code goes on."""
+  """Returns the file that holds code: the file itself, or an archive that contains it."""
   while not os.path.isfile(file) and file != os.path.dirname(file):
     file = os.path.dirname(file)
   return file
@@ -241,11 +243,11 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
   access = flags & (os.O_RDONLY | os.O_WRONLY | os.O_RDWR)
   if access != os.O_RDONLY:
     _WRITTEN.add(os.path.abspath(os.fsdecode(path)))
-  # Only written, or emptied first: nothing was read of it.
+  # Only written, or emptied first: nothing was read.
   if access == os.O_WRONLY or flags & os.O_TRUNC:
     return
   name = os.fsdecode(path)
-  # Its source is told of when it runs.
+  # Its source is reported when it runs.
   if "__pycache__" in name:
     return
   is_code = name.endswith(_CODE)
@@ -255,7 +257,7 @@ def _opened(path: Any, mode: Any, flags: int) -> None:
 
 
 def _is_shown() -> bool:
-  """Whether a source is read in order to be shown."""
+  """Whether a source is only read to be shown."""
   frame = _frame_of_event()
   for _ in range(8):
     if frame is None:
@@ -267,7 +269,7 @@ def _is_shown() -> bool:
 
 
 def _imported(name: str, file: Any, *more: Any) -> None:
-  # Python names the file of an extension alone.
+  # For an extension, Python names only the file.
   if file is not None:
     _keep(file, is_code=True)
 
@@ -300,12 +302,12 @@ _EVENTS: dict[str, Callable[..., None]] = {
 }
 
 
-# `_events` is bound early: at the end of a process globals are gone.
+# `_events` is bound early, since globals are gone at the end of a process.
 def _heard(event: str, args: tuple[Any, ...], _events: dict[str, Any] = _EVENTS) -> None:
   act = _events.get(event)
   if act is None:
     return
-  # An error here would fail whatever is loaded.
+  # An error here would break the user's load.
   with contextlib.suppress(Exception):
     act(*args)
 

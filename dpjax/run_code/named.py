@@ -1,4 +1,4 @@
-"""Names in the source of a module: its imports, wherever they stand, and what it sets once."""
+"""Names in a module's source: its imports, wherever they are, and names that are set once."""
 
 from __future__ import annotations
 
@@ -29,33 +29,34 @@ _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 @dataclasses.dataclass
 class Names:
-  """Names in one source; names of modules are absolute, and may be of none."""
+  """Names in one source. Names of modules are absolute, and need not exist."""
 
   imports: set[str] = dataclasses.field(default_factory=set)
-  # Those outside of functions and branches.
+  # Names outside functions and branches.
   top: set[str] = dataclasses.field(default_factory=set)
   packages: set[str] = dataclasses.field(default_factory=set)  # any child may be imported
   stars: set[str] = dataclasses.field(default_factory=set)  # of which all is imported
   files: set[str] = dataclasses.field(default_factory=set)  # names that end with .py
   maybe: set[str] = dataclasses.field(default_factory=set)  # what could name a module
-  # Names that are bound once, to a number, a string or a tuple of those.
+  # Names bound once, to a number, a string or a tuple of those.
   literals: dict[str, Any] = dataclasses.field(default_factory=dict)
   exported: list[str] = dataclasses.field(default_factory=list)  # strings of __all__
-  # Names that are bound once to a dict, a list or a set that is written out.
+  # Names bound once, to a literal dict, list or set.
   tables: dict[str, Any] = dataclasses.field(default_factory=dict)
-  # Names that are bound once to one that is computed, and is not empty at first.
+  # Names bound once, to a computed container that does not start empty.
   displays: set[str] = dataclasses.field(default_factory=set)
-  # Names that functions set, or that hold a time, a host or the like: other in each process.
+  # Names that functions set, or that hold a time, a host or the like: different in each
+  # process.
   changing: set[str] = dataclasses.field(default_factory=set)
-  # Words in a source that reads the environment: they may name its variables.
+  # Words in a source that reads the environment: possible names of its variables.
   variables: set[str] = dataclasses.field(default_factory=set)
-  # Whether it changes what it imports: `helper.SCALE = 3`, `jax.config.update(...)`.
+  # Whether it modifies its imports: `helper.SCALE = 3`, `jax.config.update(...)`.
   acts: bool = False
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(content: bytes, package: str) -> Names:
-  """Returns the names in a source; none where it cannot be read as Python.
+  """Returns the names in a source; none where it is not valid Python.
 
   Args:
     package: that relative imports begin at.
@@ -70,7 +71,7 @@ def names_in(content: bytes, package: str) -> Names:
   reader = _Reader(package)
   reader.visit(tree)
   found = reader.found
-  # Only now that the whole source was read are all aliases known.
+  # All aliases are known only after the whole source was read.
   for chain in reader.chains:
     first, *parts = chain
     name = reader.aliases.get(first)
@@ -126,7 +127,7 @@ def _of_statement(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[s
 
 
 class _Reader(ast.NodeVisitor):
-  """Reads one source; scopes are not told apart, so it may find more than is imported."""
+  """Reads one source. Scopes are not distinguished, so it may find more than is imported."""
 
   def __init__(self, package: str):
     self.package = package
@@ -164,7 +165,8 @@ class _Reader(ast.NodeVisitor):
     self.generic_visit(node)
 
   def _importing_call(self, node: ast.Call) -> None:
-    """Returns what a call such as `importlib.import_module(f"helpers.{name}")` may import."""
+    """Records the possible imports of a call such as
+    `importlib.import_module(f"helpers.{name}")`."""
     arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
     texts = [text for argument in arguments for text in _strings(argument)]
     for text in texts:
@@ -204,7 +206,7 @@ class _Reader(ast.NodeVisitor):
 
   def visit_Global(self, node: ast.Global) -> None:
     self.found.changing |= {*node.names}
-    # A function sets it, too, so its value is no literal of the source.
+    # A function sets it, too, so its value is not the literal in the source.
     for name in node.names:
       self._bind(name, 2)
 
@@ -274,12 +276,12 @@ def _variables(tree: ast.Module) -> set[str]:
   names |= {node.name for node in nodes if isinstance(node, ast.alias)}
   if not names & _ENVIRONMENT:
     return set()
-  # A constant may name one anywhere: `NAME = "SCALE"`, and then `os.environ[NAME]`.
+  # A constant may name a variable anywhere: `NAME = "SCALE"`, then `os.environ[NAME]`.
   return {text for text in _strings(tree) if text.isidentifier() and len(text) > 1}
 
 
 def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
-  """Whether a statement changes something that was imported, or may do so."""
+  """Whether a statement modifies an import, or may do so."""
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
     return node.func.id in _ACTS
   targets: list[ast.expr] = []
@@ -288,13 +290,13 @@ def _acts(node: ast.AST, aliases: Mapping[str, str]) -> bool:
   elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
     targets = [node.target]
   elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-    # A call whose result nobody keeps is made for what it changes.
+    # A call with an unused result is made for its side effects.
     targets = [node.value]
   return any(_is_part_of_import(target, aliases) for target in targets)
 
 
 def _is_part_of_import(target: ast.expr, aliases: Mapping[str, str]) -> bool:
-  """Whether it is an attribute, an entry or a call of something that was imported."""
+  """Whether this is an attribute, an entry or a call of an import."""
   at: ast.expr = target
   while isinstance(at, (ast.Attribute, ast.Subscript, ast.Call)):
     at = at.func if isinstance(at, ast.Call) else at.value

@@ -1,4 +1,4 @@
-"""Owners of files, and the versions of packages."""
+"""Owners of files, and versions of packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-# Distributions that decide what a run computes, whether or not a user imports them.
+# Distributions that affect every run, even if the user does not import them.
 DISTRIBUTIONS = (
   "dpjax",
   "jax",
@@ -33,15 +33,15 @@ EXTENSIONS = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]  # dpjax
 
 
-# Options of JAX that decide to which precision a run computes -> what they are by themselves.
+# Options of JAX that determine a run's precision -> their defaults.
 _PRECISION: dict[str, Any] = {
   "jax_default_matmul_precision": None,
   "jax_enable_x64": False,
   "jax_numpy_dtype_promotion": "standard",
 }
 _PRECISION_FLAGS = re.compile(r"precision|fast_m|tf32|bf16|fp8|f16")
-# Environment variables that name a machine, a user, a job or a secret. A run goes on in another
-# job, on another machine.
+# Environment variables for a machine, a user, a job or a secret. A run may continue in
+# another job, on another machine.
 _OF_MACHINE = re.compile(
   r"HOME|USER|LOGNAME|SHELL|TERM|PWD|OLDPWD|LANG|DISPLAY|EDITOR|TZ|RANK|(LOCAL|NODE|GLOBAL)_RANK"
   r"|(LOCAL_)?WORLD_SIZE|(CUDA|COLAB|JAX|KAGGLE|LC|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PBS|PYTEST|SLURM|SSH"
@@ -52,7 +52,7 @@ _OF_MACHINE = re.compile(
 
 
 def settings() -> dict[str, str]:
-  """Settings that decide the precision of a run and are not those of JAX by itself.
+  """Returns settings of precision that differ from JAX's defaults.
 
   Two runs with one noise and two precisions would give away how their sums are rounded.
 
@@ -70,7 +70,8 @@ def settings() -> dict[str, str]:
 
 
 def is_of_machine(variable: str) -> bool:
-  """Whether an environment variable says where a run takes place, rather than what it computes.
+  """Whether an environment variable describes where a run takes place, rather than its
+  computation.
 
   >>> is_of_machine("SLURM_JOB_ID"), is_of_machine("LORA_RANK")
   (True, False)
@@ -79,7 +80,8 @@ def is_of_machine(variable: str) -> bool:
 
 
 def find(name: str) -> Any:
-  """The spec of a module that is imported, or would be; nothing is run. None: there is none."""
+  """Returns the spec of an imported or importable module, without running it; None if there
+  is none."""
   module = sys.modules.get(name)
   spec = getattr(module, "__spec__", None)
   if spec is not None:
@@ -95,7 +97,7 @@ def find(name: str) -> Any:
     look = getattr(finder, "find_spec", None)
     try:
       spec = None if look is None else look(name, path, None)
-    # A finder of others may raise anything.
+    # Other people's finders may raise anything.
     except Exception:
       spec = None
     if spec is not None:
@@ -105,7 +107,7 @@ def find(name: str) -> Any:
 
 @functools.cache
 def _folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
-  """(folders of installed packages, folders of the standard library)."""
+  """Returns (folders of installed packages, folders of the standard library)."""
   paths = sysconfig.get_paths()
   installed = [paths["purelib"], paths["platlib"], site.getusersitepackages()]
   installed += site.getsitepackages() if hasattr(site, "getsitepackages") else []
@@ -123,7 +125,7 @@ def owner(file: str) -> str:
   installed, standard = _folders()
   if real.startswith(os.path.join(str(_PACKAGE), "")):
     return "dpjax"
-  # Also packages of an environment whose folders this Python does not know.
+  # Also covers packages of an environment whose folders this Python does not know.
   parts = pathlib.PurePath(real).parts
   if real.startswith(installed) or {"site-packages", "dist-packages"} & {*parts}:
     return "installed"
@@ -144,8 +146,9 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def version(name: str) -> str:
-  """A version; of a package that was installed from a folder or a repository, whose version says
-  little, also a digest of the hashes in its RECORD; of a checkout one of all its sources."""
+  """Returns a version. Packages installed from a folder or a repository have uninformative
+  versions, so a digest of the hashes in RECORD is added; for a checkout, a digest of all
+  sources."""
   try:
     held = importlib.metadata.distribution(name)
   except importlib.metadata.PackageNotFoundError:
@@ -156,15 +159,15 @@ def version(name: str) -> str:
   if held.read_text("direct_url.json") is None:
     return held.version
   rows = (held.read_text("RECORD") or "").splitlines()
-  # Scripts name this machine's Python, and the files of the installer its folders.
+  # Scripts name this machine's Python, and the installer's files its folders.
   rows = sorted(row for row in rows if row.partition(",")[0].endswith((".py", *EXTENSIONS)))
   return f"{held.version} {hashlib.sha256(json.dumps(rows).encode()).hexdigest()}"
 
 
 @functools.cache
 def brought_by(top: str) -> list[str]:
-  """The installed packages that hold a module. To look through them all takes a second, so the
-  one with its name comes first."""
+  """Returns the installed packages that contain a module. A full search takes a second, so
+  the package of the same name is tried first."""
   try:
     return [importlib.metadata.distribution(top).metadata["Name"]]
   except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -189,15 +192,15 @@ def sha256_of_sources(folder: str) -> str:
   return found.hexdigest()
 
 
-# When dpjax is imported, so that a later edit does not pass for what runs.
+# Computed when dpjax is imported, so that a later edit does not count as the running code.
 _DPJAX = sha256_of_sources(str(_PACKAGE))
 
 
 def places(spec: Any) -> list[str]:
-  """Where a module lies: its file, or the folders of a package without one."""
+  """Returns a module's place: its file, or the folders of a package without one."""
   return [spec.origin] if spec.has_location else list(spec.submodule_search_locations or ())
 
 
 def is_users_code(file: str) -> bool:
-  """Whether code comes from a file of the user."""
+  """Whether code comes from a user's file."""
   return not file.startswith("<") and owner(file) == "user"

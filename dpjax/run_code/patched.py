@@ -1,4 +1,4 @@
-"""Functions and classes of the user that stand in the public namespaces of numerical libraries."""
+"""User functions and classes in the public namespaces of numerical libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 
 from dpjax.run_code.packages import DISTRIBUTIONS, is_users_code
 
-# What losses, models and optimizers are written with. Their private modules are 20 times as large.
+# Namespaces used in losses, models and optimizers. Their private modules are 20 times as
+# large.
 _NAMESPACES = (
   "dpjax.losses",
   "flax.linen",
@@ -30,7 +31,7 @@ _MOST_WRAPPED = 20
 
 
 def replaced() -> Iterator[Any]:
-  """Yields what somebody's file has put in place of a function, a method or a class.
+  """Yields replacements, from a user's file, of a function, a method or a class.
 
   A startup file, a config file or a cell of a notebook can do so, and no source that a run names
   tells of it: `jnp.tanh = mine`, `nn.Dense.__call__ = mine`.
@@ -41,7 +42,7 @@ def replaced() -> Iterator[Any]:
   checkouts = tuple(_checkouts())
   for name in _NAMESPACES:
     module = sys.modules.get(name)
-    # Without `getattr`: that would import what a library has put off.
+    # Without `getattr`, which would trigger a library's lazy imports.
     for value in [*getattr(module, "__dict__", {}).values()]:
       methods = [*vars(value).values()] if isinstance(value, type) else []
       parts = (value, *methods)
@@ -51,7 +52,8 @@ def replaced() -> Iterator[Any]:
 
 
 def _checkouts() -> Iterator[str]:
-  """The folders of libraries that lie with the user's files; a digest of all is their version."""
+  """Yields library folders among the user's files; a digest of all sources is their
+  version."""
   for name in DISTRIBUTIONS:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is not None and is_users_code(file):
@@ -59,13 +61,13 @@ def _checkouts() -> Iterator[str]:
 
 
 def _files_of(value: Any) -> Iterator[str]:
-  """Where the code of a function lies, and that of what it wraps; nothing of anything else."""
+  """Yields the files of a function and of what it wraps; nothing for other objects."""
   for _ in range(_MOST_WRAPPED):
     if isinstance(value, functools.partial):
       value = value.func
     if isinstance(value, types.FunctionType):
       yield value.__code__.co_filename
-    # Of `jax.jit`, of `functools.wraps` and the like: it stands in their own dict.
+    # `jax.jit`, `functools.wraps` and the like keep `__wrapped__` in their own dict.
     value = getattr(value, "__dict__", {}).get("__wrapped__")
     if value is None:
       return

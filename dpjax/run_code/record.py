@@ -1,4 +1,4 @@
-"""A record of the code of a run, and the check that it is still that of a run that was begun."""
+"""A record of a run's code, and the check that a resumed run still has it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from dpjax.validate import UserError
 
 
 class Code(NamedTuple):
-  """The code of a run. `modules` and `versions` are public and hold no folder."""
+  """The code of a run. `modules` and `versions` are public and name no folder."""
 
   modules: dict[str, str]  # of the user's: name -> SHA-256
   versions: dict[str, str]  # of packages: name -> version, or version and SHA-256
   files: frozenset[str] = frozenset()  # where the modules lie on this machine
-  # What the user's modules read from files and computed when they were imported -> SHA-256.
-  # It may follow from private data, so it is as secret as they are.
+  # Files that the user's modules read, and values that they computed, at import -> SHA-256.
+  # These may depend on private data, so they are as secret.
   inputs: Mapping[str, str] = types.MappingProxyType({})
   read: frozenset[str] = frozenset()  # where those files lie
   as_of: int = 0  # `loaded.number_of_changes` at the look: what came later is not in here
 
   def digest(self) -> bytes:
-    """32 bytes that name it.
+    """Returns 32 bytes that identify the code.
 
     >>> Code({}, {}).digest() == Code({}, {"jax": "0.10"}).digest()
     False
@@ -33,7 +33,8 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax code {told}".encode()).digest()
 
   def secret_digest(self) -> bytes:
-    """32 bytes that name its inputs, or none where there are none. As secret as the data.
+    """Returns 32 bytes that identify its inputs, or none where there are none. As secret as
+    the data.
 
     >>> Code({}, {}).secret_digest(), len(Code({}, {}, inputs={"a": "1"}).secret_digest())
     (b'', 32)
@@ -44,7 +45,7 @@ class Code(NamedTuple):
     return hashlib.sha256(f"dpjax inputs {told}".encode()).digest()
 
   def to_json(self) -> dict[str, dict[str, str]]:
-    """Returns what result.json and a run's memory hold of it."""
+    """Returns its form in result.json and in a run's memory."""
     return {"modules": self.modules, "versions": self.versions}
 
 
@@ -82,7 +83,8 @@ def check_same(before: Mapping[str, Any] | None, code: Code, *, workdir: object)
 
 
 def check_inputs(before: Mapping[str, str] | None, code: Code, *, workdir: object) -> None:
-  """Raises UserError, which names it, unless a run was begun with these inputs of its code.
+  """Raises UserError, which names the input, unless a run was begun with these inputs of
+  its code.
 
   Args:
     before: `Code.inputs` of the run in the workdir. None: it had none.

@@ -1,4 +1,4 @@
-"""The walk over the code of a run: what its sources name, and what its values are made of."""
+"""The walk over a run's code: the names in its sources, and the parts of its values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of(roots: Iterable[Any] = ()) -> Code:
   for value in patched.replaced():
     search.value(value)
   search.drain()
-  # A file that was loaded may have loaded others: until none is new.
+  # A loaded file may have loaded others, so this repeats until none is new.
   while search.loads():
     search.drain()
   versions = {**packages.versions(), **packages.settings(), **search.versions}
@@ -61,12 +61,12 @@ def of(roots: Iterable[Any] = ()) -> Code:
   )
 
 
-# Name of the config file among the modules.
+# Name of the config file in the list of modules.
 _CONFIG_FILE = "config file"
 
 
 class _Search:
-  """A walk. Whatever is yet to be looked at waits in `todo`, so that no chain is too deep."""
+  """A walk. Pending items wait in `todo`, so that no chain is too deep for recursion."""
 
   def __init__(self) -> None:
     self.files: set[str] = set()
@@ -96,13 +96,13 @@ class _Search:
     while self.todo:
       self.todo.pop()()
 
-  # --- what was loaded
+  # --- loads
 
   def loads(self) -> bool:
-    """Takes what the files so far have loaded by ways that no source tells; whether there was
-    any. Called when all else was looked at, so that a file has the name of its module."""
+    """Adds files loaded in ways that no source shows; returns whether there were any.
+    Called after everything else, so that a file keeps the name of its module."""
     loads = [load for file in sorted(self.files) for load in loaded.by(file)]
-    # What a config file imports counts where it changes something: see `config_file`.
+    # Imports of a config file count only if they modify something: see `config_file`.
     of_configs = {load.file for file in self._configs for load in loaded.by(file)}
     others = {load.file for file in self.files - self._configs for load in loaded.by(file)}
     loads = [
@@ -113,7 +113,7 @@ class _Search:
     for path in sorted(self.paths):
       held = loaded.by(loaded.key_of(path))
       loads += [load for load in held if load.is_code]
-      # Of a data set they may be many, so they have one name.
+      # A data set may have many files, so they share one name.
       beside = [load for load in held if not load.is_code and load.sha256()]
       self.read |= {os.path.realpath(load.file) for load in beside}
       named = ((f"a file that {path!r} reads", load.sha256()) for load in beside)
@@ -131,9 +131,9 @@ class _Search:
     return bool(new)
 
   def config_file(self, file: str) -> None:
-    """Takes, of the file that made the config and of what it imports, those files that change
-    what they import, such as `helper.SCALE = 3` or `jax.config.update(...)`. Of the others only
-    the values in the config count, which has a digest of its own."""
+    """Adds the config's file and its imports if they modify their own imports, such as
+    `helper.SCALE = 3` or `jax.config.update(...)`. For other files only the values in the
+    config matter, which has its own digest."""
     todo = [(_CONFIG_FILE, file, "")]
     seen = set()
     while todo:
@@ -162,7 +162,7 @@ class _Search:
       return
     real = os.path.realpath(load.file)
     self.files.add(real)
-    # By the name of the file: another part of the process may have imported it by any name.
+    # By the file's name: another part of the process may have imported it under any name.
     self._found.add((name, digest))
     if real.endswith(".py"):
       content = pathlib.Path(real).read_bytes()
@@ -178,10 +178,10 @@ class _Search:
       self._specs[name] = packages.find(name)
     return self._specs[name]
 
-  # --- what sources name
+  # --- names in sources
 
   def module(self, name: str, *, live: bool = False, guess: bool = False) -> None:
-    """Takes a module by name, the packages that hold it, and what its source names.
+    """Adds a module by name, the packages that contain it, and the names in its source.
 
     Args:
       live: this run has imported it, so what it holds is part of the run.
@@ -206,7 +206,7 @@ class _Search:
     self.file(name, spec.origin, name if is_package else parent, spec)
 
   def _is_users(self, top: str) -> bool:
-    """Whether a first name is that of a file or folder of the user."""
+    """Whether a first name is that of a user's file or folder."""
     if top in packages.DISTRIBUTIONS:
       return False
     spec = self._spec(top)
@@ -216,14 +216,14 @@ class _Search:
     return is_users or self._is_unversioned(top)
 
   def _is_unversioned(self, top: str) -> bool:
-    """Whether a module in site-packages belongs to no package, so that nothing has a version."""
+    """Whether a module in site-packages belongs to no package, and so has no version."""
     spec = self._spec(top)
     file = spec.origin if spec is not None and spec.has_location else None
     is_installed = file is not None and owner(file) == "installed"
     return is_installed and not packages.brought_by(top)
 
   def _installed(self, top: str, *, guess: bool) -> None:
-    """Adds the version of the package that brought a module."""
+    """Adds the version of the package that provides a module."""
     spec = self._spec(top)
     if guess or top in packages.DISTRIBUTIONS or spec is None:
       return
@@ -231,7 +231,7 @@ class _Search:
       self.versions |= {name: packages.version(name) for name in packages.brought_by(top)}
 
   def file(self, name: str, file: str, package: str, spec: Any = None) -> None:
-    """Takes a file of the user, whose source is followed unless it is a compiled one."""
+    """Adds a user's file. Its source is followed unless it is compiled."""
     real = os.path.realpath(file)
     if (name, real) in self._read:
       return
@@ -240,14 +240,15 @@ class _Search:
     try:
       content = self._content(name, file, spec)
     except OSError:
-      # Gone: what it left in memory is looked at by `namespace`.
+      # The file is gone: `namespace` inspects what it left in memory.
       return
     self._found.add((name, hashlib.sha256(content).hexdigest()))
     if not real.endswith((*EXTENSIONS, ".pyc")):
       self.todo.append(functools.partial(self._follow, names_in(content, package), real))
 
   def _content(self, name: str, file: str, spec: Any) -> bytes:
-    """A source as it was imported, or of a module that is not yet imported as it lies there."""
+    """Returns a source as it was imported. For a module not yet imported, returns the
+    file's content."""
     module = sys.modules.get(name)
     is_imported = getattr(module, "__spec__", None) is spec or id(spec) in sources.SEEN
     if spec is not None and is_imported:
@@ -269,7 +270,7 @@ class _Search:
     self._beside(named.files, file)
 
   def _beside(self, texts: Iterable[str], file: str) -> None:
-    """Takes files of code that a source names: beside it, or in the current folder."""
+    """Adds files of code that a source names: beside it, or in the current folder."""
     for text in texts:
       for folder in (os.path.dirname(file), os.getcwd()):
         path = os.path.join(folder, text)
@@ -277,7 +278,7 @@ class _Search:
           self.file(os.path.basename(text), path, "")
 
   def _exported(self, home: str) -> list[str]:
-    """Returns what `from home import *` may import of a package."""
+    """Returns the possible imports of `from home import *` from a package."""
     spec = self._spec(home)
     origin = str(getattr(spec, "origin", None))
     if not origin.endswith(".py") or owner(origin) != "user":
@@ -295,10 +296,10 @@ class _Search:
           found.add(f"{package}.{path.name.partition('.')[0]}")
     return found - {f"{package}.__init__"}
 
-  # --- what values are made of
+  # --- parts of values
 
   def namespace(self, module: types.ModuleType) -> None:
-    """Takes what an imported module of the user holds, and what in it is not as its source says."""
+    """Adds the contents of a user's imported module that differ from its source."""
     file = getattr(module, "__file__", None)
     if id(module) in self._live or file is None or owner(file) != "user":
       return
@@ -309,7 +310,8 @@ class _Search:
     self.file(name, file, package, spec)
     held = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     for key, value in held.items():
-      # A package has as attributes also what others imported of it, by chance; see `_follow`.
+      # A package also has attributes for submodules that other code imported; see
+      # `_follow`.
       is_child = isinstance(value, types.ModuleType) and value.__name__ == f"{name}.{key}"
       if not is_child:
         self.value(value)
@@ -321,7 +323,7 @@ class _Search:
     self._held(name, held, named)
 
   def _held(self, name: str, held: Mapping[str, Any], named: Names) -> None:
-    """Takes the values of a module that are not as its source says, or of which it says nothing."""
+    """Adds the values of a module that differ from its source, or are missing in it."""
     for key in {*named.literals} & {*held}:
       if repr(held[key]) != repr(named.literals[key]):
         self._differs(f"{name}.{key}", held[key])
@@ -335,7 +337,7 @@ class _Search:
         self._computed(f"{name}.{key}", held[key])
 
   def _computed(self, name: str, live: Any, *, kind: str = "value") -> None:
-    """Takes a value of which no source says what it is. It may follow from private data."""
+    """Adds a value that no source shows. It may depend on private data."""
     self._inputs.add((f"{kind} {name!r}", values.sha256(live)))
 
   def _differs(self, name: str, live: Any) -> None:
@@ -343,7 +345,7 @@ class _Search:
     self._found.add((name, hashlib.sha256(told.encode()).hexdigest()))
 
   def value(self, value: Any) -> None:
-    """Takes anything that could hold a function of the user."""
+    """Adds any value that could hold a user's function."""
     if is_plain(value) or id(value) in self._values:
       return
     self._values[id(value)] = value
@@ -384,13 +386,13 @@ class _Search:
     code = value.__code__
     space = value.__globals__
     if "__create_fn__" in code.co_qualname or "namedtuple_" in str(space.get("__name__")):
-      # Of a dataclass or a named tuple: its class says all of it.
+      # The class of a dataclass or a named tuple covers all of it.
       return
     for part in _held_by(value):
       self.value(part)
     in_file = not code.co_filename.startswith("<")
     if owner(code.co_filename if in_file else str(space.get("__file__", ""))) != "user":
-      # Of a package, whose version says it.
+      # The version of its package covers it.
       return
     name = str(space.get("__name__", value.__module__))
     defaults = (value.__defaults__, value.__kwdefaults__)
@@ -402,7 +404,7 @@ class _Search:
       self.namespace(home)
       file = getattr(home, "__file__", None)
     if os.path.isfile(code.co_filename) and not _is_same(file, code.co_filename):
-      # Of a module that nobody registered, or compiled by hand.
+      # From an unregistered module, or compiled by hand.
       file = code.co_filename
       is_its_own = _is_same(space.get("__file__"), file)
       spec = space.get("__spec__") if is_its_own else None
@@ -413,7 +415,8 @@ class _Search:
   def _is_in_source(
     self, name: str, file: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> bool:
-    """Whether byte code is that of the file's source; taken for it where others compiled it."""
+    """Whether byte code is that of the file's source; assumed where another tool compiled
+    it."""
     spec = space.get("__spec__")
     if sources.is_compiled_by_others(spec):
       return _is_same(file, code.co_filename)
@@ -431,7 +434,7 @@ class _Search:
   def _without_source(
     self, name: str, code: types.CodeType, space: Mapping[str, Any]
   ) -> None:
-    """Takes byte code, and all that it names, for no source says what that is."""
+    """Adds byte code and everything that it names, since no source shows it."""
     self._found.add((f"{name}:{code.co_qualname}", sources.code_name(code)))
     named = {each for part in sources.codes_in(code) for each in part.co_names}
     for each in sorted(named & {*space}):
@@ -443,7 +446,7 @@ class _Search:
 
 
 def _named(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-  """Name -> SHA-256; of several things with one name, of all of them."""
+  """Returns name -> SHA-256; values with equal names are combined."""
   named: dict[str, str] = {}
   for name, digest in sorted(found):
     before = named.get(name)
@@ -457,17 +460,17 @@ def _is_same(file: str | None, other: str) -> bool:
 
 
 def _held_by(function: types.FunctionType) -> list[Any]:
-  """Returns what a function holds besides its code: defaults, a closure, what it wraps."""
+  """Returns a function's parts besides its code: defaults, a closure, what it wraps."""
   held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
   for cell in function.__closure__ or ():
-    # An empty cell has no contents to look at.
+    # An empty cell has no contents to inspect.
     with contextlib.suppress(ValueError):
       held.append(cell.cell_contents)
   return held + list(vars(function).values())
 
 
 def _parts(value: Any) -> Iterator[Any]:
-  """Returns the parts of a value that is no function, class or module."""
+  """Yields the parts of a value that is no function, class or module."""
   if isinstance(value, types.MethodType):
     yield from (value.__func__, value.__self__)
   elif isinstance(value, functools.partial):
@@ -477,7 +480,7 @@ def _parts(value: Any) -> Iterator[Any]:
   elif isinstance(value, (tuple, list, set, frozenset)):
     yield from list(value)
   elif isinstance(value, Mapping):
-    # A mapping of others may refuse any look.
+    # Other people's mappings may refuse any access.
     with contextlib.suppress(Exception):
       yield from [part for pair in list(value.items()) for part in pair]
   yield from _parts_of_object(value)
@@ -490,7 +493,7 @@ def _parts_of_object(value: Any) -> Iterator[Any]:
   the fields of a dataclass (a linen module) or of what can be called (`jax.custom_vjp`).
   """
   yield type(value)
-  # An object of others may refuse any look.
+  # Other people's objects may refuse any access.
   with contextlib.suppress(Exception):
     yield getattr(value, "__wrapped__", getattr(value, "__func__", None))
     home = sys.modules.get(type(value).__module__)

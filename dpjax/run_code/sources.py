@@ -20,7 +20,7 @@ SEEN: dict[int, tuple[Any, bytes]] = {}  # id of a spec -> (the spec, its source
 
 
 def read(spec: Any, file: str) -> bytes:
-  """The source of an imported module. A module that is reloaded has a new spec."""
+  """Returns the source of an imported module. A reloaded module has a new spec."""
   if id(spec) not in SEEN:
     content = bytes_of(spec, file)
     _check_compiled(spec, file, content)
@@ -29,29 +29,29 @@ def read(spec: Any, file: str) -> bytes:
 
 
 def bytes_of(spec: Any, file: str) -> bytes:
-  # A loader reads from an archive, too.
+  # A loader can read from an archive, too.
   read = getattr(spec.loader, "get_data", None)
   return pathlib.Path(file).read_bytes() if read is None else read(file)
 
 
 def _check_compiled(spec: Any, file: str, content: bytes) -> None:
-  """Raises UserError where the compiled file is of another source than the one that lies there.
+  """Raises UserError where the compiled file does not belong to the present source.
 
   An import brings the compiled file up to date, so then the source was edited since; or an edit
   kept size and second of the file, and Python runs what was compiled before it.
   """
   if is_compiled_by_others(spec):
     return
-  # Nobody brings the compiled file up to date.
+  # Without writing byte code, compiled files are never updated.
   if sys.dont_write_bytecode:
     return
   try:
     cached = pathlib.Path(importlib.util.cache_from_source(file))
     held = cached.read_bytes()
-    # Where its folder cannot be written to, an old compiled file is nobody's fault.
+    # If its folder is read-only, an old compiled file cannot be avoided.
     if held[:4] != importlib.util.MAGIC_NUMBER or not os.access(cached.parent, os.W_OK):
       return
-    # A compiled file begins with 16 bytes: magic, flags, and what it was compiled from.
+    # A compiled file begins with 16 bytes: magic, flags, and the source's identity.
     compiled = code_name(marshal.loads(held[16:]))
     same = compiled == code_name(compile(content, file, "exec", dont_inherit=True))
   except (OSError, NotImplementedError, ValueError, EOFError, TypeError, SyntaxError):
@@ -64,7 +64,7 @@ def _check_compiled(spec: Any, file: str, content: bytes) -> None:
 
 
 def source(file: str) -> bytes:
-  """The bytes of a file of code as they were when its module was first looked at.
+  """Returns the bytes of a code file as they were when its module was first seen.
 
   Raises:
     OSError: it cannot be read.
@@ -77,8 +77,8 @@ def source(file: str) -> bytes:
 
 
 def is_compiled_by_others(spec: Any) -> bool:
-  """Whether a module was not compiled as its source says, such as a test whose assertions pytest
-  rewrites, or one that a library instruments."""
+  """Whether another tool compiled a module, so that it differs from its source. Examples: a
+  test whose assertions pytest rewrites, an instrumented module."""
   loader = getattr(spec, "loader", None)
   return loader is not None and type(loader) is not importlib.machinery.SourceFileLoader
 
@@ -91,14 +91,14 @@ def _constant(value: Any) -> Any:
     return code_name(value)
   if isinstance(value, tuple):
     return ["tuple", *map(_constant, value)]
-  # Its order changes with each process.
+  # Its order changes between processes.
   if isinstance(value, frozenset):
     return ["frozenset", *sorted(map(repr, value))]
   return [type(value).__name__, repr(value)]
 
 
 def code_name(code: types.CodeType) -> str:
-  """Names byte code; without its file and its lines."""
+  """Returns a name for byte code, without its file and its lines."""
   told = [
     code.co_qualname,
     code.co_code.hex(),

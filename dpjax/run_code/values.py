@@ -1,4 +1,4 @@
-"""Values that modules hold: which of them decide a computation, and their names."""
+"""Values in modules: which of them affect a computation, and their names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_number_or_array(value: Any) -> bool:
     return value.dtype.kind in "biufcV"
   if isinstance(value, jax.Array):
     is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-    # Of a transformation that has not ended, or of another process: nobody can read them.
+    # A tracer that has not ended, or an array of another process: nobody can read it.
     is_here = not isinstance(value, Tracer) and value.is_fully_addressable
     return not is_key and is_here
   return type(value) in (bool, int, float, complex)
@@ -70,7 +70,7 @@ def is_table(value: Any) -> bool:
 
 
 def sha256(value: Any) -> str:
-  """Names a value: equal for equal ones, in every process.
+  """Returns a name for a value: equal for equal values, in every process.
 
   >>> sha256({"a": 1, "b": {2, 3}}) == sha256({"b": {3, 2}, "a": 1})
   True
@@ -93,5 +93,5 @@ def _told(value: Any) -> str:
     return f"{type(value).__qualname__} {_told(vars(value))}"
   if value is None or type(value) in (bool, int, float, complex, str, bytes):
     return f"{type(value).__name__} {value!r}"
-  # Its address would be another one in each process.
+  # Its repr would contain an address, which changes between processes.
   return f"of type {type(value).__module__}.{type(value).__qualname__}"

@@ -1,4 +1,5 @@
-"""A watch on the files whose functions are called, against those that the search has found."""
+"""A watch on the files whose functions are called, compared with those that the search
+found."""
 
 from __future__ import annotations
 
@@ -18,16 +19,16 @@ from dpjax.validate import UserError
 
 @contextlib.contextmanager
 def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
-  """Refuses the block, when it ends, where it ran a function of a file that is not in `code`,
-  loaded such a file, or where code was edited between the first look and its import.
+  """Refuses the block, at its end, if it ran a function of a file outside `code`, or loaded
+  such a file. Also refuses code edited between the first look and its import.
 
   Args:
-    code: of the run. again: looks a second time.
+    code: code of the run. again: function that computes it a second time.
 
   Raises:
     UserError: names the file, and what would make it known.
   """
-  # Nothing of a user's own takes part.
+  # The run has no user code.
   if not code.modules:
     yield
     return
@@ -46,31 +47,31 @@ def watched(code: Code, again: Callable[[], Code]) -> Iterator[None]:
 
 
 def check_still(code: Code, again: Callable[[], Code]) -> None:
-  """Raises UserError where code of a run has loaded a file that its noise does not follow, or was
-  edited since the first look.
+  """Raises UserError where a run's code has loaded a file that its noise does not follow,
+  or was edited since the first look.
 
   The noise was chosen before. What is computed with such a file must not be released: another
   state of the file would give another sum, with the same noise.
 
   Args:
-    code: of the run. again: looks a second time.
+    code: code of the run. again: function that computes it a second time.
   """
   known = code.files | code.read
   for file in sorted(code.files):
     for load in loaded.by(file):
       name = os.path.basename(load.file)
-      # The noise follows all that was loaded up to `as_of`.
+      # The noise follows everything loaded up to `as_of`.
       if load.number <= code.as_of or not load.sha256():
         continue
       is_known = os.path.realpath(load.file) in known
-      # A known file that has not changed since is no surprise.
+      # A known file that has not changed since is expected.
       if is_known and load.before in ("", load.sha256()):
         continue
       what = "imports or runs" if load.is_code else "reads"
       raise UserError(
         f"{os.path.basename(file)} {what} this file after the noise of the run "
         "was chosen, which must follow it; load it while modules are imported, at "
-        "their top, and begin anew in another directory",
+        "their top, and start again in another directory",
         field=name,
       )
   now = again().modules
@@ -84,7 +85,7 @@ def check_still(code: Code, again: Callable[[], Code]) -> None:
 
 @contextlib.contextmanager
 def _calls(files: set[str]) -> Iterator[None]:
-  """Collects the files of all functions that are called by this thread and by threads that begin
+  """Collects the files of all functions called by this thread, and by threads that begin
   meanwhile. Other threads of the process are not the run's.
 
   Python 3.11 cannot look into threads that a library began without Python.
@@ -96,7 +97,7 @@ def _calls(files: set[str]) -> Iterator[None]:
     return
   me = threading.get_ident()
   tool = 4
-  # Somebody else measures with this tool; a run is no reason to end that.
+  # Another tool is measuring; a run must not stop it.
   if monitoring.get_tool(tool) is not None:
     yield
     return
@@ -106,13 +107,13 @@ def _calls(files: set[str]) -> Iterator[None]:
     if threading.get_ident() in others:
       return None
     files.add(code.co_filename)
-    # Told once for each function: from then on its calls cost nothing.
+    # Reported once for each function; later calls cost nothing.
     return monitoring.DISABLE
 
   monitoring.use_tool_id(tool, "dpjax")
   monitoring.register_callback(tool, monitoring.events.PY_START, started)
   monitoring.set_events(tool, monitoring.events.PY_START)
-  # Functions that an earlier watch was told of are told of again.
+  # Functions that an earlier watch has seen are reported again.
   monitoring.restart_events()
   try:
     yield
@@ -126,7 +127,7 @@ def _calls(files: set[str]) -> Iterator[None]:
 def _profiled(files: set[str]) -> Iterator[None]:
   before = sys.getprofile()
   in_threads = threading.getprofile()
-  # Somebody measures; a run is no reason to end that.
+  # Another tool is measuring; a run must not stop it.
   if before is not None:
     yield
     return
@@ -134,7 +135,7 @@ def _profiled(files: set[str]) -> Iterator[None]:
   is_over = False
 
   def started(frame: Any, event: str, argument: Any) -> None:
-    # This is a thread that outlives the block.
+    # This thread outlives the block.
     if is_over:
       sys.setprofile(None)
     elif event == "call":

@@ -44,5 +44,5 @@ if TYPE_CHECKING:
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)
 
-# Every sampler declares its proof, so that an own sampler may name the scheme of any of them.
+# Every sampler declares its proof, so that a user's sampler may name any scheme.
 from dpjax.sampling import registry as _registry  # noqa: F401

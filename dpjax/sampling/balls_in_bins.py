@@ -1,4 +1,4 @@
-"""Each example falls into one step of the pass, once and for all."""
+"""Balls in bins: each example belongs to one step of the pass, fixed for the whole run."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dpjax.sampling.samplers import (
 
 @dataclasses.dataclass(frozen=True)
 class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
-  """Each example falls into one of `num_bins` bins, once and uniformly; step t takes bin
-  t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
+  """Each example belongs to one of `num_bins` bins, drawn once and uniformly; step t takes
+  bin t mod num_bins (Choquette-Choo et al. 2024, arXiv:2410.06266; Chua et al. 2024).
 
   Args:
     num_bins: steps of a pass.
@@ -61,9 +61,8 @@ class BallsInBinsSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.num_bins, cyclic=True)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # All bins come from one draw per run, so step t finds its own without the steps before
-    # it.
+    # All bins come from one draw per run, so step t does not need the steps before it.
     bins = once(seed).integers(self.num_bins, size=num_examples)
-    # A bin of random size may exceed the capacity. That must raise: to cut it would be
+    # A bin of random size may exceed the capacity. That must raise, since a cut would be
     # another scheme.
     return self.checked(np.flatnonzero(bins == step % self.num_bins), step)

@@ -1,4 +1,4 @@
-"""Batch sizes and passes that a sampling probability stands for: decided in one place."""
+"""Batch sizes and passes of a sampling probability, decided in one place."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from dpjax import validate
 from dpjax.validate import UserError
 
-# Below it the steps of a pass are no whole number of float64.
+# Below this, the steps of a pass are not a whole number in float64.
 _LEAST_PROB = 1e-15
 
 
 def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
-  """Returns the batch of fixed size that a sampling probability stands for.
+  """Returns the fixed batch size closest to a sampling probability.
 
   It is sampling_prob * n, rounded, at least 1. This is the ONE place that decides it, for what
   runs and for what is accounted.
@@ -26,7 +26,7 @@ def whole_batch_size(sampling_prob: float, num_examples: int) -> int:
 
 
 def steps_per_pass(sampling_prob: float) -> int:
-  """Steps of a pass that takes every record once: 1 / sampling_prob, rounded.
+  """Returns the steps of a pass that takes every record once: 1 / sampling_prob, rounded.
 
   >>> steps_per_pass(0.25)
   4
@@ -40,7 +40,7 @@ def whole_passes(sampling_prob: float) -> bool:
   >>> whole_passes(0.25), whole_passes(0.3)
   (True, False)
   """
-  # 1 / 3 and the like are no floats: their pass is whole up to rounding.
+  # 1 / 3 and the like are not exact floats: their pass is whole up to rounding.
   return math.isclose(steps_per_pass(sampling_prob) * sampling_prob, 1, rel_tol=1e-9)
 
 
@@ -51,7 +51,7 @@ def check_passes(sampling_prob: float, told: str, *, name: str = "sampling_prob"
 
   Args:
     told: names the sampler in the message.
-    name: of the field, for the message.
+    name: name of the field, for the message.
   """
   validate.probability(**{name: sampling_prob})
   if sampling_prob < _LEAST_PROB:

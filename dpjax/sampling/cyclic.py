@@ -1,4 +1,4 @@
-"""Every pass takes the same batches in the same order."""
+"""Cyclic sampling: every pass takes the same batches in the same order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
 
   @property
   def slots(self) -> int:
-    # Where the steps of a pass do not divide the data, the first batches hold one example more.
+    # If the steps of a pass do not divide the data, the first batches hold one example
+    # more.
     return -(-self.num_examples // self.steps_per_pass)
 
   @property
@@ -83,6 +84,6 @@ class CyclicSampler(UnamplifiedSampler, SizedSampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self.check_size(num_examples)
     order = once(seed).permutation(num_examples)
-    # A stride through the permutation partitions it, with batch sizes that differ by one at
-    # most.
+    # Strides through the permutation partition it, with batch sizes that differ by at most
+    # one.
     return np.sort(order[step % self.steps_per_pass :: self.steps_per_pass])

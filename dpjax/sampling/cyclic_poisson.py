@@ -1,4 +1,5 @@
-"""Groups take turns; in its turn an example joins on its own."""
+"""Cyclic Poisson sampling: groups take turns, and in its turn an example joins
+independently."""
 
 from __future__ import annotations
 
@@ -60,14 +61,13 @@ class CyclicPoissonSampler(PaddedSampler):
   def sized(cls, size: Sizing) -> Self:
     prob = cls.prob_in_turn(size)
     groups = cls.steps_apart(size)
-    # The sampling probability of a run is that over all steps; a turn comes once in
-    # `groups`.
+    # A run's sampling probability is over all steps; a turn comes once in `groups`.
     return cls(prob=prob, num_groups=groups, capacity=size.slots)
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
     prob = size.sampling_prob * cls.steps_apart(size)
-    # Where only rounding is below 1, everybody of the group takes part.
+    # If only rounding is below 1, all examples of the group take part.
     return 1.0 if prob > 1 - 1e-9 else prob
 
   @property
@@ -87,6 +87,6 @@ class CyclicPoissonSampler(PaddedSampler):
     groups = once(seed).integers(self.num_groups, size=num_examples)
     taken = generator(seed, step).random(num_examples) < self.prob
     taken &= groups == step % self.num_groups
-    # A draw above the capacity raises: its chance is accounted in delta, a cut would not
+    # A draw above the capacity raises. Its chance is accounted in delta; a cut would not
     # be.
     return self.checked(np.flatnonzero(taken), step)

@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampler(SizedSampler):
-  """`batch_size` distinct examples, uniformly among all subsets of that size.
+  """`batch_size` distinct examples, drawn uniformly among all subsets of that size.
 
   Args:
     batch_size: examples per step.
@@ -69,8 +69,8 @@ class FixedSizeSampler(SizedSampler):
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # The event names the size of the data. A draw from other data would not be that event.
+    # The event contains the size of the data, so other data would have another event.
     self.check_size(num_examples)
     rng = generator(seed, step)
-    # The order inside a batch carries nothing. Sorted, it is that of Poisson batches.
+    # The order inside a batch has no meaning. Sorted, it matches that of Poisson batches.
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))

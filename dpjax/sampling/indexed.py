@@ -1,4 +1,4 @@
-"""Rows of somebody's data by place, and what is wrong with them in one line.
+"""Rows of a user's data by place; what is wrong with them is reported in one line.
 
 No error tells the indices: who was drawn is a secret.
 """
@@ -27,7 +27,7 @@ def size_of(data: Indexed) -> int:
   """
   try:
     size = len(data)
-  # A class of somebody may fail in any way, and its message may hold records: neither is
+  # A user's class may fail in any way, and its message may hold records, so neither is
   # shown.
   except Exception:
     size = None
@@ -41,7 +41,8 @@ def size_of(data: Indexed) -> int:
 
 
 def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
-  """Returns the function that reads a batch by its indices, after a look at two rows.
+  """Returns the function that reads a batch by its indices, after reading two rows as a
+  test.
 
   Raises:
     UserError: rows cannot be read by place, or come in another order than their indices.
@@ -57,7 +58,7 @@ def reader(data: Indexed, size: int) -> Callable[[np.ndarray], Any]:
     rows = rows_of(data, indices)
     return rows if is_known else _own_arrays(data, rows)
 
-  # One look before the run, so that unreadable data fail here and not in the middle of it.
+  # One read before the run, so that unreadable data fail here, not in the middle.
   read(np.zeros(1, np.int64))
   if not is_known:
     _check_order(data, read, size)
@@ -80,15 +81,15 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   try:
     examples = data[indices]
     leaves = jax.tree.leaves(examples)
-    # None: it has no shape.
+    # None has no shape.
     held = [getattr(leaf, "shape", None) for leaf in leaves]
     shapes = [shape if shape is None else tuple(shape) for shape in held]
   except UserError:
     raise
-  # Whatever it is, its text may hold what was looked for.
+  # The error's text may contain the requested indices.
   except Exception as error:
     failure = type(error).__name__
-  # Outside of the handler, so that the error keeps nothing of the other one.
+  # Outside the handler, so that the new error does not refer to the old one.
   if failure:
     raise UserError(f"{_needs(data)}, whose data[indices] raised {failure}")
   if not leaves:
@@ -97,7 +98,7 @@ def rows_of(data: Indexed, indices: np.ndarray) -> Any:
   for leaf, shape in zip(leaves, shapes):
     _check_kind(data, leaf)
     lengths = shape[:1] if shape else ()
-    # A source that says so returns more rows than asked for, never fewer.
+    # Such a source may return more rows than requested, but never fewer.
     enough = adds_rows and lengths > (len(indices),)
     if lengths != (len(indices),) and not enough:
       raise UserError(f"{_needs(data)}, which returns {shape} for {len(indices)} indices")
@@ -113,7 +114,7 @@ def _needs(data: object) -> str:
 
 
 def _check_kind(data: Indexed, leaf: Any) -> None:
-  """Raises UserError for what is no array of numbers."""
+  """Raises UserError for anything but an array of numbers."""
   if isinstance(leaf, np.ma.MaskedArray):
     raise UserError(
       f"{_needs(data)}, which returns masked arrays, whose mask JAX would drop; fill them: "
@@ -126,7 +127,7 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
       "each field"
     )
   is_text = getattr(dtype, "kind", "") in ("O", "S", "U", "M", "m")
-  # What selects by label, such as a pandas Series, has `iloc` to select by place.
+  # Types that select by label, such as a pandas Series, have `iloc` to select by place.
   if getattr(leaf, "shape", None) is None or is_text or hasattr(leaf, "iloc"):
     kind = f"arrays of {dtype}" if is_text else type(leaf).__name__
     raise UserError(
@@ -136,7 +137,7 @@ def _check_kind(data: Indexed, leaf: Any) -> None:
 
 
 def _own_arrays(data: Indexed, rows: Any) -> Any:
-  """Copies, since somebody's class may write the next batch into the same memory, of what
+  """Copies rows, since a user's class may reuse its memory. Converts to types that
   `jax.jit` takes: tensors of torch, frames of polars and arrays of xarray become NumPy's."""
   failure = ""
   copies = None
@@ -144,7 +145,7 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
     copies = jax.tree.map(
       lambda leaf: leaf if isinstance(leaf, jax.Array) else np.array(leaf), rows
     )
-  # Its text may hold records.
+  # The error's text may hold records.
   except Exception as error:
     failure = type(error).__name__
   if failure:
@@ -155,16 +156,17 @@ def _own_arrays(data: Indexed, rows: Any) -> Any:
 
 
 def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) -> None:
-  """Raises UserError for data whose rows come in another order than that of the indices, or change
-  with those that are read beside them.
+  """Raises UserError for data whose rows do not follow the order of the indices, or depend
+  on the rows read with them.
 
   A batch is padded with place 0 at its end, and its mask goes by place. Rows that are sorted
   would put the padding into slots that count, so that one record counts many times. A row that
   holds something of the others, such as their mean, has an influence that no clipping bounds.
   """
-  # First row, last row, and both in falling order with a repeat: sorting cannot hide in it.
+  # First row, last row, and both in falling order with a repeat, so that sorting is
+  # detected.
   probes = [np.array(places) for places in ([0], [size - 1], [size - 1, 0, 0])]
-  # Two looks tell data that are drawn anew each time from rows that depend on each other.
+  # Two reads distinguish data that are drawn anew from rows that depend on each other.
   looks = [[_contents(read(places)) for places in probes] for _ in range(2)]
   for one, other, rows in zip(*looks[0]):
     if one != other and rows in ([*one, *one, *other], [*one, *other, *one]):
@@ -174,7 +176,7 @@ def _check_order(data: Indexed, read: Callable[[np.ndarray], Any], size: int) ->
       )
     # Texts may be padded to the longest one of a batch.
     is_comparable = {*map(len, rows)} == {*map(len, one)}
-    # Data that are drawn anew at each look have no value of their own.
+    # Data that are drawn anew at each read have no fixed value to compare.
     if looks[0] == looks[1] and is_comparable and rows[1:] != [*one, *one]:
       raise UserError(
         f"{_needs(data)}, whose rows change with those that are read beside them; each must be "

@@ -1,4 +1,4 @@
-"""Poisson sampling of those who did not take part lately."""
+"""b-min-sep sampling: Poisson sampling of examples that did not take part recently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from dpjax.validate import UserError
 
 
 def _rate(prob: float, min_sep: int) -> float:
-  """Returns how often an example takes part, which rests for min_sep - 1 steps after it."""
+  """Returns the rate at which an example takes part, given that it rests for min_sep - 1
+  steps afterwards."""
   return prob / (1 + (min_sep - 1) * prob)
 
 
@@ -30,26 +31,27 @@ def _rate(prob: float, min_sep: int) -> float:
 def _renewals(
   prob: float, min_sep: int, num_steps: int, seed: int, num_examples: int
 ) -> np.ndarray:
-  """Steps of each example, [at most ceil(num_steps / min_sep), num_examples], rising."""
+  """Draws the steps of each example, [at most ceil(num_steps / min_sep), num_examples],
+  rising."""
   rng = once(seed)
-  # Nobody takes part more often: two steps of one example are min_sep apart.
+  # More participations are impossible: two steps of one example are min_sep apart.
   times = -(-num_steps // min_sep)
   waits = rng.geometric(prob, (times, num_examples)) - 1
   rate = _rate(prob, min_sep)
-  # As if running for ever: the stationary chance to rest is (min_sep - 1) * rate, and each
-  # of the resting steps is as likely.
+  # Started in the stationary state: the chance to rest is (min_sep - 1) * rate, and each
+  # resting step is equally likely.
   locked = rng.random(num_examples) < (min_sep - 1) * rate
   lock = rng.integers(1, max(min_sep, 2), num_examples)
   first = np.where(locked, lock, 0)
   steps = first + np.cumsum(waits, axis=0) + min_sep * np.arange(times)[:, None]
-  # The cache hands out this array itself, so that a write would change later draws.
+  # The cache hands out this array itself, so a write would change later draws.
   steps.flags.writeable = False
   return steps
 
 
 @dataclasses.dataclass(frozen=True)
 class MinSepSampler(UnamplifiedSampler, PaddedSampler):
-  """Poisson sampling of those who did not take part in the last `min_sep` - 1 steps.
+  """Poisson sampling of examples that did not take part in the last `min_sep` - 1 steps.
 
   Started as if it had been running for ever, so that every batch has the same distribution: an
   example is in it with probability prob / (1 + (min_sep - 1) prob).
@@ -96,12 +98,12 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
 
   @property
   def rate(self) -> float:
-    """Probability of one example to be in a batch."""
+    """Probability that one example is in a batch."""
     return _rate(self.prob, self.min_sep)
 
   @staticmethod
   def prob_of(rate: float, min_sep: int) -> float:
-    """The `prob` of a sampler of this `rate`, which is at most 1 / min_sep.
+    """Returns the `prob` of a sampler of this `rate`, which is at most 1 / min_sep.
 
     >>> MinSepSampler.prob_of(0.25, min_sep=4), MinSepSampler.prob_of(0.25, min_sep=1)
     (1.0, 0.25)
@@ -114,7 +116,7 @@ class MinSepSampler(UnamplifiedSampler, PaddedSampler):
     return Participation(self.min_sep, cyclic=False)
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # Later steps were not drawn. To draw them apart would break the least distance.
+    # Later steps were not drawn. Drawing them separately would break the least distance.
     if step >= self.num_steps:
       raise UserError(f"must be < num_steps={self.num_steps}", field="step", value=step)
     steps = _renewals(self.prob, self.min_sep, self.num_steps, seed, num_examples)

@@ -1,4 +1,4 @@
-"""Poisson sampling: each example joins a step on its own."""
+"""Poisson sampling: each example joins a step independently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each example is in one step of every pass, drawn anew and kept secret."""
+"""Random allocation: each example is in one step of every pass, drawn anew and kept secret."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from dpjax.sampling.samplers import DpEvent, PaddedSampler, Sizing, generator
 
 @dataclasses.dataclass(frozen=True)
 class RandomAllocationSampler(PaddedSampler):
-  """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly on its own
-  and anew in each pass: every example once a pass, amplified by which step is secret.
+  """Each example is in one step of every pass of `steps_per_pass`, drawn uniformly,
+  independently, and anew in each pass. Every example takes part once a pass, and the secret
+  step amplifies.
 
-  For independent noise. A pass is paid in full at its first step
+  For independent noise. A pass is accounted in full at its first step
   (`dpjax.accounting.random_allocation`), so an unfinished one costs as much as a whole one.
 
   Args:
@@ -72,7 +73,7 @@ class RandomAllocationSampler(PaddedSampler):
     return 1 / self.steps_per_pass
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of one step by itself: the whole pass that it may be the first step of."""
+    """Returns the event of a single step: of the whole pass that it may begin."""
     return event_kind.random_allocation_event(inner, num_steps=self.steps_per_pass)
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent:
@@ -83,6 +84,6 @@ class RandomAllocationSampler(PaddedSampler):
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     turn, place = divmod(step, self.steps_per_pass)
-    # The generator belongs to the pass, so each of its steps reads the same allocation.
+    # The generator belongs to the pass, so all of its steps read the same allocation.
     places = generator(seed, turn).integers(self.steps_per_pass, size=num_examples)
     return self.checked(np.flatnonzero(places == place), step)

@@ -47,7 +47,7 @@ _ALL: tuple[type[Sampler], ...] = (
 SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
 
 for _kind in _ALL:
-  # Users' samplers are of the scheme of Poisson sampling, which has its row already.
+  # Users' samplers use the scheme of Poisson sampling, which has its row already.
   if _kind.law == _kind.name:
     declare(_kind.name, _kind.proof)
 

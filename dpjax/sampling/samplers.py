@@ -1,4 +1,4 @@
-"""Base classes of samplers: who takes part in a step, and the event that the accountant sees.
+"""Base classes of samplers: who takes part in a step, and the event for the accountant.
 
 A sampler's fields are public: they may be printed. The size of the data and the seed are
 arguments of its methods, because they belong to the data holder. Every draw is a pure
@@ -37,7 +37,7 @@ class Participation(NamedTuple):
 
 
 class Sizing(NamedTuple):
-  """Public numbers from which a run sizes the sampler that its config names."""
+  """Public numbers of a run that determine the size of its sampler."""
 
   sampling_prob: float  # of one example to be in a batch, on average
   num_examples: int  # public
@@ -50,7 +50,7 @@ class Sizing(NamedTuple):
 
 
 class _ProofOfScheme:
-  """The proof of a sampler that states none of its own: the row that its `law` names."""
+  """The default proof of a sampler: the row that its `law` names."""
 
   def __get__(self, sampler: Sampler | None, kind: type[Sampler]) -> Proved:
     return proved_for(kind.law if sampler is None else sampler.law)
@@ -63,16 +63,16 @@ class Sampler(abc.ABC):
   has a `proof` of its own or names, in `law`, the row of `accounting.PROVED` that is its proof.
 
   Attributes:
-    name: by which configs name it; "" for one of a user's own.
-    used_for: where a config may name it; see `registry.used_for`.
-    options: fields of a config that it reads, out of "capacity" and "separation".
-    answers: how `launch.account` knows it; see `registry.answered`.
+    name: name in configs; "" for a user's own sampler.
+    used_for: sections of a config that may name it; see `registry.used_for`.
+    options: config fields that it reads, out of "capacity" and "separation".
+    answers: name in `launch.account`; see `registry.answered`.
     takes_whole_passes: whether 1 / sampling_prob must be a whole number of steps, a pass.
-    relation_must_be_named: whether it proves nothing for a run that leaves the relation open.
-    unit: whose presence the epsilon hides.
+    relation_must_be_named: whether a run must name its relation to have a proof.
+    unit: the record whose presence epsilon hides, such as "example" or "user".
     steps_alike: whether every step is the same event.
     can_overflow: whether a draw can exceed `slots`. Then it raises.
-    small: settings over 4 examples and 2 steps, by which games play it.
+    small: settings over 4 examples and 2 steps, for its distinguishing games.
   """
 
   name: ClassVar[str] = ""
@@ -86,14 +86,14 @@ class Sampler(abc.ABC):
   can_overflow: ClassVar[bool] = False
   small: ClassVar[tuple[dict[str, Any], ...]] = ()
   law: ClassVar[str] = "unproved"
-  # Under which relations the event is true, and which accountants prove it.
+  # Relations under which the event is true, and accountants that prove it.
   proof: ClassVar[Proved] = _ProofOfScheme()  # type: ignore[assignment]
 
   def __init_subclass__(cls, **options: Any) -> None:
-    """Keeps scheme and proof of a class together: who states one does not inherit the other."""
+    """Keeps scheme and proof of a class together: a class that states one does not inherit
+    the other."""
     super().__init_subclass__(**options)
-    # Only what this class states itself counts: an inherited proof belongs to another
-    # scheme.
+    # Only the class's own statements count: an inherited proof belongs to another scheme.
     stated = cls.__dict__
     if "law" not in stated and ("name" in stated or "proof" in stated):
       cls.law = cls.name or cls.__name__
@@ -116,33 +116,34 @@ class Sampler(abc.ABC):
 
   @classmethod
   def steps_apart(cls, size: Sizing) -> int:
-    """Returns the least number of steps between two of one example: a pass, or as asked."""
+    """Returns the least number of steps between two participations of one example: a pass,
+    or as requested."""
     if cls.takes_whole_passes:
       return steps_per_pass(size.sampling_prob)
-    # 1 / sampling_prob may be just below a whole number by rounding. The addend repairs
-    # that.
+    # 1 / sampling_prob may be just below a whole number by rounding, which the addend
+    # corrects.
     return size.separation or max(1, int(1 / size.sampling_prob + 1e-9))
 
   @classmethod
   def prob_in_turn(cls, size: Sizing) -> float:
-    """Returns the probability with which an example takes part in a step of its turn."""
+    """Returns the probability that an example takes part in a step of its turn."""
     del size
     return 1.0
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int) -> float:
-    """Returns the sampling probability near `prob` that its batches can have: any, by default."""
+    """Returns the closest sampling probability that its batches can have: by default any."""
     del num_examples
     return prob
 
   @property
   @abc.abstractmethod
   def slots(self) -> int:
-    """Leading axis of every batch: one compilation."""
+    """Leading axis of every batch, constant for one compilation."""
 
   @abc.abstractmethod
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    """Draws the indices of the examples that take part in `step`; there may be none.
+    """Draws the indices of the examples that take part in `step`; may be empty.
 
     They are a function of (seed, step).
 
@@ -151,34 +152,34 @@ class Sampler(abc.ABC):
     """
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """The accountant's name for one step that adds `inner`; None: no epsilon is proved."""
+    """Returns the event for one step that adds `inner`; None: no epsilon is proved."""
     del inner
     return None
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds; the events of the first t steps compose to what t steps
+    """Returns the event that `step` adds. Events of the first t steps compose to their
     cost."""
     del step
     return self.event(inner)
 
   @property
   def steps_per_event(self) -> int:
-    """Number of steps that one `event` pays for; more where a pass is accounted as a whole."""
+    """Number of steps that one `event` covers; more where a pass is accounted as a whole."""
     return 1
 
   @property
   def participation(self) -> Participation | None:
-    """How far apart one example's steps are; None: nothing is kept."""
+    """Returns the distance of one example's steps; None: no bound is kept."""
     return None
 
   @property
   def only_size(self) -> int | None:
-    """The size of the data that it was made for, which makes it public; None: any."""
+    """The only size of data that it accepts, which makes the size public; None: any."""
     return None
 
   def log_overflow_prob(self, num_examples: int) -> float:
-    """log P(a draw from num_examples exceeds the slots), or an upper bound; -inf if it
-    cannot."""
+    """log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
+    -inf if it cannot."""
     del num_examples
     return -math.inf
 
@@ -193,8 +194,8 @@ class Sampler(abc.ABC):
 
 
 def assumption(part: object) -> str:
-  """Names what nobody has proved of an own sampler, rule or strategy; "" for one of dpjax's, which
-  is what stands under its name in dpjax's module, none of its methods exchanged.
+  """Names the unproved part of a user's sampler, rule or strategy. "" for one of dpjax's:
+  the class of that name in dpjax's module, with all of its methods unchanged.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> assumption(PoissonSampler(prob=0.5, capacity=8)), assumption(generator(0, 0))
@@ -202,7 +203,7 @@ def assumption(part: object) -> str:
   """
   kind = type(part)
   known = getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
-  # A method, or a proof, set on the object would stand in place of the class's own.
+  # A method, or a proof, set on the object would override that of the class.
   is_dataclass = dataclasses.is_dataclass(kind)
   fields = {field.name for field in dataclasses.fields(kind)} if is_dataclass else set()
   exchanged = [
@@ -216,10 +217,10 @@ def assumption(part: object) -> str:
 
 
 def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-  """`sampler.draw`; of an own sampler held to what a plan must rely on.
+  """Calls `sampler.draw`; a user's result must satisfy what a plan relies on.
 
   Raises:
-    UserError: it is no array of distinct indices, of which there are at most `slots`.
+    UserError: the result is no array of at most `slots` distinct indices.
   """
   drawn = sampler.draw(num_examples, seed=seed, step=step)
   if not assumption(sampler):
@@ -241,15 +242,15 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
 
 
 class UnamplifiedSampler(Sampler):
-  """A sampler that claims nothing for the chance of which steps an example is in."""
+  """A sampler that claims no amplification by its random choice of steps."""
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """Returns the event of a step that the example is in."""
+    """Returns the event of a step that contains the example."""
     return inner
 
 
 class SizedSampler(Sampler):
-  """A sampler made for data of one size, a field `num_examples`, which is therefore public."""
+  """A sampler made for data of one size. Its field `num_examples` is therefore public."""
 
   num_examples: int
 
@@ -258,7 +259,7 @@ class SizedSampler(Sampler):
     return self.num_examples
 
   def check_size(self, num_examples: int) -> None:
-    """UserError: data of another size."""
+    """Raises UserError for data of another size."""
     if num_examples != self.num_examples:
       raise UserError(
         f"the data have {num_examples}", field="num_examples", value=self.num_examples
@@ -266,7 +267,7 @@ class SizedSampler(Sampler):
 
 
 class PaddedSampler(Sampler):
-  """A sampler of a random number of examples: each with probability `rate`, on its own.
+  """A sampler of a random number of examples, each independently with probability `rate`.
 
   Batches are padded to a field `capacity`. A draw above it is never cut: it raises, and
   `dpjax.Plan` refuses to start unless the chance of that fits into delta.
@@ -278,7 +279,7 @@ class PaddedSampler(Sampler):
   @property
   @abc.abstractmethod
   def rate(self) -> float:
-    """Probability of one example to be in a batch."""
+    """Probability that one example is in a batch."""
 
   @property
   def slots(self) -> int:
@@ -305,7 +306,8 @@ class PaddedSampler(Sampler):
     return exact if math.isfinite(exact) else _log_chernoff(self.capacity + 1, n, rate)
 
   def fitted_to(self, num_examples: int, *, log_overflow_prob: float) -> Sampler:
-    """Returns this sampler with the fewest slots that are enough; see `Sampler.fitted_to`.
+    """Returns this sampler with the smallest sufficient padded batch size; see
+    `Sampler.fitted_to`.
 
     >>> from dpjax.sampling import PoissonSampler
     >>> sampler = PoissonSampler(prob=0.01, capacity=1)
@@ -313,7 +315,7 @@ class PaddedSampler(Sampler):
     792
     """
 
-    # Multiples of 8, so that data of nearly the same size share one compiled shape.
+    # Multiples of 8, so that data of similar size share one compiled shape.
     def of(eighths: int) -> Any:
       return dataclasses.replace(self, capacity=8 * eighths)  # type: ignore[type-var]
 
@@ -330,7 +332,7 @@ class PaddedSampler(Sampler):
     return of(high)
 
   def checked(self, taken: np.ndarray, step: int) -> np.ndarray:
-    """The draw of a step; UserError where it exceeds the capacity."""
+    """Returns the draw of a step; UserError where it exceeds the capacity."""
     if taken.size > self.capacity:
       raise UserError(
         f"the draw of step {step} took more examples; it is never cut silently, "
@@ -348,26 +350,26 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   if share <= rate:
     return 0.0
   rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
-  # The factor gives back what rounding could take, on the side of a larger bound.
+  # The factor makes up for rounding, on the side of a larger bound.
   return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
-  """Returns the generator of one step, or of any other place.
+  """Returns the generator of one step, or for any other purpose.
 
   Generators of other places or seeds are independent of it.
 
   >>> generator(0, 5).random() == generator(0, 5).random()
   True
   """
-  # A counter-based generator with its own spawn key: step t needs no draw of the steps
-  # before, and a resumed run repeats it.
+  # A counter-based generator with its own spawn key: step t needs no earlier draws, and a
+  # resumed run repeats it.
   sequence = np.random.SeedSequence(seed, spawn_key=place)
   return np.random.Generator(np.random.Philox(sequence))
 
 
 def once(seed: int) -> np.random.Generator:
-  """Returns the generator of what is drawn once per run, apart from those of the steps."""
+  """Returns the generator for draws made once per run, separate from those of the steps."""
   return generator(seed, 0, 0)
 
 
@@ -377,7 +379,7 @@ def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
-  # Index 0 always exists. The mask removes what it adds.
+  # Index 0 always exists. The mask removes its contribution.
   padded = np.zeros(slots, np.int64)
   padded[: indices.size] = indices
   return padded, np.arange(slots) < indices.size

@@ -16,7 +16,7 @@ from dpjax.validate import UserError
 
 
 class _WhereSizeIsPublic:
-  """An attribute of the class that an object without a public size has not.
+  """A class attribute that is hidden on objects without a public size.
 
   A descriptor, and no value set on the object: what is set there could be set by anybody.
   """
@@ -106,7 +106,7 @@ class ShuffledSampler(Sampler):
 
   @property
   def steps_per_epoch(self) -> int:
-    """Whole batches in the data, at least one."""
+    """Number of whole batches in the data, at least one."""
     if self.num_examples is None:
       raise UserError(
         "must be given to know how long an epoch is", field="num_examples", value=None
@@ -118,17 +118,17 @@ class ShuffledSampler(Sampler):
     return self.steps_per_epoch
 
   def event(self, inner: DpEvent) -> DpEvent | None:
-    """Returns the event of one step by itself, as if every step saw the record: a bound that
-    `event_at` improves on; None where no size is public."""
+    """Returns the event of a single step, as if every step saw the record. `event_at`
+    improves on this bound. None where no size is public."""
     return None if self.num_examples is None else inner
 
   def event_at(self, step: int, inner: DpEvent) -> DpEvent | None:
-    """Returns the event that `step` adds: an epoch is paid in full at its first step, so that an
-    unfinished one costs as much as a whole one."""
+    """Returns the event that `step` adds. An epoch is accounted in full at its first step,
+    so an unfinished one costs as much as a whole one."""
     validate.integer_at_least(0, step=step)
     if self.num_examples is None:
       return None
-    # The record is in one unknown step of the epoch. Its cost is accounted before any of
+    # The record is in one unknown step of the epoch, so its cost is accounted before all of
     # them.
     first = step % self.steps_per_epoch == 0
     return inner if first else dp_accounting.NoOpDpEvent()
@@ -136,6 +136,6 @@ class ShuffledSampler(Sampler):
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
     self._check_size(num_examples)
     epoch, position = divmod(step, num_examples // self.batch_size)
-    # The permutation belongs to the epoch, so that any of its steps can be drawn by itself.
+    # The permutation belongs to the epoch, so any of its steps can be drawn alone.
     order = generator(seed, epoch).permutation(num_examples)
     return order[position * self.batch_size : (position + 1) * self.batch_size]

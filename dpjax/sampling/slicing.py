@@ -11,20 +11,20 @@ from dpjax.sampling.samplers import pad
 
 
 def slice_slots(slots: int, count: int) -> int:
-  """Rows of each of `count` slices of a batch with `slots` rows.
+  """Returns the rows of each of `count` slices of a batch with `slots` rows.
 
   >>> slice_slots(10, 4)
   3
   """
   validate.integer_at_least(1, slots=slots, slices=count)
-  # Rounded up, so that `count` slices hold every slot.
+  # Rounded up, so that `count` slices hold every row.
   return -(-slots // count)
 
 
 def slices(
   indices: np.ndarray, slots: int, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """The draw of ONE logical step as `count` padded slices, (indices, mask) each.
+  """Splits the draw of ONE logical step into `count` padded slices, (indices, mask) each.
 
   Guarantee: every drawn example is in exactly one slice, so in a logical step it takes part
   at most once (pitfall P15). Each slice has `slice_slots(slots, count)` rows; slices may be
@@ -34,6 +34,6 @@ def slices(
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
   rows = slice_slots(slots, count)
-  # Always `count` slices, also empty ones: their number would tell how many were drawn.
+  # Always `count` slices, even empty ones: their number would reveal the size of the draw.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)

@@ -1,4 +1,4 @@
-"""Poisson sampling with a hard limit on the batch, and the event that accounts for it."""
+"""Truncated Poisson sampling: a hard limit on the batch, with its own event."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dpjax.validate import UserError, Verbatim
 
 @dataclasses.dataclass(frozen=True)
 class TruncatedPoissonSampler(SizedSampler):
-  """Each example joins with probability `prob`; of more than `capacity`, a uniformly random
-  `capacity` of them are kept.
+  """Each example joins with probability `prob`. Of more than `capacity` examples a
+  uniformly random `capacity` of them are kept.
 
   A batch never overflows, so no share of delta is set aside and a small capacity may be
-  chosen. The price: where a batch was cut, whoever is in it pushed another one out, so that
+  chosen. The price: where a batch was cut, anyone who is in it pushed another one out, so that
   one record moves the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12): its
   event is proved under replace_special, by PLD, and only for Gaussian noise; see
   `dpjax.accounting.event_kinds.truncated_poisson` for the proof. A record that is zeroed out
@@ -58,14 +58,14 @@ class TruncatedPoissonSampler(SizedSampler):
 
   @classmethod
   def sized(cls, size: Sizing) -> Self:
-    """Returns a sampler of the capacity that is asked for.
+    """Returns a sampler of the requested capacity.
 
     By default it cuts one step in a thousand: the mean and three standard deviations.
     """
     prob = size.sampling_prob
     mean = prob * size.num_examples
     deviation = math.sqrt(prob * (1 - prob) * size.num_examples)
-    # A multiple of 8, as `PaddedSampler.fitted_to` takes.
+    # A multiple of 8, as in `PaddedSampler.fitted_to`.
     capacity = size.capacity or 8 * math.ceil((mean + 3 * deviation) / 8)
     return cls(prob=prob, capacity=capacity, num_examples=size.num_examples)
 
@@ -74,7 +74,7 @@ class TruncatedPoissonSampler(SizedSampler):
     return self.capacity
 
   def event(self, inner: DpEvent) -> DpEvent:
-    """The accountant's name for one step; `inner` must be one Gaussian.
+    """Returns the event of one step; `inner` must be one Gaussian.
 
     Raises:
       UserError: other noise, for which nothing is proved.
@@ -95,6 +95,6 @@ class TruncatedPoissonSampler(SizedSampler):
     taken = np.flatnonzero(rng.random(num_examples) < self.prob)
     if taken.size <= self.capacity:
       return taken
-    # Whom a cut keeps must be uniform, and independent of the data: the proof averages over
-    # it.
+    # The kept examples must be uniform and independent of the data: the proof averages over
+    # them.
     return np.sort(rng.choice(taken, self.capacity, replace=False, shuffle=False))

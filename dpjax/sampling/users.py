@@ -36,7 +36,7 @@ CHOICES = ("first", "random")
 
 @dataclasses.dataclass(frozen=True)
 class UserBlocks:
-  """Examples grouped by user; `len` counts users, and indexing gathers blocks.
+  """Examples grouped by user. `len` counts users, and indexing gathers blocks.
 
   `blocks[users]` is a `Batch` of examples [len(users), m, ...] and mask [len(users), m].
   """
@@ -65,7 +65,7 @@ def group_by_user(
   choose: str = "first",
   seed: int = 0,
 ) -> UserBlocks:
-  """The blocks of all users, of at most `max_examples_per_user` examples each.
+  """Groups examples into blocks of users, of at most `max_examples_per_user` examples each.
 
   Args:
     data: n examples, with `len` and row indexing.
@@ -98,7 +98,7 @@ def group_by_user(
   rows = np.split(order, starts[1:])
   keep = functools.partial(_kept, most=max_examples_per_user, choose=choose, seed=seed)
   kept = [keep(name, own) for name, own in zip(names, rows)]
-  # Padding repeats row 0, which always exists. The mask tells it apart.
+  # Padding repeats row 0, which always exists. The mask marks it.
   members = np.zeros((len(kept), max_examples_per_user), np.int64)
   mask = np.zeros(members.shape, bool)
   for user, own in enumerate(kept):
@@ -109,7 +109,7 @@ def group_by_user(
 def _kept(name: Any, own: np.ndarray, *, most: int, choose: str, seed: int) -> np.ndarray:
   if own.size <= most or choose == "first":
     return own[:most]
-  # Seeded by the user alone: were one stream shared, another user would shift the choice.
+  # Seeded by the user alone. With a shared stream, another user would change the choice.
   digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
   chosen = np.random.default_rng(int.from_bytes(digest, "big")).permutation(own.size)[:most]
   return own[np.sort(chosen)]

@@ -19,7 +19,7 @@ arXiv:2102.06387, algorithm 1).
 | sampling of cohorts                  | the server knows who takes part: nothing is amplified|
 | the sum wraps around                 | post-processing; `wrap_probability` bounds the chance|
 
-Against: the server, and whoever sees what it releases, where everybody follows the protocol
+Against: the server, and anyone who sees what it releases, where everybody follows the protocol
 (honest but curious) and the secure sum hides all but the sum. A client that tells the server
 its share takes 1 / min_survivors of the variance away; one that adds none does, too.
 """
@@ -59,11 +59,11 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import HostArray
 from dpjax.validate import UserError
 
-# Chance, in one round, of a coordinate beyond what the modulus is sized for.
+# Chance, in one round, that a coordinate exceeds the size planned for the modulus.
 _CHANCE = 1e-6
 _rotate = jax.jit(rotate)
 _unrotate = jax.jit(unrotate, static_argnums=2)
-# One compiled call, where `fold_in` alone makes several.
+# One compiled call; `fold_in` alone makes several.
 _fold_in = jax.jit(jax.random.fold_in)
 
 
@@ -72,10 +72,10 @@ class SkellamSum:
   """The mechanism of one round, as numbers; `sized` chooses them.
 
   Args:
-    l2_clip_norm: of one client's message, in its own units.
+    l2_clip_norm: bound of one client's message, in its own units.
     dim: numbers in a message.
     scale: grid points per unit.
-    bits: of the modulus, 8 to 32.
+    bits: bits of the modulus, 8 to 32.
     max_clients: most clients of one sum; public.
     noise: a client's share, and the fewest shares of a sum.
 
@@ -113,7 +113,7 @@ class SkellamSum:
     max_clients: int,
     min_survivors: int,
   ) -> SkellamSum:
-    """The finest grid that the modulus has room for.
+    """Returns the finest grid that the modulus allows.
 
     Args:
       noise_multiplier: std of the noise of `min_survivors` shares on the sum / l2_clip_norm.
@@ -125,19 +125,21 @@ class SkellamSum:
     validate.integer_in(*BITS, bits=bits)
     validate.integer_at_least(1, min_survivors=min_survivors)
     validate.integer_at_least(min_survivors, max_clients=max_clients)
-    # Up to max_clients add shares that are sized for min_survivors: so much more noise.
+    # Up to max_clients clients add shares that are sized for min_survivors, so there may be
+    # more noise.
     most = noise_multiplier * math.sqrt(max_clients / min_survivors)
     scale = discrete.scale_for(
       l2_clip_norm=l2_clip_norm,
       noise_multiplier=most,
       num_clients=max_clients,
       bits=bits,
-      # By a union bound, no coordinate's noise is beyond this but for the chance.
+      # By a union bound, the noise of every coordinate stays below this, except with that
+      # chance.
       num_stds=math.sqrt(2 * math.log(2 * _padded(dim) / _CHANCE)),
       spread=discrete.rotated_spread(_padded(dim), chance=_CHANCE),
     )
-    # Beyond it the sampler is not exact; the grid is then as fine as anybody needs.
-    # A little below the limit, for variances of shares that are added up are rounded.
+    # Beyond the limit the sampler is not exact, and the grid is already fine enough.
+    # Slightly below it, since added variances of shares are rounded.
     room = (1 - 1e-9) * discrete.MAX_SKELLAM
     scale = min(scale, math.sqrt(room) / (most * l2_clip_norm))
     total = (noise_multiplier * l2_clip_norm * scale) ** 2
@@ -146,17 +148,17 @@ class SkellamSum:
 
   @property
   def padded_dim(self) -> int:
-    """Integers that a client sends: `dim`, up to a power of two."""
+    """Number of integers that a client sends: `dim`, rounded up to a power of two."""
     return _padded(self.dim)
 
   @property
   def l2_sensitivity(self) -> float:
-    """The largest norm of a client's integers, before noise."""
+    """Largest norm of a client's integers, before noise."""
     return discrete.rounded_norm_bound(self.scale * self.l2_clip_norm, dim=self.padded_dim)
 
   @property
   def event(self) -> accounting.SkellamDpEvent:
-    """Event of one round with the fewest survivors; account for a refused round, too.
+    """Event of one round with the fewest survivors; a refused round must be accounted, too.
 
     Guarantee: true for one CLIENT under replace_special (its message is exchanged for zeros)
     and replace_one. A round with more survivors adds noise to that, so it costs no more.
@@ -173,7 +175,7 @@ class SkellamSum:
 
   @property
   def wrap_probability(self) -> float:
-    """At most this is the chance that a round's sum wraps around in some coordinate."""
+    """Upper bound on the chance that a round's sum wraps around in any coordinate."""
     spread = discrete.rotated_spread(self.padded_dim, chance=_CHANCE)
     # Rounding adds less than 1 to a coordinate.
     largest = self.max_clients * (self.scale * self.l2_clip_norm * spread + 1)
@@ -197,7 +199,7 @@ class SkellamSum:
       signs: key of the round's rotation, public.
     """
     vector = np.asarray(vector, np.float64)
-    # Zeros, and its share of the noise as ever: to fall silent would tell.
+    # Zeros, with the usual share of noise: silence would reveal the failure.
     if not np.isfinite(vector).all():
       return np.zeros(self.padded_dim, np.int64)
     # A norm beyond float64 is infinite, and shortens the vector to 0.
@@ -205,19 +207,20 @@ class SkellamSum:
       norm = float(np.linalg.norm(vector))
     clipped = vector * min(1.0, self.l2_clip_norm / norm if norm > 0 else 1.0)
     rotated = np.asarray(_rotate(signs, clipped.astype(np.float32)))
-    # Beyond float32, in which vectors are rotated.
+    # The rotation runs in float32, and this exceeds it.
     if not np.isfinite(rotated).all():
       return np.zeros(self.padded_dim, np.int64)
     return discrete.encode(rng, rotated, l2_clip_norm=self.l2_clip_norm, scale=self.scale)
 
   def share(self, rng: np.random.Generator, shares: int = 1) -> np.ndarray:
-    """[padded_dim] int64, the noise of so many shares; `rng` is the secret of who adds it."""
+    """Draws [padded_dim] int64, the noise of that many shares; `rng` is the secret of the
+    client that adds it."""
     variance = self.noise.share_variance * shares
     return discrete.skellam(rng, self.padded_dim, variance=variance)
 
   def decode(self, total: np.ndarray, signs: jax.Array) -> np.ndarray:
     """[padded_dim] integers modulo 2^bits -> [dim] float32, the noisy sum of the messages."""
-    # Modulo 2^bits, of which the protocol's own modulus is a multiple.
+    # Reduced modulo 2^bits, which divides the protocol's modulus.
     low = (total & total.dtype.type(2**self.bits - 1)).astype(np.int64)
     found = discrete.decode(low, modulus=2**self.bits, scale=self.scale)
     return np.asarray(_unrotate(signs, found.astype(np.float32), self.dim))
@@ -227,7 +230,7 @@ def _padded(dim: int) -> int:
   return 1 << max(0, (dim - 1).bit_length())
 
 
-# --- in rounds
+# --- federated rounds
 
 
 def skellam_mean(
@@ -239,14 +242,14 @@ def skellam_mean(
   dropout: Dropout = NO_DROPOUT,
   plan: Plan | None = None,
 ) -> Aggregator:
-  """The private mean of messages over the survivors of a round, by a secure sum.
+  """Private mean of the messages of a round's survivors, by a secure sum.
 
   Args:
     protocol: a simulated one draws the noise of all survivors at once (shares of Skellam
       noise add up to it exactly); through any other go each client's noisy integers. Its
       `min_survivors` must be no fewer than those that the noise was sized for.
-    mechanism: of one round.
-    seed: of all noise and rounding, 128 bits or more; as secret as the data. Each client of
+    mechanism: mechanism of one round.
+    seed: seed of all noise and rounding, 128 bits or more; as secret as the data. Each client of
       each round has a stream of its own (NumPy's Philox).
     rotation: public seed of the signs.
     dropout: who falls silent, in a simulation.
@@ -288,7 +291,7 @@ def skellam_mean(
     taken = lambda leaf: np.asarray(leaf)[kept]
     weights = np.ones(len(np.asarray(mask))) if weights is None else weights
     rows = jax.tree.map(taken, messages)
-    # Before anything is drawn: fewer shares would be less noise than was accounted for.
+    # Before any draw: fewer shares would be less noise than accounted.
     mechanism.noise.check_survivors(len(kept))
     validate.integer_in(1, mechanism.max_clients, num_clients=len(kept))
     sums, _ = mean(rows, taken(weights), range(len(kept)), int(state), NO_DROPS)
@@ -349,7 +352,7 @@ def _total(
   round: int,
   drops: Drops,
 ) -> Summed:
-  """[padded_dim] integers, of the clients `ids`, who all upload.
+  """Sums [padded_dim] integers of the clients `ids`, who all upload.
 
   Each wraps around modulo 2^protocol.bits, so that the total is a function of the noisy sum.
   Residues modulo a smaller 2^bits would add up to it and to 2^bits times the number of those
@@ -360,35 +363,35 @@ def _total(
   zeros = np.zeros(mechanism.padded_dim, kind)
   if is_simulated(protocol):
     found = carried_out(protocol, ids, drops, lambda client: zeros)
-    # Shares of Skellam noise add up to Skellam noise exactly: one draw serves all.
+    # Shares of Skellam noise add up exactly to Skellam noise, so one draw serves all.
     noisy = mechanism.share(_stream(seed, round), len(ids))
     for client, place in places.items():
       noisy += encode(place, _stream(seed, round, client))
     return found._replace(total=noisy.astype(kind))
 
   def vector(client: int) -> np.ndarray:
-    # Asked of a client that dropped out; its answer is never sent.
+    # Requested for a client that dropped out; its answer is never sent.
     if client not in places:
       return zeros
     rng = _stream(seed, round, client)
     noisy = encode(places[client], rng) + mechanism.share(rng)
-    # Wraps around modulo the protocol's own modulus (see above).
+    # Wraps around modulo the protocol's modulus (see above).
     return noisy.astype(kind)
 
   return carried_out(protocol, ids, drops, vector)
 
 
 def _stream(seed: int, *which: int) -> np.random.Generator:
-  """Generator of one client of one round; of a whole round, where no client is named."""
+  """Returns the generator of one client in one round, or of a whole round without a client."""
   words = np.random.SeedSequence(seed, spawn_key=which)
   return np.random.Generator(np.random.Philox(words))
 
 
 def _row(sent: Any, weights: np.ndarray, place: int) -> np.ndarray:
-  """Weighted message of one client, flat; exactly 0 where its weight is 0."""
+  """Returns the weighted message of one client, flat; exactly 0 where its weight is 0."""
   leaves = [np.ravel(np.asarray(leaf[place], np.float64)) for leaf in jax.tree.leaves(sent)]
   flat = np.concatenate(leaves)
   weight = float(weights[place])
-  # A warning would tell that this client's message is not finite.
+  # A warning would reveal that this client's message is not finite.
   with np.errstate(all="ignore"):
     return np.zeros_like(flat) if weight == 0 else flat * weight

@@ -1,4 +1,4 @@
-"""A message of floats as integers modulo 2^bits, and the sum of many of them back.
+"""Encodes messages of floats as integers modulo 2^bits, and decodes the sum of many.
 
 What a secure sum adds are integers modulo a power of two, so a client sends
 
@@ -34,12 +34,12 @@ from dpjax.secure.sums.vectors import dtype_of
 from dpjax.types import Array, ArrayLike, ArrayTree
 from dpjax.validate import UserError
 
-# Bits of the modulus: JAX adds 32-bit integers, of which these are the low ones.
+# Bits of the modulus. JAX adds 32-bit integers, and the modulus uses their low bits.
 BITS = (8, 32)
 
 
 class Encoded(NamedTuple):
-  """Integers modulo 2^32: of one client, of each of several, or their sum."""
+  """Integers modulo 2^32: of one client, of several, or their sum."""
 
   values: Any  # a tree like the message, uint32
   weight: Array  # [] uint32
@@ -52,12 +52,12 @@ def _unsigned(whole: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-  """How messages become integers of which `max_clients` can be added without wrapping.
+  """Encoding of messages as integers, of which `max_clients` can be added without wrapping.
 
   Args:
     max_clients: most clients of one sum; public.
     largest_value: a coordinate of a message is clipped to [-largest_value, largest_value].
-    bits: of the modulus, 8 to 32.
+    bits: bits of the modulus, 8 to 32.
 
   Guarantee: max_clients * largest < 2^(bits - 1), so no sum of so many wraps around. The mean
   of messages within `largest_value` stays within it, and errs by `error_bound(weights)` at
@@ -87,7 +87,7 @@ class Encoding:
 
   @property
   def largest(self) -> int:
-    """The largest integer of one client: of a coordinate, and of its weight, 1."""
+    """Largest integer of one client: of a coordinate, and of a weight of 1."""
     most = (2 ** (self.bits - 1) - 1) // self.max_clients
     # Values are clipped in float32, which may have rounded the bound up.
     held = np.float32(most)
@@ -107,7 +107,7 @@ class Encoding:
     |v_i - mean| <= 2 m. Floats add 2^-21 m.
 
     Args:
-      weights: [C] of the clients that count, in (0, 1]; those above 1 count 1.
+      weights: [C], in (0, 1], for the clients that count; those above 1 count 1.
 
     >>> encoding = Encoding(max_clients=100, largest_value=1.0, bits=16)
     >>> round(encoding.error_bound(np.ones(100)) / encoding.resolution, 3)
@@ -121,7 +121,7 @@ class Encoding:
     whole = np.maximum(np.round(weights * self.largest), 1.0)
     half_steps = len(weights) / 2
     moved = 2 * np.abs(whole - weights * self.largest).sum()
-    # Equal weights are rounded alike: none counts more than another.
+    # Equal weights are rounded equally, so none counts more than another.
     moved = 0.0 if np.ptp(weights) == 0 else moved
     return float(self.largest_value * ((half_steps + moved) / whole.sum() + 2.0**-21))
 
@@ -136,8 +136,8 @@ class Encoding:
     weights = jnp.asarray(weights)
     counted = finite(messages, mask) & jnp.isfinite(weights) & (weights > 0)
     weights = trees.at_least_float32(jnp.where(counted, jnp.minimum(weights, 1.0), 0.0))
-    # The weight is rounded first, and the value by that weight: so a message counts with the
-    # weight that is sent, and the mean stays within its clients' range, up to half a step.
+    # The weight is rounded first, and multiplies the value. A message then counts with the
+    # weight that is sent, and the mean stays within the clients' range, up to half a step.
     whole = jnp.clip(jnp.round(weights * self.largest), 1, self.largest)
     whole = jnp.where(counted, whole, 0)  # [C]
 
@@ -145,7 +145,7 @@ class Encoding:
       leaf = trees.at_least_float32(jnp.asarray(leaf))
       row = (-1,) + (1,) * (leaf.ndim - 1)
       clipped = jnp.clip(leaf, -self.largest_value, self.largest_value)
-      # 0 x NaN is NaN: a message that does not count is selected away.
+      # 0 x NaN is NaN, so a message that does not count is selected away.
       kept = jnp.where(counted.reshape(row), clipped, 0.0)
       limit = whole.astype(leaf.dtype).reshape(row)
       scaled = jnp.round(kept * (limit / self.largest_value))
@@ -155,12 +155,12 @@ class Encoding:
     return Encoded(jax.tree.map(integers, messages), _unsigned(whole))
 
   def add(self, encoded: Encoded) -> Encoded:
-    """The sum over the leading axis; whatever the order, the same bits."""
+    """Sums over the leading axis; every order gives the same bits."""
     total = lambda leaf: jnp.sum(leaf, axis=0, dtype=jnp.uint32)
     return jax.tree.map(total, encoded)
 
   def mean(self, total: Encoded) -> Any:
-    """The weighted mean [*p] float32; 0 where nobody counted.
+    """Returns the weighted mean [*p] float32; 0 where nobody counted.
 
     >>> encoding = Encoding(max_clients=2, largest_value=1.0, bits=8)
     >>> messages = jnp.array([[0.5, -1.0], [jnp.nan, 0.0]])
@@ -173,14 +173,14 @@ class Encoding:
     return jax.tree.map(lambda leaf: self._centred(leaf) * factor, total.values)
 
   def _centred(self, total: Array) -> Array:
-    """The representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
-    # Shifted up, and down again as signed numbers: the unused bits follow the sign.
+    """Returns the representative in [-2^(bits - 1), 2^(bits - 1)), as a float32."""
+    # Shifted up, and down again as signed numbers, so that unused bits follow the sign.
     unused = 32 - self.bits
     shifted = jax.lax.bitcast_convert_type(jnp.left_shift(total, unused), jnp.int32)
     return jnp.right_shift(shifted, unused).astype(jnp.float32)
 
 
-# --- one vector, as protocols take it
+# --- vectors for the protocols
 
 
 def to_vector(encoded: Encoded, bits: int) -> np.ndarray:

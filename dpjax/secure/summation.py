@@ -1,4 +1,4 @@
-"""Federated rounds whose server sees the sum of the messages alone.
+"""Federated rounds whose server sees only the sum of the messages.
 
 `secure_mean(protocol, encoding)` is an `Aggregator` like any other, so every algorithm takes
 it by one argument. There are two ways to run it, with the same result, bit for bit:
@@ -47,11 +47,12 @@ from dpjax.validate import UserError
 
 
 class RoundRefused(UserError):
-  """Too few clients were left: the sum was not formed, and nothing was revealed."""
+  """Raised when too few clients are left: the sum was not formed, and nothing was revealed."""
 
 
 def is_simulated(protocol: SumProtocol) -> bool:
-  """Whether it adds vectors in the clear: its total may be formed in any other way.
+  """Returns whether a protocol adds vectors in the clear, so that its total may be formed
+  in any other way.
 
   >>> from dpjax.secure.sums import SecAgg
   >>> is_simulated(PlainSum()), is_simulated(Simulated(SecAgg())), is_simulated(SecAgg())
@@ -60,16 +61,16 @@ def is_simulated(protocol: SumProtocol) -> bool:
   return isinstance(protocol, (PlainSum, Simulated))
 
 
-# --- who falls silent
+# --- drop-outs
 
 
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Clients who fall silent, for simulations: each on its own, in a phase drawn at random.
+  """Clients that drop out, for simulations: each independently, in a random phase.
 
   Args:
-    prob: of a client, in a round.
-    seed: of all rounds; who drops out is a function of (seed, round, client) alone, never of
+    prob: probability of a client, in a round.
+    seed: seed of all rounds; who drops out is a function of (seed, round, client) alone, never of
       anyone's data.
 
   >>> Dropout(prob=0.5, seed=1).drops(0, range(4)) == Dropout(prob=0.5, seed=1).drops(0, range(4))
@@ -84,11 +85,11 @@ class Dropout:
     validate.integer_at_least(0, seed=self.seed)
 
   def drops(self, round: int, clients: Any) -> Drops:
-    """The clients that drop out in this round, by the phase in which they do."""
+    """Returns the clients that drop out in this round, by phase."""
     silent: tuple[set[int], ...] = (set(), set(), set())
     for client in clients if self.prob else ():
-      # A stream for each (seed, round, client): nobody's drop-out depends on who else takes
-      # part.
+      # A stream for each (seed, round, client): a drop-out does not depend on other
+      # participants.
       stream = np.random.SeedSequence(self.seed, spawn_key=(round, int(client)))
       rng = np.random.Generator(np.random.Philox(stream))
       if rng.random() < self.prob:
@@ -100,7 +101,7 @@ NO_DROPOUT = Dropout()
 
 
 def uploading(clients: Any, drops: Drops) -> list[int]:
-  """The clients whose vectors are in the sum, ascending.
+  """Returns the clients whose vectors are in the sum, ascending.
 
   >>> uploading([1, 2, 3], Drops(frozenset({1}), frozenset(), frozenset({3})))
   [2, 3]
@@ -110,7 +111,7 @@ def uploading(clients: Any, drops: Drops) -> list[int]:
 
 
 def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) -> None:
-  """Raises RoundRefused where fewer than `min_survivors` are there to the end."""
+  """Raises RoundRefused where fewer than `min_survivors` stay until the end."""
   left = len(set(uploaded) - drops.before_unmasking)
   if left < protocol.min_survivors:
     raise RoundRefused(
@@ -119,7 +120,7 @@ def check_survivors(protocol: SumProtocol, uploaded: list[int], drops: Drops) ->
     )
 
 
-# --- the mean
+# --- mean
 
 
 def secure_mean(
@@ -129,12 +130,12 @@ def secure_mean(
   dropout: Dropout = NO_DROPOUT,
   plan: Plan | None = None,
 ) -> Aggregator:
-  """The weighted mean of messages, of which the server learns the sum of all alone.
+  """Returns the weighted mean of messages. The server learns only their sum.
 
   Args:
     protocol: one of `sums`, with its cryptography or simulated; a round that leaves fewer than its
       `min_survivors` raises RoundRefused (`forgiving` goes on with the next).
-    encoding: of messages as integers. Its `bits` may be fewer than the protocol's.
+    encoding: encoding of messages as integers. Its `bits` may be fewer than the protocol's.
     dropout: who falls silent, in a simulation.
     plan: that draws the cohorts, without privacy.
 
@@ -186,7 +187,7 @@ class Way(NamedTuple):
 def through_way(
   way: Way, dropout: Dropout, protocol: SumProtocol, inner: MapClients
 ) -> MapClients:
-  """The execution in which clients drop out, and what is left is summed in some way."""
+  """Returns the execution in which clients drop out, and the others' messages are summed."""
 
   def bind(client: Any, partial: Any) -> Run:
     run = way.bind(inner, client, partial)
@@ -198,7 +199,7 @@ def through_way(
       check_survivors(protocol, kept, drops)
       places = np.flatnonzero(np.isin(np.asarray(cohort.ids), kept))
       mapped = way.sum(run, *_those(context, cohort, places), drops)
-      # The inner run counted places in the part that it was given.
+      # The inner run numbered places within its part.
       back = lambda part: places[np.minimum(np.asarray(part.places), len(places) - 1)]
       return mapped._replace(
         memories=tuple(part._replace(places=back(part)) for part in mapped.memories)
@@ -210,7 +211,7 @@ def through_way(
 
 
 def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Context, Cohort]:
-  """The part of a cohort at these places, with what its clients remember."""
+  """Returns the part of a cohort at these places, with its client states."""
   rows = jax.tree.map(lambda leaf: np.asarray(leaf)[places], context.memories)
   kept = cohort._replace(
     ids=np.asarray(cohort.ids)[places],
@@ -221,13 +222,13 @@ def _those(context: Context, cohort: Cohort, places: np.ndarray) -> tuple[Contex
 
 
 def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """The inner execution adds the integers itself; the protocol is asked what it would cost,
-  and whether it would refuse."""
+  """Lets the inner execution add the integers itself. The protocol only gives its cost, and
+  may refuse."""
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
     _check_size(encoding, cohort)
     mapped = run(context, cohort)
-    # The protocol adds zeros: only its cost and its refusals are asked for.
+    # The protocol adds zeros: only its cost and its refusals are needed.
     zeros = np.zeros(trees.size(mapped.sums), dtype_of(protocol.bits))
     found = carried_out(protocol, cohort.ids, drops, lambda client: zeros)
     return with_cost(mapped, found)
@@ -236,7 +237,7 @@ def _counted(encoding: Encoding, protocol: SumProtocol) -> Way:
 
 
 def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
-  """The inner execution hands over each client's message, which goes through the protocol."""
+  """Passes each client's message through the protocol."""
   encode = jax.jit(encoding.encode)
 
   def sum_of(run: Run, context: Context, cohort: Cohort, drops: Drops) -> Mapped:
@@ -250,7 +251,7 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
     places = {int(client): place for place, client in enumerate(cohort.ids)}
 
     def vector(client: int) -> np.ndarray:
-      # Asked of clients that dropped out, too; their zeros are never sent.
+      # Also called for clients that dropped out; their zeros are never sent.
       found = one(places[client]) if client in places else like
       return to_vector(found, protocol.bits)
 
@@ -264,8 +265,8 @@ def _protocol(encoding: Encoding, protocol: SumProtocol) -> Way:
 def carried_out(
   protocol: SumProtocol, uploading: Any, drops: Drops, vector: Callable[[int], np.ndarray]
 ) -> Summed:
-  """The sum over those who upload; `vector` is asked of those who dropped out, too, whose
-  answer nobody sees.
+  """Sums over clients that upload. `vector` is also called for drop-outs, whose result
+  nobody sees.
 
   Raises:
     RoundRefused: a protocol that does not stand these drop-outs.
@@ -279,10 +280,10 @@ def carried_out(
   clients = {int(client) for client in uploading}
   silent = drops.before_sharing | drops.before_upload
   try:
-    # Those who fall silent are named, too: what they still send is up to the protocol.
+    # Drop-outs are named, too: what they still send depends on the protocol.
     found = protocol.sum(LazyVectors(clients | silent, vector), drops)
   except UserError as error:
-    # Without drop-outs the settings are at fault, and the next round would fail as well.
+    # Without drop-outs the settings are at fault, and the next round would fail, too.
     if any(drops):
       raise RoundRefused(str(error)) from error
     raise
@@ -296,7 +297,7 @@ def carried_out(
 
 
 def with_cost(mapped: Mapped, found: Summed) -> Mapped:
-  """Infos that say what a client had to send and receive, at most."""
+  """Returns infos with the most bytes that a client had to send and receive."""
   bits = np.full_like(mapped.info.upload_bits, 8 * found.cost.client_bytes)
   return mapped._replace(info=mapped.info._replace(upload_bits=bits))
 
@@ -310,14 +311,14 @@ def _check_size(encoding: Encoding, cohort: Cohort) -> None:
     )
 
 
-# --- rounds that fail
+# --- refused rounds
 
 
 def forgiving(
   algorithm: FederatedAlgorithm, refused: Callable[[str], None] = lambda why: None
 ) -> FederatedAlgorithm:
-  """The same, but a round that is refused leaves everything as it was and the next follows:
-  of an algorithm whose aggregator is one of this module, and counts its rounds.
+  """Returns the same algorithm, in which a refused round changes nothing and the next one
+  follows. Its aggregator must be one of this module, and count its rounds.
 
   That round stays accounted: a ledger counts rounds, not successes.
 
@@ -330,9 +331,9 @@ def forgiving(
       return algorithm.round(state, cohort)
     except RoundRefused as error:
       refused(f"round {int(state.round) + 1} was refused, and moved nothing: {error}")
-      # The refused round has used up its number: noise and rotations follow from it.
+      # The refused round has used its number, which determines noise and rotations.
       later = state._replace(round=state.round + 1, aggregator=state.aggregator + 1)
-      # A round that nobody took part in.
+      # A round without participants.
       zero = np.float32(0)
       empty = jnp.zeros(0)
       clients = ClientInfo(empty, empty, empty, empty, empty)

@@ -1,4 +1,5 @@
-"""Models over two parties' columns of the same entities, on shares: nobody sees the other's.
+"""Models on two parties' columns of the same entities, on shares: neither sees the other's
+columns.
 
 Party 0 has columns, party 1 other columns and the labels; rows are aligned first, by private
 set intersection (`secure.vertical.alignment`). Columns, labels, weights, activations and
@@ -55,7 +56,7 @@ from dpjax.validate import UserError
 
 
 class SharedRows(NamedTuple):
-  """Shares that one party holds of aligned rows."""
+  """One party's shares of aligned rows."""
 
   x_a: Shares  # [n, f_a]
   x_b: Shares  # [n, f_b]
@@ -68,7 +69,8 @@ class SharedRows(NamedTuple):
 
 
 class SplitNetwork(NamedTuple):
-  """A hidden layer of each party's columns, and one layer over both: numbers, or shares."""
+  """A hidden layer for each party's columns, and one layer over both: plain numbers, or
+  shares."""
 
   bottom_a: Dense  # [f_a, h_a]
   bottom_b: Dense  # [f_b, h_b]
@@ -79,14 +81,14 @@ Columns = np.ndarray | jax.ShapeDtypeStruct  # one's own, or the other's
 
 
 def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedRows:
-  """Shares of both parties' columns and of the labels; each sends uniform numbers.
+  """Returns shares of both parties' columns and of the labels; each sends uniform numbers.
 
   Args:
     x_a: [n, f_a] of party 0; party 1 gives its shape.
     x_b: [n, f_b] of party 1, as its labels; party 0 gives shapes.
     y: [n, k] in {0, 1}: k columns for k classes, one column for two.
 
-  UserError: rows that differ in number, arrays of other ranks, labels other than 0 and 1.
+  Raises UserError for rows that differ in number, arrays of other ranks, labels other than 0 and 1.
   """
   shapes = [tuple(part.shape) for part in (x_a, x_b, y)]
   if {len(shape) for shape in shapes} != {2} or len({shape[0] for shape in shapes}) > 1:
@@ -103,7 +105,8 @@ def shared_rows(party: Party, x_a: Columns, x_b: Columns, y: Columns) -> SharedR
 def train_logistic(
   party: Party, rows: SharedRows, batches: np.ndarray, recipe: Recipe
 ) -> tuple[Dense, ...]:
-  """Shares of the weights [f_a + f_b, k] and biases [k] after a step for each batch.
+  """Returns shares of the weights [f_a + f_b, k] and biases [k] after one step for each
+  batch.
 
   SecureML's three-piece sigmoid, from weights of 0. Reveals nothing.
 
@@ -122,7 +125,8 @@ def train_logistic(
 def own_weights(
   party: Party, weights: tuple[Dense, ...], rows: SharedRows
 ) -> np.ndarray | None:
-  """[f_a] for party 0, [f_b + 1] for party 1, the bias last; as `two_party_scores` uses them.
+  """Returns [f_a] for party 0, [f_b + 1] for party 1, the bias last, as `two_party_scores`
+  uses them.
 
   Reveals to each party the weights of its own columns and no others. For two classes.
   """
@@ -142,7 +146,7 @@ def own_weights(
 def initial_split(
   num_features: tuple[int, int], *, hidden: int, classes: int, seed: int
 ) -> SplitNetwork:
-  """A public network to start from, `hidden` units for each party."""
+  """Returns a public initial network, with `hidden` units for each party."""
   validate.integer_at_least(1, hidden=hidden, classes=classes)
   sizes = ((num_features[0], hidden), (num_features[1], hidden), (2 * hidden, classes))
   made = [secureml.initial(one, seed=seed + i)[0] for i, one in enumerate(sizes)]
@@ -156,12 +160,12 @@ def train_split(
   batches: np.ndarray,
   recipe: Recipe,
 ) -> SplitNetwork:
-  """Shares of the network after a gradient step for each batch. Reveals nothing.
+  """Returns shares of the network after one gradient step for each batch. Reveals nothing.
 
   Args:
     start: public numbers.
     batches: [steps, B] public indices of rows.
-    recipe: `hidden` relu; `output` sigmoid (one class against the rest) or normalized_relu.
+    recipe: `hidden` relu; `output` sigmoid (one class against all others) or normalized_relu.
   """
   if recipe.hidden != "relu" or recipe.output == "linear":
     kind = recipe.hidden, recipe.output
@@ -177,12 +181,12 @@ def train_split(
 
 
 def _hidden(party: Party, network: SplitNetwork, rows: SharedRows) -> comparison.Signs:
-  """Signs and ReLU [n, h_a + h_b] of both bottoms, in one comparison."""
+  """Returns signs and ReLU [n, h_a + h_b] of both bottom layers, in one comparison."""
   sums = [
     matmul(party, x, bottom.kernel, bias=bottom.bias)
     for x, bottom in ((rows.x_a, network.bottom_a), (rows.x_b, network.bottom_b))
   ]
-  # Both in one comparison, which takes the rounds of one.
+  # Both in one comparison, which needs the rounds of one.
   return comparison.signs(party, np.concatenate(sums, axis=1))
 
 
@@ -194,7 +198,7 @@ def _step(
   scores = matmul(party, hidden.part, top.kernel, bias=top.bias)  # [B, k]
   error = secureml.error_of(party, scores, rows.y, recipe)
   back = matmul(party, error, top.kernel.T)  # [B, h_a + h_b]
-  # A bit is no fixed-point number, so the product keeps its scale.
+  # A bit is not a fixed-point number, so the product keeps its scale.
   back = multiply(party, back, hidden.bit, truncated=False)
   width = network.bottom_a.bias.shape[0]
 
@@ -212,11 +216,12 @@ def _step(
 def classes(
   party: Party, model: SplitNetwork | tuple[Dense, ...], rows: SharedRows, *, to: int
 ) -> np.ndarray | None:
-  """[n] classes of shared rows for party `to`, and nothing else; None for the other.
+  """Returns the classes [n] of shared rows to party `to`, and nothing else; None to the
+  other.
 
   Args:
     model: shares, of `train_logistic` or `train_split`.
-    rows: of the entities asked about; their labels are not read.
+    rows: rows of the entities asked about; their labels are not read.
   """
   if not isinstance(model, SplitNetwork):
     return secureml.predict(party, model, rows.x, Recipe(), to=to)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from dpjax import validate
 from dpjax.types import Array, Example, LossFn
 
-# Folded into a copy's key for the model, from which its augmentation never draws.
+# Folded into a copy's key for the model; the augmentation never draws from it.
 _OF_THE_MODEL = 2**31
 AugmentFn = Callable[[Array, Array], Array]  # (key, x [H, W, C]) -> x [H, W, C]
 
@@ -37,10 +37,11 @@ def flip_shift(key: Array, x: Array, *, pixels: int = 4) -> Array:
 def crop_color(
   key: Array, x: Array, *, least_area: float = 0.2, strength: float = 0.4
 ) -> Array:
-  """A random part of the image, enlarged to its size, mirrored by a coin, in other colours.
+  """Takes a random part of the image, enlarges it to full size, mirrors it at random and
+  changes its colours.
 
   Args:
-    least_area: of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
+    least_area: least area of the part, as a share of the image's; its sides' ratio is 3/4 to 4/3.
     strength: each channel's contrast changes by at most this share, and its mean by at most
       this many standard deviations of the image; the range stays that of the image.
 
@@ -50,7 +51,7 @@ def crop_color(
   key_crop, key_flip, key_color = jax.random.split(key, 3)
   x = _cropped(key_crop, x, least_area)
   x = jnp.where(jax.random.bernoulli(key_flip), x[:, ::-1], x)
-  # Contrast and brightness of each channel; clipped to the range that the image had.
+  # Contrast and brightness of each channel, clipped to the range of the image.
   drawn = jax.random.uniform(key_color, (2, 1, 1, x.shape[-1]), minval=-1, maxval=1)
   factor, offset = strength * drawn
   mean = jnp.mean(x, axis=(0, 1), keepdims=True)
@@ -102,7 +103,7 @@ def augmented(loss_fn: LossFn, augment_fn: AugmentFn, *, augmult: int) -> LossFn
       )
     keys = jax.random.split(example.key, augmult)
     copies = jax.vmap(augment_fn, in_axes=(0, None))(keys, example.x)
-    # What a model draws, such as dropout, is drawn anew for each copy.
+    # Random draws of a model, such as dropout, are new for each copy.
     own = jax.vmap(lambda key: jax.random.fold_in(key, _OF_THE_MODEL))(keys)
     one = lambda x, key: loss_fn(params, Example(x, example.y, key))
     losses = jax.vmap(one)(copies, own)

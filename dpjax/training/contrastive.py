@@ -21,14 +21,14 @@ from dpjax.training.augment import AugmentFn
 from dpjax.training.dp_sgd import StepInfo, TrainState, averaged
 from dpjax.types import Algorithm, Array, Batch, Params
 
-# t of the uniformity; both it and the power of the alignment are as published.
+# t of the uniformity; it and the power of the alignment are as published.
 _TEMPERATURE = 2.0
-# Square of a length below which a point is drawn to the middle.
+# Squared length below which a point is pulled to the origin.
 _LEAST = 1e-12
 
 
 def on_sphere(z: Array) -> Array:
-  """Points [B, D] / their lengths, float32 or wider; 0 stays 0.
+  """Divides points [B, D] by their lengths, float32 or wider; 0 stays 0.
 
   >>> on_sphere(jnp.array([[3.0, 4.0], [0.0, 0.0]]))
   Array([[0.6, 0.8],
@@ -69,12 +69,12 @@ def uniformity(u: Array, mask: Array) -> Array:
   pairs = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
   count = jnp.sum(pairs)
   total = jnp.sum(jnp.where(pairs, jnp.exp(-_TEMPERATURE * squared), 0))
-  # Without pairs the log is of 1: log 0 would make the gradient NaN.
+  # Without pairs the log is of 1, since log 0 would make the gradient NaN.
   return jnp.log(jnp.where(count > 0, total / jnp.maximum(count, 1), 1))
 
 
 def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
-  """alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, of views on the unit sphere.
+  """alignment(u, v) + (uniformity(u) + uniformity(v)) / 2, for views on the unit sphere.
 
   >>> ends = jnp.array([[1.0, 0.0], [-1.0, 0.0]])
   >>> print(alignment_and_uniformity(ends, ends, jnp.array([True, True])))
@@ -85,7 +85,7 @@ def alignment_and_uniformity(u: Array, v: Array, mask: Array) -> Array:
 
 
 def two_views(augment_fn: AugmentFn, keys: Array, x: Array) -> tuple[Array, Array]:
-  """Two augmented views of each example: [B, H, W, C] each, from one key of each [B].
+  """Makes two augmented views of each example: [B, H, W, C] each, from one key of each [B].
 
   >>> first, second = two_views(lambda key, x: x, jax.random.split(jax.random.key(0), 3),
   ...   jnp.ones((3, 8, 8, 1)))
@@ -125,7 +125,8 @@ def contrastive(
   view_key: Array,
   ema_decay: float | None = None,
 ) -> Algorithm:
-  """Gradient descent on `contrastive_loss`, as `dp_sgd` is made. NOT private, with any `tx`.
+  """Gradient descent on `contrastive_loss`, with the interface of `dp_sgd`. NOT private,
+  with any `tx`.
 
   Args:
     apply: (params, x [B, H, W, C]) -> embeddings [B, D].
@@ -149,11 +150,11 @@ def contrastive(
   """
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
-  # Its state begins with what would be that of a private transform.
+  # Its state begins at the place of a private transform's state.
   chain = optax.chain(optax.identity(), tx)
 
   def init(params: Params) -> TrainState:
-    # The caller's parameters survive donation.
+    # Copied, so that the caller's parameters survive donation.
     params = jax.tree.map(jnp.copy, params)
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     return TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32))

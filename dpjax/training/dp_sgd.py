@@ -39,14 +39,15 @@ def _masked_mean(values: Array, mask: Array) -> Array:
 
 
 def averaged(ema: Params, params: Params, step: Array, decay: float) -> Params:
-  """Warm-up min(decay, (1 + t) / (10 + t)), as De et al. 2022 do, so that the average
-  does not remember the initial weights."""
+  """Updates the average. Warm-up min(decay, (1 + t) / (10 + t)), as in De et al. 2022, lets
+  the average forget the initial weights."""
   rate = jnp.minimum(decay, (1.0 + step) / (10.0 + step))
   return jax.tree.map(lambda e, p: rate * e + (1 - rate) * p, ema, params)
 
 
 def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
-  """UserError without one, where several processes would each train by themselves."""
+  """Returns the mesh. Raises UserError without one, where several processes would each
+  train alone."""
   if mesh is not None:
     return gradients.checked_mesh(mesh)
   if jax.process_count() == 1:
@@ -61,7 +62,7 @@ def _checked_mesh(mesh: Mesh | None) -> Mesh | None:
 
 
 def _check_optional(*, ema_decay: float | None, example_key: Array | None) -> None:
-  """Raises unless each argument that may be None is None or what it must be."""
+  """Raises unless each optional argument is None or valid."""
   if ema_decay is not None:
     validate.open_unit(ema_decay=ema_decay)
   if example_key is not None:
@@ -89,26 +90,26 @@ def dp_sgd(
     tx: optimizer; sees only the privatised gradient, and no extra argument such as the mask,
       whose sum is a secret, so it costs no privacy.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`, or a seed that no other
-      run has. Two runs with one key have the same noise, and the difference of what they
-      release is exact.
+      run has. Two runs with one key have the same noise, so the difference of their releases
+      is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
     ema_decay: keep an exponential average of the parameters (post-processing: free).
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
-      (`dpjax.gradients.device_mesh`). Of several processes it must be theirs together, and
-      all give the same arguments and batches. Noise, batches and event are those of one device.
+      (`dpjax.gradients.device_mesh`). With several processes it must span all of them, and all
+      pass the same arguments and batches. Noise, batches and event are those of one device.
 
   Returns:
     `init(params) -> TrainState` and `step(state, batch) -> (TrainState, StepInfo)`, both
     to be jitted by the caller; `step` may donate its state. A plan with slices > 1 takes
     `plan.slices` calls for one step of the optimizer; `state.step` counts those. With a mesh,
-    batches come best as `gradients.split_rows` places them, for then no device gets all.
+    place batches by `gradients.split_rows`, so that no device gets the whole batch.
 
   Guarantee: the sequence of all parameters is (plan.epsilon(), plan.delta)-DP for one
   example, for the steps and sampler of the plan. StepInfo is not private. A step beyond the
-  plan raises, and gives NaN under jit; `plan.spent(state)` says what the steps so far cost.
+  plan raises, and gives NaN under jit; `plan.spent(state)` gives the cost of the steps so far.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -131,7 +132,7 @@ def dp_sgd(
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = clipped_grad(loss_fn)
-  # The optimizer sees no extra argument, such as the mask, whose sum is a secret.
+  # The optimizer gets no extra argument, such as the mask, whose sum is a secret.
   blind = optax.GradientTransformation(
     tx.init, lambda updates, state, params=None: tx.update(updates, state, params)
   )
@@ -142,34 +143,34 @@ def dp_sgd(
     scale = transforms.clip_scale(_private_state(state))
     if scale is None:
       return grad_fn(state.params, examples, mask), 1
-    # To clip the gradient of this loss to C is to clip that of `loss_fn` to C * scale.
+    # Clipping the gradient of this loss to C clips that of `loss_fn` to C * scale.
     scaled_fn = clipped_grad(lambda params, example: loss_fn(params, example) / scale)
     return scaled_fn(state.params, examples, mask), scale
 
   def init(params: Params) -> TrainState:
-    # The caller's parameters survive donation.
+    # Copied, so that the caller's parameters survive donation.
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
     return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
-    # Where a step is one batch, nothing counts slices.
+    # If a step is one batch, slices are not counted.
     chained: Any = state.opt_state
     slice_index = chained.slices if isinstance(chained, transforms.AccumulateState) else 0
-    # Each slice of a step has keys of its own.
+    # Each slice of a step has its own keys.
     call = state.step * plan.slices + slice_index
     examples = batch.examples
-    # Made on every device: none has to be told its own.
+    # Made on every device, so that none needs to be sent.
     if example_key is not None:
       size = jax.tree.leaves(examples)[0].shape[0]
       own = slots if size == rows else size
-      # A mesh added the rows beyond `own`; they must not change the keys of others.
+      # A mesh added the rows beyond `own`, which must not change the keys of others.
       keys = jax.random.split(jax.random.fold_in(example_key, call), own)
       examples = examples._replace(key=placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)
-    # In float32, also for types that JAX does not join with it (float8); only what comes out,
+    # In float32, also for types that JAX does not promote to it (float8). Only the result,
     # after the noise, is rounded to the parameter's own type.
     wide = optax.apply_updates(jax.tree.map(trees.at_least_float32, state.params), updates)
     params = jax.tree.map(lambda new, old: new.astype(old.dtype), wide, state.params)
@@ -192,7 +193,7 @@ def dp_sgd(
 
 
 def eval_params(state: TrainState) -> Params:
-  """The parameters to be evaluated and released: the average where one is kept."""
+  """Returns the parameters to evaluate and release: the average where one is kept."""
   return state.params if state.ema is None else state.ema
 
 
@@ -205,13 +206,14 @@ def _private_state(state: TrainState) -> Any:
 
 
 def noise_state(state: TrainState) -> Any:
-  """Key and count of the noise drawn so far."""
+  """Returns key and count of the noise drawn so far."""
   found = _private_state(state)
   return found.inner if isinstance(found, transforms.ScaledState) else found
 
 
 def clip_scale(state: TrainState) -> float | None:
-  """The clip norm of the next step / `plan.l2_clip_norm`; None where it is constant.
+  """Returns the clip norm of the next step / `plan.l2_clip_norm`; None where it is
+  constant.
 
   Public, or an output of the mechanism: it may be logged and released.
   """

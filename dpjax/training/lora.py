@@ -1,5 +1,5 @@
-"""Low-rank adapters (LoRA, Hu et al. 2022, arXiv:2106.09685): a few numbers are trained, the
-model stays as it was.
+"""Low-rank adapters (LoRA, Hu et al. 2022, arXiv:2106.09685): few numbers are trained, and
+the model stays fixed.
 
 `merge` gives the weights W + (alpha / rank) A B. Training through merged weights would form,
 for every example, a gradient as large as W. `apply` rewrites the products of a loss instead:
@@ -29,7 +29,7 @@ _CALLS = ("jit", "pjit")
 
 
 class Lora(NamedTuple):
-  """Adapters of some weights: what is trained, and how it is used."""
+  """Adapters of some weights: their parameters and their use."""
 
   trainable: Adapters
   merge: Callable[[Adapters], Params]
@@ -37,14 +37,14 @@ class Lora(NamedTuple):
 
 
 def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Array) -> Lora:
-  """Adapters of the matrices whose path matches; everything else is frozen.
+  """Returns adapters of the matrices whose path matches; everything else is frozen.
 
   Args:
     params: any tree of real arrays; public, as it was trained on other data.
-    pattern: of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
+    pattern: pattern of paths such as "params/block_0/mlp_in/kernel", as a shell has it: "*/kernel".
     rank: r of A [K, r] and B [r, P], at most min(K, P) of every matrix [K, P].
     alpha: A B is multiplied by alpha / rank.
-    key: of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
+    key: key of the initial A, normal of variance 1 / K. B starts at 0: the function is unchanged.
 
   Returns:
     (trainable, merge, apply). `merge(trainable)` is the tree of `params` with every matched W
@@ -54,7 +54,7 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
     `jax.checkpoint`; anywhere else (in a scan, say) the merged weight is used: equal, but
     slower.
 
-  Guarantee: none of its own; that of whoever trains `trainable`. The frozen weights
+  Guarantee: none of its own; that of the code that trains `trainable`. The frozen weights
   must not depend on the private data.
 
   Raises:
@@ -101,7 +101,8 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   def apply(loss_fn: LossFn) -> LossFn:
     def loss(adapters: Adapters, example: Example) -> jax.Array:
       _check_adapters(adapters, trainable)
-      # A fresh function: JAX must not find the trace of a loss whose closure has changed.
+      # A new function, since JAX caches traces by function, and the closure of a loss may
+      # have changed.
       call = lambda p, e: loss_fn(p, e)
       traced, shapes = jax.make_jaxpr(call, return_shape=True)(params, example)
       frozen = [
@@ -125,7 +126,7 @@ def _wide(w: Any) -> Any:
 
 
 def _chosen(params: Any, pattern: str) -> dict[str, Any]:
-  """The leaves whose path matches, by path."""
+  """Returns the leaves whose path matches, by path."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   if not leaves:
     raise UserError("must hold at least one array", field="params")
@@ -156,7 +157,7 @@ def _check_adapters(adapters: Adapters, trainable: Adapters) -> None:
 
 
 def _merged(w: Any, pair: dict[str, jax.Array], scale: float) -> jax.Array:
-  """W + scale A B: [K, P], in the dtype of W."""
+  """Returns W + scale A B: [K, P], in the dtype of W."""
   # In full precision, also where an accelerator multiplies in fewer bits by default.
   low_rank = jnp.matmul(pair["a"], pair["b"], precision=lax.Precision.HIGHEST)
   w = jnp.asarray(w)
@@ -176,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
-  """Results of a traced function, some of whose arguments are `_Adapted`."""
+  """Evaluates a traced function, some of whose arguments are `_Adapted`."""
   env = dict(zip(closed.jaxpr.constvars, closed.consts))
   env.update(zip(closed.jaxpr.invars, args))
   read = lambda atom: atom.val if equations.is_literal(atom) else env[atom]
@@ -186,7 +187,7 @@ def _evaluate(closed: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _step(eqn: Any, values: list[Any]) -> list[Any]:
-  """Results of one equation."""
+  """Evaluates one equation."""
   name = eqn.primitive.name
   if not any(isinstance(value, _Adapted) for value in values):
     return _evaluated(eqn, values)
@@ -196,7 +197,7 @@ def _step(eqn: Any, values: list[Any]) -> list[Any]:
     inner = jex.ClosedJaxpr(eqn.params["jaxpr"], ())
     how = {option: eqn.params[option] for option in ("prevent_cse", "policy")}
     return jax.checkpoint(lambda *given: _evaluate(inner, given), **how)(*values)
-  # A cast of W is one of the frozen part; adapters are cast where they are used.
+  # A cast of W casts the frozen part; adapters are cast where they are used.
   if name == "convert_element_type" and equations.is_float(eqn.outvars[0].aval):
     return [values[0]._replace(frozen=_evaluated(eqn, [values[0].frozen])[0])]
   if name == "dot_general" and isinstance(values[1], _Adapted) and _is_matmul(eqn):
@@ -210,7 +211,7 @@ def _evaluated(eqn: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _is_matmul(eqn: Any) -> bool:
-  """Whether rows meet one side of a matrix: x W or x W^T."""
+  """Whether an equation multiplies rows by one side of a matrix: x W or x W^T."""
   (_, contracted), (batch, _) = eqn.params["dimension_numbers"]
   return len(contracted) == 1 and not batch
 

@@ -1,4 +1,4 @@
-"""Training some of the parameters for a while, in the state of a training of all."""
+"""Training of some parameters for a while, in the state of a training of all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from dpjax.types import Example, LossFn, Params, Updates
 def of_part(
   loss_fn: LossFn, tx: optax.GradientTransformation, trained: Callable[[str], bool]
 ) -> tuple[LossFn, optax.GradientTransformation]:
-  """(loss, optimizer) under which parameters that are not `trained` have no gradient, and stay.
+  """Returns (loss, optimizer) in which parameters that are not `trained` have no gradient,
+  and do not move.
 
   Their state is that of `tx`, so a training goes from these to `loss_fn` and `tx`, or back, in
   any step. With `dp_sgd` both are steps of one plan: examples are clipped by what is trained
-  alone, and the noise on the rest, which is drawn as ever, is thrown away, which costs nothing.
+  alone, and noise on the others is drawn as usual and thrown away, which costs nothing.
 
   Args:
-    trained: of a parameter's name, such as params/head/kernel (`trees.named_leaves`).
+    trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
+      are those of `trees.named_leaves`.
 
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
@@ -41,7 +43,8 @@ def of_part(
     return loss_fn(but(params, jax.lax.stop_gradient), example)
 
   def update(updates: Updates, state: optax.OptState, params: Params | None = None):
-    # Before the optimizer for its state, after it for what it adds itself (weight decay).
+    # Before the optimizer for its state, and after it for what it adds itself (weight
+    # decay).
     moved, state = tx.update(but(updates, jnp.zeros_like), state, params)
     return but(moved, jnp.zeros_like), state
 

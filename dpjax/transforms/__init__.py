@@ -1,4 +1,4 @@
-"""The Optax face of dpjax. Each transform only composes pieces of gradients/ and noise/."""
+"""Optax transforms of dpjax. Each one only composes parts of gradients/ and noise/."""
 
 from typing import TYPE_CHECKING
 

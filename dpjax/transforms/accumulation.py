@@ -23,7 +23,8 @@ from dpjax.validate import UserError
 
 
 class AccumulateState(NamedTuple):
-  """`inner` moves once per logical step; `total` is not private and holds no noise."""
+  """State: `inner` moves once per logical step; `total` is not private and contains no
+  noise."""
 
   inner: Any
   total: Any  # params-shaped, at least float32: clipped gradients of the slices so far
@@ -38,7 +39,8 @@ def accumulate(
   l2_clip_norm: ClipLike,
   slots: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Sums clipped gradients over `every` slices and hands `tx` the sum with the last one.
+  """Sums clipped gradients over `every` slices, and passes the sum to `tx` with the last
+  one.
 
   Args:
     tx: the WHOLE chain, `optax.chain(clip_and_noise(...), optimizer)`: noise, division and
@@ -99,13 +101,13 @@ def accumulate(
       return inner_tx.update(whole, state.inner, params, **extra_args)
 
     def wait(total):
-      # Both branches of a cond have one shape. Nothing is computed here: no noise is drawn.
+      # Both branches of a cond need one shape. Only shapes are computed: no noise is drawn.
       shapes, _ = jax.eval_shape(apply, total)
       return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), state.inner
 
     last = state.slices == every - 1
     out, inner = jax.lax.cond(last, apply, wait, total)
-    # Slices of two logical steps in one sum would hold an example twice.
+    # A sum with slices of two logical steps could hold an example twice.
     sound = is_sound(state.slices, state.checksum)
     out = jax.tree.map(lambda leaf: jnp.where(sound, leaf, jnp.nan), out)
     total = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), total)
@@ -119,14 +121,15 @@ def accumulate(
 def whole_steps_only(
   tx: optax.GradientTransformationExtraArgs, every: int
 ) -> optax.GradientTransformationExtraArgs:
-  """The same transform for whole steps of `every` slices alone, which `accumulate` adds up.
+  """Returns the same transform for whole steps of `every` slices only, which `accumulate`
+  adds up.
 
   Noise on each slice would not cover a step: rows are cut into slices by their place, so one
   row that is added moves others across every cut, and changes two rows of each slice. Noise on
   several steps would cover none: an example may be in each.
   """
 
-  # The type of `tx` knows of no ClippedSum.
+  # The type of `tx` does not include ClippedSum.
   inner: Any = tx
 
   def update_fn(updates, state, params=None, **extra_args):
@@ -144,7 +147,7 @@ def whole_steps_only(
 
 
 def _check_place(state: AccumulateState) -> None:
-  """Raises where something else than `accumulate` has set how many slices were taken."""
+  """Raises where the count of slices was not set by `accumulate`."""
   if not isinstance(state, AccumulateState):
     raise UserError(
       f"{type(state).__name__}: must be what init and update of `accumulate` "
@@ -155,7 +158,7 @@ def _check_place(state: AccumulateState) -> None:
   try:
     sound = bool(is_sound(state.slices, state.checksum))
   except jax.errors.ConcretizationTypeError:
-    # Traced: the updates are NaN then.
+    # Traced: the updates are NaN in that case.
     return
   if not sound:
     raise changed("state.slices", state.slices)

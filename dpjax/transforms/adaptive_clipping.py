@@ -41,19 +41,19 @@ from dpjax.transforms.group_noise import noise_std
 from dpjax.types import ClipLike, ClippedSum
 from dpjax.validate import UserError
 
-# Share of the batch: the default noise of the count, as in the paper.
+# Noise of the count as a share of the batch: the paper's default.
 _COUNT_SHARE = 1 / 20
 
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClipping(gradients.Flat):
-  """The rule of a `Clip` whose norm adapts, and its public numbers. The first norm is that of
-  the clip; to what it is at a step, gradients are clipped flat.
+  """Rule and public numbers of a `Clip` whose norm adapts. The clip gives the first norm.
+  At each step gradients are clipped flat to the present norm.
 
   Args:
     target_quantile: share of examples that should not be clipped, in (0, 1).
-    learning_rate: of the geometric update.
-    count_noise_std: of the noise on the count, in examples; None for 1/20 of the expected
+    learning_rate: learning rate of the geometric update.
+    count_noise_std: std of the noise on the count, in examples; None for 1/20 of the expected
       batch size, as in the paper.
     expected_batch_size: public; None for the plan's `normalize_by`.
     min_factor, max_factor: the clip norm stays within these multiples of the first one.
@@ -89,7 +89,7 @@ class AdaptiveClipping(gradients.Flat):
       )
 
   def batch_size(self, normalize_by: float) -> float:
-    """The public number that the count is divided by."""
+    """Public number by which the count is divided."""
     return self.expected_batch_size or normalize_by
 
   def count_std(self, normalize_by: float) -> float:
@@ -121,7 +121,7 @@ class AdaptiveClipping(gradients.Flat):
     )
 
 
-# Every rule of a clip by its name; rows that `gradients.RULES` gets later are here, too.
+# Every clipping rule by name; rows added to `gradients.RULES` later appear here, too.
 CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
   {"adaptive": AdaptiveClipping}, gradients.RULES
 )
@@ -134,8 +134,8 @@ def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
 
 
 def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """How many rows lie within the norm, less half of them, []: a sum over rows, so those of
-  parts of a batch add up to that of the batch, exactly below 2^23 rows.
+  """Number of rows within the norm, minus half of all rows, []. It is a sum over rows, so
+  counts of parts of a batch add up to that of the batch, exactly below 2^23 rows.
 
   A ClippedSum knows which rows it holds: counted as real, its padding would let one example
   move the count by 1, twice what is accounted for.
@@ -196,7 +196,7 @@ def adaptive_clip_and_noise(
     validate.integer_at_least(1, num_steps=num_steps)
   std = noise_std(clip, noise_multiplier)
   batch_size = adaptive.batch_size(normalize_by)
-  # In units in which its noise is that of the sum: one draw, one mechanism.
+  # In units in which its noise equals that of the sum: one draw, one mechanism.
   unit = std / adaptive.count_std(normalize_by) if std else 1.0
 
   def moved(scale: jax.Array, noisy_count: jax.Array) -> jax.Array:
@@ -217,7 +217,7 @@ def adaptive_clip_and_noise(
     # Sum and count get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    # Only the noisy count moves the norm, which is then post-processing.
+    # Only the noisy count moves the norm, so the new norm is post-processing.
     after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 

@@ -23,15 +23,15 @@ def checked_clip(
   key: jax.Array,
   shape: NoiseShape = WHITE,
 ) -> Clip:
-  """The clip of a private transform. UserError, naming the argument, unless one can be made
-  of these numbers."""
+  """Returns the clip of a private transform. Raises UserError, naming the argument, if
+  these numbers allow none."""
   clip = Clip.of(l2_clip_norm)
   check_together(clip, shape)
   validate.non_negative(noise_multiplier=noise_multiplier)
   validate.positive(normalize_by=normalize_by)
   trees.check_key(key=key)
   if noise_multiplier:
-    # A product that overflows, or vanishes, is no level of noise.
+    # A product that overflows or vanishes is no noise level.
     validate.positive(noise_std=noise_multiplier * clip.l2_bound)
   return clip
 
@@ -113,7 +113,7 @@ def clip_and_noise(
     # Shares need a bound for each group; a sum that was clipped as a whole has none.
     if shares is not None:
       group_noise.check_groups(summed, clip)
-    # One draw of white noise: weights before it and after it give each group its level.
+    # One draw of white noise. Weights before and after it give each group its level.
     total = summed.total if alike else group_noise.weighted(summed.total, weights)
     noisy, state = noise.add_gaussian(state, total, std, num_steps=num_steps)
     noisy = noisy if alike else group_noise.unweighted(noisy, weights)

@@ -5,7 +5,7 @@ the mechanism always sees terms of norm <= C and adds noise for C; the factor s_
 number or a function of earlier private outputs, is applied to the noisy result. The event
 is that of a constant clip norm, whatever s_t does.
 
-Where gradients are not stacked, whoever computes the ClippedSum divides the LOSS by s_t
+Where gradients are not stacked, anyone who computes the ClippedSum divides the LOSS by s_t
 (`training.dp_sgd` does): its norms and losses are then in units of s_t.
 """
 
@@ -36,7 +36,8 @@ class ScaledState(NamedTuple):
 
 
 def clip_scale(state: object) -> jax.Array | None:
-  """s_t of the next update, from a transform's state; None where the clip norm is constant.
+  """Returns s_t of the next update, from a transform's state; None where the clip norm is
+  constant.
 
   >>> clip_scale(ScaledState(None, jnp.float32(0.5), jnp.int32(0)))
   Array(0.5, dtype=float32)
@@ -47,8 +48,8 @@ def clip_scale(state: object) -> jax.Array | None:
 def unscaled(
   updates: PerExampleGrads | ClippedSum, scale: jax.Array
 ) -> PerExampleGrads | ClippedSum:
-  """Stacked gradients divided by s_t; a ClippedSum is of the divided loss already."""
-  # Checked before integers become floats, which no later check could tell.
+  """Divides stacked gradients by s_t; a ClippedSum already comes from the divided loss."""
+  # Checked before integers become floats, when a later check could not see them.
   arrays = check_updates(updates, None)
   if isinstance(updates, ClippedSum):
     return updates
@@ -57,7 +58,7 @@ def unscaled(
 
 
 def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ...]:
-  """Factors for the clip norm from 1 at the first step to `final` at the last.
+  """Factors for the clip norm, from 1 at the first step to `final` at the last.
 
   >>> scheduled_scales("linear", 3, 0.5)
   (1.0, 0.75, 0.5)
@@ -83,7 +84,7 @@ def scheduled_scales(name: str, num_steps: int, final: float) -> tuple[float, ..
 def with_clip_schedule(
   tx: optax.GradientTransformationExtraArgs, scales: Sequence[float]
 ) -> optax.GradientTransformationExtraArgs:
-  """A private transform whose clip norm at step t is `scales[t]` times its own.
+  """Returns a private transform whose clip norm at step t is `scales[t]` times its own.
 
   Args:
     tx: `clip_and_noise`, or any private transform that takes what it takes.
@@ -112,7 +113,7 @@ def with_clip_schedule(
     return state_at(tx.init(params), jnp.zeros((), jnp.int32))
 
   def update_fn(updates, state, params=None, **extra_args):
-    # Divided by the scale, clipped and noised as ever, and multiplied again.
+    # Divided by the scale, clipped and noised as usual, then multiplied again.
     scaled: Any = unscaled(updates, state.scale)
     noisy, inner = tx.update(scaled, state.inner, params, **extra_args)
     return trees.scale(noisy, state.scale), state_at(inner, state.steps + 1)
@@ -123,5 +124,5 @@ def with_clip_schedule(
 def scheduled(
   tx: optax.GradientTransformationExtraArgs, clip: gradients.Clip
 ) -> optax.GradientTransformationExtraArgs:
-  """A transform made for the clip's norms, with the clip's schedule where it has one."""
+  """Wraps a transform made for the clip's norms with the clip's schedule, if it has one."""
   return with_clip_schedule(tx, clip.schedule) if clip.schedule else tx

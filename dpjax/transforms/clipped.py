@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 def check_bound(updates: ClippedSum, bound: float) -> None:
   """Raises where the noise for `bound` would be too small for this sum."""
-  # Bounds are roots of sums: two ways to the same one may differ in their last digits.
+  # Bounds are roots of sums: two computations of one bound may differ in their last digits.
   if updates.l2_bound > bound * (1 + 1e-12):
     raise UserError(
       f"the ClippedSum was clipped to {updates.l2_bound!r}; its noise would be too small",
@@ -50,7 +50,7 @@ def check_whole(**named: Any) -> None:
 
 
 def check_arguments(extra_args: Mapping[str, Any]) -> None:
-  """Raises for arguments that a chain hands on to the optimizer, past the noise.
+  """Raises for arguments that a chain would pass on to the optimizer, without noise.
 
   Optax has optimizers that read the loss of the batch: `polyak_sgd`, `reduce_on_plateau`, line
   searches. One example may move that loss by any amount, and then the step.
@@ -71,7 +71,8 @@ def check_arguments(extra_args: Mapping[str, Any]) -> None:
 
 
 def check_start(params: Any) -> None:
-  """Raises where a part of the parameters is left out, or Optax begins anew within an update.
+  """Raises where a part of the parameters is left out, or Optax calls init within an
+  update.
 
   A state that is made again in the middle of a run draws the noise of its first steps again,
   and counts from 0. `optax.lookahead` with reset_state=True makes one at every synchronisation.
@@ -82,7 +83,7 @@ def check_start(params: Any) -> None:
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     if package == "optax" and "update" in frame.f_code.co_name:
       raise UserError(
-        "Optax makes it anew within an update, so the noise of the first steps "
+        "Optax makes it again within an update, so the noise of the first steps "
         "would be drawn again and not be counted; give reset_state=False, or put "
         "plan.transform outside",
         field="state",
@@ -100,8 +101,8 @@ def is_placeholder(params: Any) -> bool:
 
 
 def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
-  """The sum, NaN where its bounds are not those that it was made with; UserError where that
-  can be looked at."""
+  """Returns the sum, NaN where its bounds differ from those at its creation; UserError
+  where values are known."""
 
   def exchanged() -> UserError:
     return UserError(
@@ -117,7 +118,7 @@ def _with_its_bounds(updates: ClippedSum) -> ClippedSum:
 
 
 def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
-  """The arrays in what a private transform is given: stacked, or their sum.
+  """Returns the arrays in the input of a private transform: stacked, or their sum.
 
   Raises:
     UserError: a bare tree of arrays, which anything may have computed with; a part of a tree.
@@ -140,7 +141,7 @@ def gradients_of(updates: PerExampleGrads | ClippedSum) -> Updates:
 
 
 def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) -> Updates:
-  """The arrays of the gradients. Raises unless they (and parameters, where given) are real
+  """Returns the arrays of the gradients. Raises unless they (and given parameters) are real
   floating point."""
   tree = gradients_of(updates)
   gradients.check_real(updates=tree)
@@ -153,12 +154,12 @@ def check_updates(updates: PerExampleGrads | ClippedSum, params: Params | None) 
 
 
 def _check_one_sum(updates: ClippedSum, params: Any) -> None:
-  """Raises for several sums in one, whose noise would cover one of them."""
+  """Raises for several sums in one, whose noise would cover only one of them."""
   shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(updates.total)]
   expected = (
     None if params is None else [jnp.shape(leaf) for leaf in jax.tree.leaves(params)]
   )
-  # A seal belongs to ONE sum: where sums were stacked, it has an axis.
+  # A seal belongs to ONE sum. Stacked sums give it an axis.
   if updates.seal.shape != () or shapes != (shapes if expected is None else expected):
     raise UserError(
       f"a ClippedSum of shapes {str(shapes)[:60]}: must be one sum, with the "
@@ -186,9 +187,9 @@ def _check_stacked(updates: Any, params: Any) -> int:
 
 
 def _once(summed: ClippedSum, numbers: jax.Array) -> ClippedSum:
-  """The sum, NaN where one row was counted twice; UserError where it can be looked at."""
+  """Returns the sum, NaN where one row was counted twice; UserError where values are known."""
   ordered = jnp.sort(numbers)
-  # Padding has the number 0, and may come as often as it likes.
+  # Padding has the number 0, and may repeat.
   twice = jnp.any((ordered[1:] == ordered[:-1]) & (ordered[1:] > 0))
 
   def counted_twice() -> UserError:
@@ -209,11 +210,11 @@ def clipped_sum(
   mask: ArrayLike | None,
   l2_clip_norm: ClipLike,
 ) -> ClippedSum:
-  """The sum to which noise is added; checked, whichever form it comes in.
+  """Returns the sum to which noise is added, checked, from either form of input.
 
   Args:
     updates: sealed leaves [B, *param], or a ClippedSum (its mask is then already applied).
-    params: to check shapes with, or None.
+    params: parameters to check shapes against, or None.
     mask: [B] bool, or True; needed for stacked gradients that do not know theirs.
     l2_clip_norm: a `Clip`, or the number or prefix tree of a flat one.
 
@@ -241,13 +242,13 @@ def clipped_sum(
   size = _check_stacked(arrays, params)
   known = updates.mask
   if known is not None:
-    # Both may say that a row is padding: none is trained on that either leaves out.
+    # Both may mark padding: a row counts only if both include it.
     known = gradients.checked_mask(known, size)
     mask = known if mask is None else known & gradients.checked_mask(mask, size)
   mask = gradients.checked_mask(mask, size)
   numbers = jnp.where(mask, updates.numbers(size), 0)
-  # A row of padding stays one, whatever the masks have become.
+  # Padding stays padding, whatever happened to the masks.
   mask = numbers > 0
-  # The losses are not known here, and noise needs none.
+  # Losses are unknown here, and noise needs none.
   summed = gradients.clip_and_sum(arrays, jnp.zeros(mask.shape), mask, clip)
   return _once(summed, numbers)

@@ -32,8 +32,8 @@ def clip_and_correlated_noise(
   noise_shape: NoiseShape,
   num_steps: int,
 ) -> optax.GradientTransformationExtraArgs:
-  """`clip_and_noise` with noise C^{-1} z in place of z: DP-FTRL (Kairouz et al. 2021; the
-  matrix mechanism of Denisov et al. 2022), with whatever Optax optimizer follows.
+  """`clip_and_noise` with noise C^{-1} z in place of z, and any Optax optimizer after it:
+  DP-FTRL (Kairouz et al. 2021; the matrix mechanism of Denisov et al. 2022).
 
   `init` needs the parameters: the state holds as many copies of them as the correlation has
   `buffers`, or none where it draws earlier noise again (`noise.correlated.InverseBanded`).

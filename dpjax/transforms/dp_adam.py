@@ -1,4 +1,4 @@
-"""DP-Adam whose second moment does not count the noise (DP-AdamBC).
+"""DP-Adam with the noise removed from its second moment (DP-AdamBC).
 
 Adam divides by the root of a moving average of g^2. Of a private gradient g = signal +
 N(0, s^2) that average is E[signal^2] + s^2: with the noise of private training the second
@@ -35,14 +35,15 @@ def scale_by_dp_adam(
   eps: float = 1e-8,
   noise_floor: float = 0.3,
 ) -> optax.GradientTransformation:
-  """`optax.scale_by_adam` with the known variance of the noise taken off its second moment.
+  """`optax.scale_by_adam` with the known variance of the noise subtracted from its second
+  moment.
 
   Update: m_hat / (sqrt(max(v_hat - s^2, (noise_floor s)^2)) + eps), s = noise_std.
 
   Args:
     noise_std: standard deviation of the noise on the MEAN gradient, the same at every step:
       `plan.noise_std`. A number, or a prefix tree of numbers where it differs by group.
-    b1, b2, eps: of Adam.
+    b1, b2, eps: constants of Adam.
     noise_floor: least denominator, in units of noise_std. v_hat - s^2 is an estimate and
       may be negative; the smaller the floor, the longer the steps where the signal is weak.
 
@@ -94,7 +95,7 @@ def dp_adam(
 
 
 def second_moment(state: DpAdamState, *, noise_std: NumberTree, b2: float = 0.999) -> Any:
-  """The estimate of E[signal^2] that the update takes the root of, before the floor.
+  """Estimate of E[signal^2] whose root the update uses, before the floor.
 
   Unbiased where the gradient's signal and the noise of the plan are independent.
 

@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 
 def sgld_temperature(*, step_size: float, noise_std: float, num_examples: int) -> float:
-  """tau = h (n noise_std)^2 / 2, the temperature that the noise of a plan amounts to.
+  """tau = h (n noise_std)^2 / 2: the temperature that a plan's noise gives.
 
   >>> sgld_temperature(step_size=1e-4, noise_std=0.1, num_examples=1000)
   0.5
@@ -61,7 +61,7 @@ def sgld_noise_multiplier(
   l2_clip_norm: float,
   expected_batch_size: float,
 ) -> float:
-  """z = (L / (n C)) sqrt(2 tau / h): give it to a Plan to learn what that SGLD costs.
+  """z = (L / (n C)) sqrt(2 tau / h): give it to a Plan to get the cost of that SGLD.
 
   >>> round(sgld_noise_multiplier(temperature=1.0, step_size=2e-4, num_examples=1000,
   ...   l2_clip_norm=1.0, expected_batch_size=10), 10)
@@ -94,10 +94,10 @@ def dp_sgld(
   Args:
     step_size: h, of the energy SUMMED over the examples: an SGD learning rate of r on the
       mean loss is h = r / n. A schedule changes the temperature from step to step.
-    noise_std: of the private mean gradient, `plan.noise_std`; it must be > 0, because this
-      transform adds no noise of its own. See `sgld_temperature` for what it amounts to.
+    noise_std: noise of the private mean gradient, `plan.noise_std`; it must be > 0, because this
+      transform adds no noise of its own. `sgld_temperature` gives its temperature.
     num_examples: n; public, as in the plan's guarantee.
-    prior_precision: of a N(0, 1 / prior_precision) prior on every parameter.
+    prior_precision: precision of a N(0, 1 / prior_precision) prior on every parameter.
 
   >>> import jax.numpy as jnp
   >>> tx = dp_sgld(0.01, noise_std=1.0, num_examples=10, prior_precision=2.0)
@@ -119,7 +119,7 @@ def dp_sgld(
   def update_fn(updates: Any, state: Any, params: Any = None):
     if params is None:
       raise UserError("dp_sgld needs them for the prior", field="params", value=None)
-    # n times the mean gradient is that of the sum, to which the prior counts once.
+    # n times the mean gradient is that of the sum; the prior is added once.
     pull = lambda g, p: num_examples * g + prior_precision * p.astype(g.dtype)
     return jax.tree.map(pull, updates, params), state
 

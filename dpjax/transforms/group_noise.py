@@ -26,8 +26,8 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-  """Each layer clipped flat to its share of one bound: settings of a clip that can be made
-  when the shapes of the layers are known.
+  """Clips each layer flat to its share of one bound. The clip is made when the layers'
+  shapes are known.
 
   Args:
     allocation: "uniform" or "by_size", see `gradients.allocate_clip_norms`.
@@ -50,12 +50,12 @@ class PerLayer:
   def make(
     self, l2_clip_norm: float, params: Any, schedule: tuple[float, ...] = ()
   ) -> gradients.Clip:
-    """The clip of a model with these parameters."""
+    """Returns the clip of a model with these parameters."""
     bounds = gradients.allocate_clip_norms(params, l2_clip_norm, rule=self.allocation)
     return gradients.Clip(bounds, schedule=schedule)
 
   def shares(self, clip: gradients.Clip) -> Any:
-    """Returns the shares of the layers in the noise; None for noise that is shared."""
+    """Returns the layers' shares in the noise; None for shared noise."""
     return None if self.noise == "shared" else jax.tree.map(lambda _: 1.0, clip.norms)
 
 
@@ -85,7 +85,7 @@ def group_weights(l2_clip_norm: ClipLike, noise_shares: NumberTree = None) -> Nu
       raise UserError(
         f"must be > 0 for a group clipped to {clip_norm}", field="noise_shares", value=share
       )
-    # So that sum_g (w_g C_g)^2 is the square of the whole bound again.
+    # So that sum_g (w_g C_g)^2 again equals the square of the whole bound.
     return math.sqrt(share / total) * bound / clip_norm if clip_norm else 0.0
 
   return jax.tree.map(weight, shares, clip.norms)
@@ -95,7 +95,7 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
   """Raises unless the sum was clipped group by group to these bounds."""
   allowed = gradients.Clip.of(l2_clip_norm).group_bounds()
   seen = updates.group_bounds
-  # The same bound by another way may differ in its last digits.
+  # Two computations of one bound may differ in their last digits.
   if len(seen) != len(allowed) or any(s > a * (1 + 1e-12) for s, a in zip(seen, allowed)):
     raise UserError(
       f"the ClippedSum has group bounds {seen}, the noise is for {allowed}",
@@ -104,12 +104,12 @@ def check_groups(updates: ClippedSum, l2_clip_norm: ClipLike) -> None:
 
 
 def weighted(tree: Updates, weights: NumberTree) -> Updates:
-  """Each group times its weight; a frozen group becomes exactly 0."""
+  """Multiplies each group by its weight; a frozen group becomes exactly 0."""
   return _per_group(lambda leaf, w: leaf * w if w else jnp.zeros_like(leaf), tree, weights)
 
 
 def unweighted(tree: Updates, weights: NumberTree) -> Updates:
-  """The inverse of `weighted`; a frozen group stays exactly 0, whatever noise it got."""
+  """Inverts `weighted`; a frozen group stays exactly 0, whatever noise it got."""
   return _per_group(lambda leaf, w: leaf / w if w else jnp.zeros_like(leaf), tree, weights)
 
 

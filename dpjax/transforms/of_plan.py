@@ -1,4 +1,4 @@
-"""The bond between a private transform and the plan that accounts for it.
+"""The link between a private transform and the plan that accounts for it.
 
 A notebook is run cell by cell, so two plans may stand beside each other. A state that draws the
 noise of one would be accounted by the other, and a batch that is larger than any draw of the plan
@@ -33,7 +33,7 @@ NOISE_STATES = (NoiseState, CorrelatedNoiseState)
 
 
 def mark_of(facts: Mapping[str, Any]) -> int:
-  """Returns 32 bits that follow from what a plan's steps release and cost, never 0.
+  """Returns 32 bits that depend on the releases and costs of a plan's steps, never 0.
 
   Numbers count to six digits, so that the last bits of another machine make no other plan.
 
@@ -42,17 +42,17 @@ def mark_of(facts: Mapping[str, Any]) -> int:
   >>> mark_of({"noise_multiplier": 1.0}) == mark_of({"noise_multiplier": 1.1})
   False
   """
-  # Read again, because NumPy's numbers are written like those of Python.
+  # Converted to floats, so that NumPy's numbers are written like Python's.
   text = json.dumps(facts, default=lambda number: float(number))
   rounded = lambda digits: f"{float(digits):.6g}"
   known = json.loads(text, parse_float=rounded, parse_int=rounded, parse_constant=str)
   digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).digest()
-  # A mark of 0 would leave a state as it is.
+  # A mark of 0 would leave a state unchanged.
   return int.from_bytes(digest[:4], "big") or 1
 
 
 def marked(state: Any, mark: int) -> Any:
-  """The state with the mark in the checksum of its noise; a second time, without it.
+  """Returns the state with the mark in its noise checksum; a second call removes it.
 
   >>> from dpjax import noise
   >>> state = noise.init(jax.random.key(0))
@@ -63,7 +63,7 @@ def marked(state: Any, mark: int) -> Any:
 
   def turned(part: Any) -> Any:
     dtype = getattr(part.checksum, "dtype", None) if is_noise(part) else None
-    # What is no checksum is told by the transform itself.
+    # The transform itself reports a field that is no checksum.
     if dtype != jnp.uint32:
       return part
     return part._replace(checksum=part.checksum ^ jnp.uint32(mark))
@@ -72,7 +72,7 @@ def marked(state: Any, mark: int) -> Any:
 
 
 def _mask_of(updates: Any, mask: Any) -> Any:
-  """The mask [B] of the examples; None where it is not known here."""
+  """Returns the mask [B] of the examples; None where it is not known here."""
   if isinstance(updates, ClippedSum):
     return updates.mask
   if not isinstance(updates, PerExampleGrads):
@@ -86,9 +86,9 @@ def _mask_of(updates: Any, mask: Any) -> Any:
 
 
 def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
-  """The update, NaN where there are more examples than any draw has; UserError where that can
-  be looked at."""
-  # A batch that is short enough needs no look at its mask.
+  """Returns the update, NaN where there are more examples than any draw has; UserError
+  where values are known."""
+  # A sufficiently small batch needs no check of its mask.
   if mask is None or jnp.size(mask) <= slots:
     return noisy
   count = jnp.sum(mask)
@@ -107,14 +107,14 @@ def _as_drawn(noisy: ArrayTree, mask: Any, slots: int) -> Any:
 def of_plan(
   tx: optax.GradientTransformationExtraArgs, mark: int, slots: int
 ) -> optax.GradientTransformationExtraArgs:
-  """The same private transform, for states and batches of one plan alone.
+  """Returns the same private transform, for states and batches of one plan only.
 
   Args:
-    tx: of the plan's numbers.
+    tx: the transform, with the plan's numbers.
     mark: the plan's, by `mark_of`.
     slots: rows that a draw of the plan has at most.
   """
-  # The type of `tx` knows of no ClippedSum.
+  # The type of `tx` does not include ClippedSum.
   inner: Any = tx
 
   def init_fn(params: Any) -> Any:
@@ -123,8 +123,7 @@ def of_plan(
   def update_fn(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **extra_args: Any
   ) -> Any:
-    # This takes the mark off. The state of another plan keeps a wrong checksum, and is
-    # refused.
+    # Removes the mark. The state of another plan keeps a wrong checksum, and is refused.
     own = marked(state, mark)
     noisy, after = inner.update(updates, own, params, mask=mask, **extra_args)
     noisy = _as_drawn(noisy, _mask_of(updates, mask), slots)

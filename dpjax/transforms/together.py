@@ -1,4 +1,4 @@
-"""The table of combinations that are refused, for transforms and plans."""
+"""The table of refused combinations, for transforms and plans."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dpjax.sampling import Sampler, assumption
 from dpjax.validate import UserError
 
 _SHAPED = ("clipping that is not flat", "noise shares", "a frozen group")
-_EPOCHS = "epochs that are paid at the noise of their first step"
+_EPOCHS = "epochs that are accounted at the noise of their first step"
 _BANDS = (
   "noise of several bands, which needs a sampler that bounds how often an example takes "
   "part, such as CyclicSampler or CyclicPoissonSampler"
 )
-# A feature, and those that have no analysis, or no implementation, beside it.
+# Feature -> other features without an analysis, or an implementation, beside it.
 APART = {
   "adaptive clipping": (
     *("several clip norms", "a clip schedule", "noise shares", "a noise schedule"),
@@ -37,7 +37,7 @@ def features(
   slices: int = 1,
   statistics: object = None,
 ) -> dict[str, str]:
-  """Returns the features in `APART` that these have, each with the argument that brings it.
+  """Returns the features in `APART` that these have, each with the argument that causes it.
 
   >>> features(Clip(1.0), NoiseShape(schedule=(2.0, 1.0)))
   {'a noise schedule': 'noise_schedule=(2.0, 1.0)'}
@@ -63,7 +63,7 @@ def features(
     drawn = f"sampler={sampler!r}"
     found["free participation"] = (free, drawn)
     found["bounded participation"] = (not free, drawn)
-    # A row is not all of a user.
+    # A row is only a part of a user.
     found["users"] = (sampler.unit != "example", drawn)
     found[_EPOCHS] = (not sampler.steps_alike, drawn)
   return {name: argument for name, (has, argument) in found.items() if has}
@@ -77,7 +77,7 @@ def check_together(
   slices: int = 1,
   statistics: object = None,
 ) -> None:
-  """Raises UserError for the first pair of `APART`, or what is no sampler and no shape.
+  """Raises UserError for the first pair of `APART`, or for an invalid sampler or shape.
 
   >>> check_together(Clip(1.0, "automatic"), NoiseShape(schedule=(2.0, 1.0)))
   Traceback (most recent call last):
@@ -98,7 +98,7 @@ def check_together(
 def assumptions(
   clip: Clip, shape: NoiseShape, sampler: Sampler, statistics: object = None
 ) -> tuple[str, ...]:
-  """Unproved assumptions that an epsilon of these rests on.
+  """Returns the unproved assumptions of an epsilon of these.
 
   Events of parts that are not dpjax's are the words of their authors. Where there are any,
   the epsilon is "claimed".

@@ -1,4 +1,4 @@
-"""Words for what a step adds, where that is not what the accountant is told."""
+"""Words for a step's noise, where it differs from the accountant's event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpjax.noise import NoiseShape
 from dpjax.sampling import Sampler
 from dpjax.transforms.group_noise import group_stds
 
-# Steps up to which the whole of C is looked at: a dense matrix, which is inverted.
+# Most steps for which the whole of C is inspected: a dense matrix, which is inverted.
 _MAX_DENSE = 1024
 
 
@@ -24,7 +24,7 @@ def noise_in_words(
   normalize_by: float,
   num_steps: int,
 ) -> str:
-  """A part of a privacy statement; "" where the noise is what the event says.
+  """Returns a part of a privacy statement; "" where the noise is as in the event.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> sampler = PoissonSampler(0.5, 16)
@@ -64,8 +64,8 @@ def _correlated(noise_shape: NoiseShape, sampler: Sampler, shown: str, unit: str
 
 
 def _stds_in_words(noise_shape: NoiseShape, noise_multiplier: float, num_steps: int) -> str:
-  """Standard deviations of the noise on the sum: C has a unit diagonal, so what is new in
-  step t is z_t, and what comes from earlier steps is independent of it."""
+  """Describes the noise on the sum by its standard deviations. C has a unit diagonal, so
+  the new noise of step t is z_t, independent of the part from earlier steps."""
   factors = np.array(noise_shape.schedule or np.ones(num_steps))
   # Rounded down: a statement must not claim more noise than there is.
   number = lambda value: accounting.lower(noise_multiplier * value, digits=6)

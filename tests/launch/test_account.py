@@ -8,7 +8,7 @@ import re
 import pytest
 from absl import flags
 
-from dpjax import accounting, price
+from dpjax import accounting, solve
 from dpjax.accounting import trade_off_files
 from dpjax.validate import UserError
 from launch import account, bounded
@@ -34,7 +34,7 @@ def _ask(*args):
 
 def _answer(*args):
   (question,) = _ask(*args)
-  return price.solve(question)
+  return solve.solve(question)
 
 
 def _epsilons(text):
@@ -151,8 +151,8 @@ def test_what_is_shown_is_rounded_to_the_private_side():
 def test_pld_solves_when_both_are_shown():
   (question,) = _ask("--epsilon=1", "--sampling_prob=0.01", "--num_steps=100")
   assert question.accountants == ("pld", "rdp")
-  answer = price.solve(question)
-  assert price.epsilon_of(answer, "pld") <= 1 < price.epsilon_of(answer, "rdp")
+  answer = solve.solve(question)
+  assert solve.epsilon_of(answer, "pld") <= 1 < solve.epsilon_of(answer, "rdp")
 
 
 def test_fixed_size_batches_are_whole_and_under_replace_one():
@@ -165,17 +165,17 @@ def test_fixed_size_batches_are_whole_and_under_replace_one():
   )
   assert question.neighboring_relation == "replace_one"
   assert question.accountants == ("rdp",)
-  answer = price.solve(question)
+  answer = solve.solve(question)
   batch = answer.sampling_prob * 777
-  assert batch == pytest.approx(round(batch)) and price.epsilon_of(answer, "rdp") <= 1
+  assert batch == pytest.approx(round(batch)) and solve.epsilon_of(answer, "rdp") <= 1
   larger = answer._replace(sampling_prob=(round(batch) + 1) / 777)
-  assert price.epsilon_of(larger, "rdp") > 1
+  assert solve.epsilon_of(larger, "rdp") > 1
 
 
 def test_without_a_sampler_every_step_sees_all_data():
   answer = _answer("--sampler=none", "--noise_multiplier=4", "--num_steps=4")
   one = accounting.epsilon(accounting.gaussian_event(2.0), delta=1e-5)
-  assert price.epsilon_of(answer, "pld") == pytest.approx(one)
+  assert solve.epsilon_of(answer, "pld") == pytest.approx(one)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_unclear_questions_are_user_errors(args):
 
 def test_no_noise_costs_everything():
   answer = _answer("--noise_multiplier=0", "--sampling_prob=.5", "--num_steps=1")
-  assert price.epsilon_of(answer, "pld") == math.inf
+  assert solve.epsilon_of(answer, "pld") == math.inf
   assert "inf" in account.table([answer])
 
 
@@ -225,7 +225,7 @@ def test_a_truncated_sample_is_replace_special_by_pld_and_costs_more():
   assert cut.neighboring_relation == "replace_special"
   assert cut.accountants == ("pld",)
   (plain,) = _ask("--num_steps=50", *given)
-  assert price.epsilon_of(cut, "pld") > price.epsilon_of(plain, "pld")
+  assert solve.epsilon_of(cut, "pld") > solve.epsilon_of(plain, "pld")
   assert "gdp" not in account.table([cut])
   with pytest.raises(UserError, match="capacity"):
     _ask("--sampler=truncated_poisson", "--num_steps=50", *given)
@@ -240,7 +240,7 @@ def test_the_approximation_is_shown_on_request_and_labelled():
   (asked,) = _ask("--sampling_prob=0.01", *given)
   row = account.table([asked], gdp=True).splitlines()[-1]
   assert "gdp (APPROXIMATION, not a bound)" in row
-  assert float(row.split()[-1]) < price.epsilon_of(asked, "pld")  # too small, in truth
+  assert float(row.split()[-1]) < solve.epsilon_of(asked, "pld")  # too small, in truth
   (unasked,) = _ask("--sampling_prob=0.01", *given)
   assert "gdp" not in account.table([unasked])
   (unsampled,) = _ask("--sampler=none", *given)
@@ -251,13 +251,13 @@ def test_random_allocation_is_one_pass_or_several_with_poisson_beside_it():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=4")
   assert one.steps_per_pass == 4 and one.accountants == ("pld", "rdp")
   once = accounting.random_allocation_event(accounting.gaussian_event(2.0), num_steps=4)
-  assert price.run_event(one) == accounting.composed(once, 1)
+  assert solve.run_event(one) == accounting.composed(once, 1)
   # 9 steps of 4 a pass: the third pass is charged whole
   (more,) = _ask(
     "--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=9",
     "--sampling_prob=0.25",
   )  # fmt: skip
-  assert price.run_event(more) == accounting.composed(once, 3)
+  assert solve.run_event(more) == accounting.composed(once, 3)
   lines = account.table([one]).splitlines()
   names = [line.split()[0] for line in lines]
   assert names == ["accountant", "pld", "rdp", "launch.train", "poisson"]
@@ -269,9 +269,9 @@ def test_random_allocation_solves_for_whole_passes():
     "--epsilon=1",
   )  # fmt: skip
   assert answer.num_steps % 2 == 0
-  assert price.epsilon_of(answer, "pld") <= 1
+  assert solve.epsilon_of(answer, "pld") <= 1
   more = answer._replace(num_steps=answer.num_steps + 1)
-  assert price.epsilon_of(more, "pld") > 1
+  assert solve.epsilon_of(more, "pld") > 1
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_random_allocation_solves_for_whole_passes():
 def test_what_random_allocation_cannot_do_is_one_line(args, message):
   with pytest.raises(UserError, match=message):
     answer = _answer("--sampler=random_allocation", *args)
-    price.epsilon_of(answer, answer.accountants[0])
+    solve.epsilon_of(answer, answer.accountants[0])
 
 
 def test_a_pass_of_random_allocation_has_the_batch_asked_for():
@@ -313,10 +313,10 @@ def test_a_pass_of_random_allocation_has_the_batch_asked_for():
 
 def test_the_fewest_steps_of_a_pass_are_solved_for_in_the_library():
   (one,) = _ask("--sampler=random_allocation", "--noise_multiplier=2", "--num_steps=40")
-  found = price.solve(one._replace(epsilon=0.6, sampling_prob=None))
-  assert price.epsilon_of(found, "pld") <= 0.6
+  found = solve.solve(one._replace(epsilon=0.6, sampling_prob=None))
+  assert solve.epsilon_of(found, "pld") <= 0.6
   fewer = found._replace(sampling_prob=1 / (found.steps_per_pass - 1))
-  assert price.epsilon_of(fewer, "pld") > 0.6
+  assert solve.epsilon_of(fewer, "pld") > 0.6
 
 
 def test_tradeoff_tells_what_an_attack_may_reach():
@@ -375,7 +375,7 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
     "--num_steps=8", "--delta=1e-2", "--num_samples=2000", *more,
   )  # fmt: skip
   (run,) = bounded.runs(values, [2.0])
-  rows = dict(price.bounded_rows(run))
+  rows = dict(solve.bounded_rows(run))
   estimate = rows["Monte Carlo estimate, NOT a bound"]
   upper = rows["Monte Carlo, 99 % confidence, NOT a proof"]
   assert estimate < upper and estimate < rows["proved, unamplified (pld)"]
@@ -388,7 +388,7 @@ def test_bounded_participation_says_what_each_number_is_worth(sampler):
 def test_batches_that_come_as_often_as_they_may_are_simulated(least):
   """1 / min_sep is no number of floats: p / (1 - (m - 1) p) may be just above 1."""
   given = (1.0, 8, 1 / least, least, 1e-2)
-  rows = dict(price.bounded_rows(price.Bounded("min_sep", *given, num_samples=2000)))
+  rows = dict(solve.bounded_rows(solve.Bounded("min_sep", *given, num_samples=2000)))
   assert (
     rows["Monte Carlo estimate, NOT a bound"] <= rows["proved, unamplified (pld)"] + 0.5
   )
@@ -397,7 +397,7 @@ def test_batches_that_come_as_often_as_they_may_are_simulated(least):
 @pytest.mark.parametrize(("sampler", "prob"), [("balls_in_bins", 0.9), ("min_sep", 0.3)])
 def test_a_probability_that_would_be_ignored_is_refused_in_the_library(sampler, prob):
   with pytest.raises(UserError, match=f"sampling_prob={prob}: must be .*1 / min_sep, 0.25"):
-    price.bounded_rows(price.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
+    solve.bounded_rows(solve.Bounded(sampler, 1.0, 8, prob, 4, 1e-3))
 
 
 def test_a_row_beside_others_refuses_none_of_them():

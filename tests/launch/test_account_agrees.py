@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dpjax
-from dpjax import accounting, price, sampling
+from dpjax import accounting, sampling, solve
 from dpjax.experiments.kinds.central.config import FtrlConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.central.privacy import make_plan
 from dpjax.experiments.kinds.federated import privacy as federate_privacy
@@ -59,7 +59,7 @@ def test_equal_settings_are_equal_events(sampler, n, thousandths, z, steps):
     f"--noise_multiplier={z}", f"--num_steps={steps}", *flag,
   )  # fmt: skip
   plan = _trained(sampler, prob, n, z, steps, **changes)
-  assert price.run_event(question) == plan.event()
+  assert solve.run_event(question) == plan.event()
   assert question.neighboring_relation == plan.neighboring_relation
   assert question.delta == plan.delta
   if sampler == "fixed_size":  # and what the table shows is what is drawn
@@ -89,7 +89,7 @@ def test_samplers_that_bound_participation_pay_for_overflow_too(sampler, more, l
   plan = make_plan(TrainConfig(privacy=privacy, num_steps=20), 500)
   asked = "min_sep" if sampler == "cyclic_poisson" else sampler
   rows = dict(
-    price.bounded_rows(price.Bounded(asked, 1.0, 20, prob, 20, 1e-2, num_samples=2000))
+    solve.bounded_rows(solve.Bounded(asked, 1.0, 20, prob, 20, 1e-2, num_samples=2000))
   )
   assert rows[f"{law} (launch.train, pld)"] == plan.epsilon() > rows[f"{law} (pld)"]
 
@@ -101,8 +101,8 @@ def test_random_allocation_in_training_pays_for_overflow_too():
     "--sampler=random_allocation", "--sampling_prob=0.2", "--noise_multiplier=2",
     "--num_steps=7",
   )  # fmt: skip
-  assert price.epsilon_in_training(question, "pld") == plan.epsilon()
-  assert price.epsilon_of(question, "pld") < plan.epsilon()
+  assert solve.epsilon_in_training(question, "pld") == plan.epsilon()
+  assert solve.epsilon_of(question, "pld") < plan.epsilon()
 
 
 def test_the_row_of_training_is_what_training_prints():
@@ -110,7 +110,7 @@ def test_the_row_of_training_is_what_training_prints():
     "--sampling_prob=0.02", "--num_examples=500", "--noise_multiplier=1", "--num_steps=30"
   )
   plan = _trained("poisson", 0.02, 500, 1.0, 30)
-  assert price.epsilon_in_training(question, "rdp") == pytest.approx(plan.epsilon())
+  assert solve.epsilon_in_training(question, "rdp") == pytest.approx(plan.epsilon())
   last = account.table([question]).splitlines()[-1].split()
   assert last[:2] == ["launch.train", "(pld)"]
   by_pld = dataclasses.replace(plan, accountant="pld").epsilon()
@@ -126,7 +126,7 @@ def test_a_batch_that_is_no_integer_was_charged_as_a_smaller_one():
   )
   options = {"delta": 1e-5, "accountant": "rdp", "neighboring_relation": "replace_one"}
   too_little = accounting.epsilon(accounting.composed(one, 50), **options)
-  assert price.epsilon_of(asked, "rdp") > 1.2 * too_little
+  assert solve.epsilon_of(asked, "rdp") > 1.2 * too_little
   assert sampling.whole_batch_size(0.015, 100) == 2
 
 
@@ -147,7 +147,7 @@ def test_a_federation_charges_what_account_says(clients, share, fixed):
     f"--sampler={name}", f"--num_examples={clients}", f"--batch_size={cohort}",
     "--noise_multiplier=1.5", "--num_steps=7",
   )  # fmt: skip
-  assert plan is reported and price.run_event(question) == plan.event()
+  assert plan is reported and solve.run_event(question) == plan.event()
 
 
 @pytest.mark.filterwarnings("ignore:normalize_by=0.001")  # one of 10, at a rate of 1e-4

@@ -23,7 +23,7 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import DataConfig, PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run import switched, switches, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.sweeps import (
   attack_table,
   engine,
@@ -59,7 +59,7 @@ def _command(config, **flags):
     path = path.replace("__", ".")
     now = fields.override(now, path, text)
     steps.append((path, now))
-  return switched.settled(config, steps, all_kinds.of(config))
+  return switches.of_command_line(config, steps, all_kinds.of(config))
 
 
 def _again(config):
@@ -104,7 +104,10 @@ def _switch(name, path, word):
   if type(config) in _DESCRIBED:
     again = _again(found)
     assert fields.to_dict(again) == fields.to_dict(found)
-    assert switched.settled(again, [(path, again)], all_kinds.of(again)) == (again, "")
+    assert switches.of_command_line(again, [(path, again)], all_kinds.of(again)) == (
+      again,
+      "",
+    )
     if line:
       _same(fields.override(config, path, word), found)
 

@@ -2,7 +2,7 @@
 
 `python -m tests.published.test_poisoning` writes results/attacks/poisoning.{json,md,png}, in
 12 minutes on 2 busy CPU cores; `python -m pytest -m long tests/published/test_poisoning.py` makes
-the same runs. Needs the prepared MNIST (TFDS_DATA_DIR).
+the same runs; `--draw` draws poisoning.json again. Needs the prepared MNIST (TFDS_DATA_DIR).
 
 100 clients of 60 records each, all in every round; 20 rounds of a linear model; attackers are
 10 or 30 of them. Krum was told of 20, the trimmed mean cuts 20 % at either end.
@@ -24,7 +24,7 @@ import optax
 import pytest
 
 import dpjax
-from dpjax import attacks, data, federated
+from dpjax import attacks, data, federated, pictures
 from dpjax.validate import UserError
 
 _CLIENTS, _EACH, _FRACTIONS = 100, 60, (0.1, 0.3)
@@ -99,30 +99,41 @@ def run(partition, tell=print):
 
 
 def _picture(found, path):
-  """Success of the backdoors and accuracy under sabotage, by aggregator."""
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
+  """Success of the backdoors and accuracy under sabotage, by aggregator.
 
-  figure = Figure(figsize=(11, 5.5), layout="constrained")
-  FigureCanvasAgg(figure)
-  panels = figure.subplots(len(found), 2, squeeze=False)
-  for row, (partition, outcomes) in zip(panels, found.items()):
-    names = list(dict.fromkeys(one.defence for one in outcomes))
-    chosen = lambda attack, many, all=outcomes: [
-      one for one in all if one.attack == attack and one.num_attackers == many
-    ]
-    places = range(len(names))
-    for shift, many in enumerate((10, 30)):
-      at = [place + 0.4 * shift - 0.2 for place in places]
-      hits = [one.success.rate for one in chosen("backdoor_scaled", many)]
-      kept = [one.accuracy.rate for one in chosen("sabotage", many)]
-      for axis, heights in zip(row, (hits, kept)):
-        axis.bar(at, heights, width=0.38, label=f"{many} of {_CLIENTS} attack")
-    for axis, what in zip(row, ("success of the scaled backdoor", "accuracy, sabotage")):
-      axis.set(ylim=(0, 1), title=f"{what} ({partition})")
-      axis.set_xticks(places, [name.replace("_", "\n", 1) for name in names], fontsize=6)
-      axis.legend(fontsize=7)
-  figure.savefig(path, dpi=100)
+  Args:
+    found: partition -> rows as poisoning.json has them: [count, total, low, high] of each rate.
+    path: of the picture.
+  """
+  look = pictures.Look()
+  figure = pictures.new_figure(look, height=3.0 * len(found) + 0.6)
+  panels = figure.subplots(len(found), 2, squeeze=False, sharex=True, sharey="row")
+  whats = (
+    ("backdoor_scaled", "success", "success of the scaled backdoor"),
+    ("sabotage", "accuracy", "accuracy, sabotage"),
+  )
+  for axes_of_row, (partition, rows) in zip(panels, found.items()):
+    names = list(dict.fromkeys(row["defence"] for row in rows))
+    for axes, (attack, rate, what) in zip(axes_of_row, whats):
+      for index, many in enumerate((10, 30)):
+        mine = [
+          row for row in rows if (row["attack"], row["num_attackers"]) == (attack, many)
+        ]
+        places = [names.index(row["defence"]) + 0.3 * index - 0.15 for row in mine]
+        how = {"color": look.color(index), "marker": pictures.marker(index)}
+        for place, row in zip(places, mine):
+          axes.plot(row[rate][2:], [place, place], color=how["color"], linewidth=1.4)
+        shares = [row[rate][0] / row[rate][1] for row in mine]
+        label = f"{many} of {_CLIENTS} clients attack"
+        axes.plot(shares, places, linestyle="none", markersize=3.5, label=label, **how)
+      axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+      axes.set(xlim=(-0.03, 1.03), ylim=(len(names) - 0.4, -0.6))
+      pictures.dress(axes, look, title=f"{what} ({partition})", xlabel="share (bars: 95 %)")
+  for axes in panels[:-1].flat:
+    axes.set_xlabel("")
+  handles, _ = panels[0, 0].get_legend_handles_labels()
+  pictures.key(figure, look, handles)
+  pictures.save(figure, path)
 
 
 def _row(one):
@@ -133,7 +144,11 @@ def _row(one):
 
 
 def main():
-  """Writes the three files of results/attacks."""
+  """Writes the three files of results/attacks; with --draw the picture alone, of what ran."""
+  if "--draw" in sys.argv:
+    return _picture(
+      json.loads((_OUT / "poisoning.json").read_text()), _OUT / "poisoning.png"
+    )
   found = {partition: run(partition) for partition in _PARTITIONS}
   _OUT.mkdir(parents=True, exist_ok=True)
   rows = {name: [_row(one) for one in outcomes] for name, outcomes in found.items()}
@@ -151,7 +166,7 @@ def main():
   for name, outcomes in found.items():
     text += f"\n## Clients: {name}\n\n{attacks.poisoning_table(outcomes)}"
   (_OUT / "poisoning.md").write_text(text)
-  _picture(found, _OUT / "poisoning.png")
+  _picture(rows, _OUT / "poisoning.png")
 
 
 @pytest.mark.long

@@ -138,8 +138,8 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   line = promise.told(result)
   assert "features only, label public" in line and "per example's features" in line
   assert "features only, label public" in claims.markdown(claims.rows_of([result]))
-  assert panels._kind(result) == (
-    "proved, replace_one (features only, label public), per example's features"
+  assert panels._relation(result) == (
+    "replace one example's features (features only, label public)"
   )
   private = relevance.run("radp", "rigorous", _job()).privacy.to_json()
   assert (private["neighboring_relation"], private["unit"]) == ("replace_one", "example")

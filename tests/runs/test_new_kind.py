@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import mechanisms
+from dpjax import mechanisms, pictures
 from dpjax.accounting import Ledger, gaussian_event
-from dpjax.experiments.run import loop, promise, report, writers
+from dpjax.experiments.run import loop, promise, writers
 from dpjax.validate import UserError
 from tests import commands
 from tests.runs.stops import stop_after
@@ -214,9 +214,9 @@ def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
 
 
 def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
-  titles, style = [], report.style
+  titles, dress = [], pictures.dress
   monkeypatch.setattr(
-    report, "style", lambda axes, **told: (titles.append(told), style(axes, **told))
+    pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
   )
   work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve, table
@@ -35,6 +36,11 @@ def figures(monkeypatch):
 def _table(path):
   with path.open() as file:
     return list(csv.DictReader(file))
+
+
+def _note(figure):
+  """What stands above the panels, on one line."""
+  return " ".join(figure._suptitle.get_text().split())
 
 
 def _is_png(path):
@@ -70,7 +76,8 @@ def test_train_report_states_the_epsilon_and_its_meaning(tmp_path, figures):
   assert list(accuracy.lines[0].get_ydata()) == [0.1, 0.2]
   assert list(epsilon.lines[0].get_ydata()) == [0.5, 1.0]
   title = epsilon.get_title(loc="left")
-  assert "1e-05" in title and "add_or_remove_one" in title and "proved" in title
+  words = " ".join(title.split())
+  assert "1e-05" in words and "add or remove one example" in words and "proved" in words
   assert (
     "matplotlib.pyplot" not in sys.modules
     or not sys.modules["matplotlib.pyplot"].get_fignums()
@@ -120,10 +127,12 @@ def test_sweep_report_means_and_extremes(tmp_path, figures):
   assert first["epsilon"] == "0.99" and first["delta"] == "1e-05"
   assert first["neighboring_relation"] == "add_or_remove_one" and first["unit"] == "example"
   (axes,) = figures[0].axes
-  assert axes.get_xscale() == "log" and "proved" in axes.get_xlabel()
-  assert "min to max" in axes.get_title(loc="left")
-  texts = figures[0].axes[0].get_legend().get_texts()
-  assert {"A 2021 (2.93: 0.2)", "B 2021 (3: 0.2)"} < {text.get_text() for text in texts}
+  assert axes.get_xscale() == "log" and axes.get_xlabel() == "privacy budget epsilon"
+  note = _note(figures[0])
+  assert "proved, delta = 1e-05, add or remove one example" in note
+  assert "min to max" in note
+  texts = figures[0].legends[0].get_texts()
+  assert {"A 2021 (2.93: 0.2)", "B 2021 (3: 0.2)"} <= {text.get_text() for text in texts}
   boxes = [text.get_window_extent() for text in texts]
   assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
@@ -131,7 +140,7 @@ def test_sweep_report_means_and_extremes(tmp_path, figures):
 def test_one_seed_has_no_interval(tmp_path, figures):
   curve.sweep_report(_rows(seeds=(0,)), tmp_path)
   axes = figures[0].axes[0]
-  assert "one seed" in axes.get_title(loc="left")
+  assert "one seed" in _note(figures[0])
   assert not axes.collections  # error bars are line collections
 
 
@@ -157,7 +166,9 @@ def test_a_run_without_privacy_is_never_drawn_at_its_configs_epsilon(tmp_path, f
   assert [row["seeds"] for row in table] == ["1", "3", "3"]
   axes = figures[0].axes[0]
   labels = axes.get_legend_handles_labels()[1]
-  assert "not private" in labels
+  assert "without privacy" in labels
+  (level,) = [line for line in axes.lines if line.get_label() == "without privacy"]
+  assert set(level.get_xdata()) == {0, 1}  # from one side of the axes to the other
 
 
 def test_what_an_epsilon_means_fits_into_the_picture(tmp_path, figures):
@@ -165,9 +176,13 @@ def test_what_an_epsilon_means_fits_into_the_picture(tmp_path, figures):
   other = {"neighboring_relation": "replace_special", "series": "another"}
   rows = [row | {"series": long} for row in _rows()] + [row | other for row in _rows()]
   curve.sweep_report(rows, tmp_path, series="series")
-  label = figures[0].axes[0].xaxis.label
-  assert "replace_special" in label.get_text()
-  assert label.get_window_extent().x0 >= 0
+  (figure,) = figures
+  titles = [axes.get_title(loc="left") for axes in figure.axes]
+  assert titles == ["add or remove one example", "replace one example by an empty one"]
+  figure.draw_without_rendering()
+  for text in [figure._suptitle, *figure.findobj(Text)]:
+    box = text.get_window_extent()
+    assert not text.get_text() or (box.x0 >= 0 and box.x1 <= figure.bbox.x1), text
 
 
 def test_an_epsilon_of_mixed_meaning_says_so(tmp_path):
@@ -205,7 +220,7 @@ def test_runs_that_diverged_are_counted_and_in_no_mean(tmp_path, figures, lost):
   assert found["9.0"]["test_accuracy_mean"] == "nan"
   (axes,) = figures[0].axes
   assert list(axes.containers[0].lines[0].get_xdata()) == [1.0, 4.0]
-  assert "not drawn: 6 " in axes.get_title(loc="left")
+  assert "not drawn: 6 " in _note(figures[0])
   cells = table.table(rows, x="privacy.epsilon", y="test_accuracy")
   assert ".5000 (.5000-.5000; 1 of 3 not finite)" in cells and "| not finite |" in cells
 

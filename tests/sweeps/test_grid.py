@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax import noise
+from dpjax import noise, pictures
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig, FedPrivacyConfig
-from dpjax.experiments.run import report, writers
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run import writers
 from dpjax.experiments.sweeps import cost
 from dpjax.experiments.sweeps import grid as sweep
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -45,9 +45,12 @@ _MANY = (
 @pytest.fixture(autouse=True)
 def _no_pixels(monkeypatch):
   """Pictures are drawn in test_report; here only that they are written."""
-  monkeypatch.setattr(
-    report, "save_figure", lambda figure, path: writers.replace_file(path, b"png")
-  )
+
+  def save(figure, path, *, also=()):
+    for each in (path, *map(path.with_suffix, also)):
+      writers.replace_file(each, b"a picture")
+
+  monkeypatch.setattr(pictures, "save", save)
 
 
 class Fake:
@@ -96,7 +99,8 @@ def test_sweep_runs_every_point_and_writes_the_curve(tmp_path, capsys):
   with (tmp_path / "curve.csv").open() as file:
     curve = list(csv.DictReader(file))
   assert [float(row["test_accuracy_mean"]) for row in curve] == [0.55, 0.7]
-  assert (tmp_path / "curve.png").exists()
+  for suffix in pictures.SUFFIXES:
+    assert (tmp_path / "curve").with_suffix(suffix).exists()
   saved = writers.read_json(tmp_path / "sweep.json")
   assert saved["rows"] == rows and saved["points"] == 4
   assert saved["statement"] in capsys.readouterr().out

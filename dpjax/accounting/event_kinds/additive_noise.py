@@ -17,7 +17,7 @@ class AdditiveNoiseKind(EventKind):
   """One sum of every record, with noise relative to the bound on one record.
 
   Attributes:
-    distribution: of the noise, as a privacy statement says it.
+    distribution: distribution of the noise, as a privacy statement says it.
   """
 
   fields = ("noise_multiplier",)

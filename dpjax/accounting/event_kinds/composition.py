@@ -1,4 +1,4 @@
-"""Events that hold others, or none: compositions, and what costs nothing or everything."""
+"""Events that hold other events, or none: compositions, no-ops and releases without noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpjax.accounting.proved import RELATIONS, Proved
 
 
 class NoOpKind(EventKind):
-  """Nothing ran."""
+  """A run in which nothing was released."""
 
   name = "no_op"
   event = dpa.NoOpDpEvent
@@ -46,7 +46,7 @@ class SelfComposedKind(EventKind):
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(0, count=event.count)
     count = int(event.count)
-    # What never ran is taken apart all the same: an unknown event is refused.
+    # Zero repetitions are still taken apart: an unknown event is refused.
     for part, times in kind_of(event.event).elements(event.event):
       if count > 0:
         yield part, times * count
@@ -76,12 +76,13 @@ def composed(step_event: DpEvent, num_steps: int) -> DpEvent:
   validate.integer_at_least(0, num_steps=num_steps)
   if num_steps == 0:
     return dpa.NoOpDpEvent()
-  # A Python integer: JSON has no word for the integers of NumPy.
+  # A Python integer, because JSON cannot write NumPy's integers.
   return dpa.SelfComposedDpEvent(step_event, int(num_steps))
 
 
 def unamplified(counts: Mapping[DpEvent, int]) -> DpEvent:
-  """Returns the event of `parts`, each exchanged for what it is a mixture of, if that is known.
+  """Returns the event of `parts`. Each mixture is exchanged for what it mixes, if that is
+  known.
 
   So for one Gaussian sum in place of each pass of random allocation. This costs no less; where
   there is little noise, an accountant may find that it costs less.

@@ -41,7 +41,7 @@ class FixedSizeKind(EventKind):
     )
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # The noise is relative to the sensitivity, which is 2 C where a record is exchanged.
+    # The noise is relative to the sensitivity, which is 2 C where a record is replaced.
     inner = kind_of(part.event).under_replace_one(part.event)
     return dpa.SampledWithoutReplacementDpEvent(
       part.source_dataset_size, part.sample_size, inner

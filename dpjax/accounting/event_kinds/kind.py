@@ -47,9 +47,9 @@ class EventKind:
   composition, says so in `elements` and needs nothing of what follows it.
 
   Attributes:
-    name: in JSON.
+    name: name in JSON.
     event: class of the events.
-    fields: of the event that JSON holds, in the order of its constructor.
+    fields: fields of the event that JSON holds, in the order of its constructor.
     scheme: names the row of `dpjax.accounting.PROVED` that holds `proof`.
     proof: relations and accountants.
     rdp_relation: under which dp_accounting is asked for the Renyi curve. Noise is relative to
@@ -99,7 +99,7 @@ class EventKind:
     raise NotImplementedError
 
   def rows(self) -> dict[str, Proved]:
-    """Returns the rows of `accounting.PROVED` that events of this kind have."""
+    """Returns the rows that events of this kind need in `accounting.PROVED`."""
     return {self.scheme: self.proof} if hasattr(self, "proof") else {}
 
   def row_of(self, part: Any) -> tuple[str, Proved]:
@@ -113,12 +113,13 @@ class EventKind:
     return ()
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    """Returns the part with noise relative to 2 l2_clip_norm, by which exchanging a record
-    moves a sum. Default: as it is, for events whose proof already holds for the exchange."""
+    """Returns the part with noise relative to 2 l2_clip_norm: replacing a record moves a
+    sum by that much. Default: unchanged, for events whose proof already covers replacement."""
     return part
 
   def unamplified(self, part: Any) -> DpEvent:
-    """Returns an event that costs no less, without amplification, where one is worth trying."""
+    """Returns an event without amplification that costs no less, or None where it would not
+    help."""
     return part
 
   def rdp(self, part: Any) -> np.ndarray:
@@ -130,15 +131,16 @@ class EventKind:
     return np.maximum(curve, _RDP_ROUNDING)
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
-    """Returns the privacy loss distribution on a grid of this interval: pessimistic at any."""
+    """Returns the privacy loss distribution on a grid of this interval. It is pessimistic
+    for every interval."""
     raise NotImplementedError
 
   def renyi_two(self, part: Any) -> float:
-    """Returns about the Renyi divergence of order 2, from which the grid is chosen."""
+    """Returns the approximate Renyi divergence of order 2, from which the grid is chosen."""
     raise NotImplementedError
 
   def largest_loss(self, part: Any) -> float:
-    """Returns about the largest privacy loss that is kept: 10 standard deviations of noise."""
+    """Returns the approximate largest loss that is kept: 10 standard deviations of noise."""
     raise NotImplementedError
 
   def mu_squared(self, part: Any) -> tuple[float, bool]:
@@ -176,7 +178,7 @@ KINDS: dict[str, EventKind] = {}
 _KIND_OF: dict[type, EventKind] = {}
 
 
-# Schemes of users' own kinds, which may be registered again.
+# Schemes of kinds that users defined, which may be registered again.
 _USERS_SCHEMES: set[str] = set()
 
 
@@ -205,7 +207,8 @@ def register(*kinds: EventKind) -> None:
         )
     rows = kind.rows()
     if is_user_defined(kind):
-      # A kind that names no scheme of its own is not amplified, and leaves that row as it is.
+      # A kind that names no scheme of its own is not amplified, and leaves the row "none"
+      # as it is.
       rows = {scheme: proof for scheme, proof in rows.items() if scheme != EventKind.scheme}
       taken = [
         scheme for scheme in rows if scheme in PROVED and scheme not in _USERS_SCHEMES
@@ -224,7 +227,7 @@ def register(*kinds: EventKind) -> None:
 
 
 def is_user_defined(kind: EventKind) -> bool:
-  """Whether the accounting of a kind is the word of whoever wrote it, and not dpjax's."""
+  """Whether the kind was defined by a user, so that its accounting is not proved by dpjax."""
   return not type(kind).__module__.startswith("dpjax.")
 
 
@@ -265,7 +268,7 @@ def event_from_json(data: Mapping[str, Any]) -> DpEvent:
     raise UserError("must be a mapping with a 'kind'", field="event", value=data)
   validate.one_of(KINDS, kind=data.get("kind"))
   kind = KINDS[data["kind"]]
-  # Neither a missing field nor an unknown one is guessed at: it would be another guarantee.
+  # Neither a missing nor an unknown field is guessed: that could change the guarantee.
   if set(data) != {"kind", *kind.fields}:
     raise UserError(
       f"must have exactly the fields {list(kind.fields)}", field="event", value=dict(data)
@@ -291,7 +294,8 @@ def parts(event: DpEvent) -> Counter[DpEvent]:
   counts: Counter[DpEvent] = Counter()
   try:
     for part, times in kind_of(event).elements(event):
-      # A user's own event must not take back what another one costs.
+      # A user's event must not have negative counts, which would cancel another event's
+      # cost.
       validate.integer_at_least(0, times=times)
       counts[part] += times
   except RecursionError:
@@ -314,7 +318,7 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   counts = parts(event)
   gaussians = [part for part in counts if isinstance(part, dpa.GaussianDpEvent)]
   if gaussians:
-    # Exactly rounded, over as many terms as a run has noise levels.
+    # Exactly rounded. A run has one term for each noise level.
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
   return counts
@@ -350,7 +354,7 @@ def sampled(
   inner = merged_parts(event.event)
   if not inner:
     return []
-  # Without noise, no sampling helps: a record that is drawn is shown.
+  # Without noise, sampling does not help: a record that is drawn is shown.
   if dpa.NonPrivateDpEvent() in inner:
     return [(dpa.NonPrivateDpEvent(), 1)]
   (part, times), *others = inner.items()
@@ -370,7 +374,8 @@ def rdp_of(steps: Parts) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
-  # The class is part of the cache's key: a user's event may call itself equal to another one.
+  # The class is part of the cache's key: a user's event may claim equality with another
+  # one.
   del cls
   return kind_of(part).rdp(part)
 

@@ -23,7 +23,7 @@ class LaplaceKind(AdditiveNoiseKind):
     return sampled_laplace_pld(part.noise_multiplier, interval, sampling_prob=1.0)
 
   def renyi_two(self, part: Any) -> float:
-    # The pure bound 1 / z is smaller than the Gaussian guess where there is little noise.
+    # With little noise the pure bound 1 / z is smaller than the Gaussian guess.
     return min(1 / part.noise_multiplier**2, 1 / part.noise_multiplier)
 
   def largest_loss(self, part: Any) -> float:

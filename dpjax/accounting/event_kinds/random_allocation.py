@@ -55,7 +55,7 @@ class RandomAllocationKind(EventKind):
   replaced_in_two = True
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
-    # The constructors check both numbers.
+    # These constructors check both numbers.
     noise = gaussian_event(event.noise_multiplier)
     random_allocation_event(noise, num_steps=event.num_steps)
     return with_noise(

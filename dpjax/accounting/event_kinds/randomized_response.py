@@ -14,7 +14,7 @@ from dpjax.accounting.event_kinds.kind import DpEvent, EventKind
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
-# Of a pure epsilon: from here on, float64 has room for it beside 1.
+# Pure epsilons from here on are not lost beside 1 in float64.
 _SMALL = 1e-6
 
 
@@ -28,14 +28,14 @@ class RandomizedResponseKind(EventKind):
   event = dpa.RandomizedResponseDpEvent
   fields = ("noise_parameter", "num_buckets")
   proof = Proved(RELATIONS)
-  # dp_accounting knows it for the exchange of a record, which is what it is.
+  # dp_accounting analyses it for the replacement of a record, which is its definition.
   rdp_relation = "REPLACE_ONE"
   # A response has two or three losses, which fall between the points of a coarser grid.
   points_per_deviation = 4000
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
     validate.integer_at_least(1, num_buckets=event.num_buckets)
-    # Both say nothing of their input.
+    # In both cases the answer does not depend on the input.
     if event.num_buckets == 1 or event.noise_parameter == 1:
       return []
     if event.noise_parameter == 0:
@@ -63,7 +63,7 @@ class RandomizedResponseKind(EventKind):
 
 
 def pure_dp_event(epsilon: float) -> DpEvent:
-  """Returns the event of ANY mechanism that is (epsilon, 0)-DP, of which no more is known.
+  """Returns the event of ANY mechanism of which only (epsilon, 0)-DP is known.
 
   Guarantee: binary randomised response at `epsilon` dominates every such mechanism
   (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, theorem 3.1), so composing it bounds
@@ -76,8 +76,8 @@ def pure_dp_event(epsilon: float) -> DpEvent:
   """
   validate.non_negative(epsilon=epsilon)
   noise = 2 * math.exp(-epsilon) / (1 + math.exp(-epsilon))
-  # Where the formula rounds to 1 it would cost nothing. 1 - epsilon / 2 is less than the true
-  # value, and so is the next float64 below it: less noise, so a larger loss.
+  # Where the formula rounds to 1 it would cost nothing. 1 - epsilon / 2 is less than the
+  # true value, and so is the next float64 below it. Less noise means a larger loss.
   if 0 < epsilon < _SMALL:
     noise = math.nextafter(1 - epsilon / 2, 0.0)
   return dpa.RandomizedResponseDpEvent(noise, 2)

@@ -1,4 +1,4 @@
-"""The best of a random and secret number of runs: hyper-parameters that are tuned privately."""
+"""The best of a random and secret number of runs: private tuning of hyper-parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RepeatAndSelectKind(EventKind):
     return merged_parts(part.event)
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # Exchanging a record moves the sums of every run, so each part is converted.
+    # Replacing a record moves the sums of every run, so each part is converted.
     runs = {
       kind_of(inner).under_replace_one(inner): times
       for inner, times in merged_parts(part.event).items()
@@ -99,7 +99,7 @@ def repeat_and_select_event(
       at public data only. Runs may differ in their hyper-parameters if these are drawn at
       random, independently of the data, and every one of them costs at most `event`.
     mean_trials: E[K] >= 1.
-    shape: of K's law. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
+    shape: shape of K's law. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
       binomial. A smaller shape costs less, and has longer tails.
 
   >>> from dpjax.accounting import gaussian_event

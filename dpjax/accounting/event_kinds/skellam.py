@@ -22,7 +22,7 @@ class SkellamDpEvent(dpa.DpEvent):
   """The event of one sum of integer vectors with Skellam noise.
 
   Args:
-    variance: of the whole noise on one coordinate, on the grid.
+    variance: variance of the whole noise on one coordinate, on the grid.
     l2_sensitivity, l1_sensitivity: largest norms of ONE record's integer vector, after
       rounding; under replace_one the accountant doubles both.
   """
@@ -49,7 +49,7 @@ class SkellamKind(EventKind):
     return [(event, 1)]
 
   def under_replace_one(self, part: Any) -> DpEvent:
-    # The integers of the exchanged record differ by up to twice either norm.
+    # The integers of a replaced record differ by up to twice either norm.
     return SkellamDpEvent(part.variance, 2 * part.l2_sensitivity, 2 * part.l1_sensitivity)
 
   def rdp(self, part: Any) -> np.ndarray:

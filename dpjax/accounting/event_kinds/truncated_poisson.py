@@ -63,7 +63,7 @@ class TruncatedPoissonKind(EventKind):
     )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
-    # Named, since the default relation of dp_accounting is another one.
+    # Named, since the default relation of dp_accounting differs.
     return pld_lib.from_truncated_subsampled_gaussian_mechanism(
       part.dataset_size,
       part.sampling_probability,
@@ -73,7 +73,7 @@ class TruncatedPoissonKind(EventKind):
       neighboring_relation=dpa.NeighboringRelation.REPLACE_SPECIAL,
     )
 
-  # The two below guide the choice of a grid only, so the uncut sample serves.
+  # The next two methods only guide the choice of a grid, so the uncut sample serves.
   def renyi_two(self, part: Any) -> float:
     noise = _noise_of(part)
     return amplified(kind_of(noise).renyi_two(noise), part.sampling_probability**2)

@@ -1,4 +1,4 @@
-"""Games against what the accountant says of several releases together.
+"""Games against the accountant's claims about several releases together.
 
 | subject                 | what is played                                                     |
 | ----------------------- | ------------------------------------------------------------------ |
@@ -35,8 +35,8 @@ from dpjax.relevance import labels, rigorous
 ROOM = "accounting"
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
-# Of shuffled rounds: how many records, the epsilon of each answer, delta. In the first one little
-# is amplified, and the bound is close to what is true; so a fault shows.
+# Shuffled rounds: number of records, the epsilon of each answer, delta. The first has
+# little amplification, so its bound is nearly tight and a fault shows.
 _ROUNDS = ((20, 3.0, 0.1), (60, 1.0, 0.01))
 
 Kind = Callable[..., Any]  # a mechanism, or a broken one
@@ -48,12 +48,12 @@ def _keys(world: int, seed: int, n: int) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _many(mechanism: Any) -> Callable[..., Any]:
-  """(keys [n], one input) -> n releases; one program for all calls."""
+  """Returns (keys [n], one input) -> n releases, with one program for all calls."""
   return jax.jit(jax.vmap(mechanism, in_axes=(0, None)))
 
 
 def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
-  """[n, releases] of one number."""
+  """Returns releases of one number: [n, releases]."""
   data = np.array([value], np.float32)
   drawn = _many(mechanism)(keys, data)
   return np.asarray(drawn, np.float64).reshape(len(keys), -1)
@@ -66,7 +66,8 @@ _TRIALS = 2.0
 
 
 def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
-  """The largest of K noisy answers; the score is the answer itself, so it costs nothing."""
+  """The largest of K noisy answers. Its score is the answer itself, so selection costs
+  nothing."""
 
   def one(law: str, shape: float, values: tuple[float, float]) -> Game:
     mechanism = kind(noise_multiplier=1.0, l2_sensitivity=1.0)
@@ -78,11 +79,11 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
       rng = np.random.default_rng(2 * seed + world)
       draw = functools.partial(accounting.tuning.draw_trials, rng, mean_trials=_TRIALS)
       trials = np.array([draw(shape=shape) for _ in range(n)])
-      # As many keys as one of few shapes has, so that little is compiled.
+      # Key counts come in few shapes, so that few programs are compiled.
       total = int(trials.sum())
       keys = _keys(world, seed, 1 << max(0, total - 1).bit_length())
       answers = _answers(mechanism, keys, values[world])[:total]
-      # Nothing is released of no run.
+      # Zero runs release nothing.
       best = np.full((n, answers.shape[1]), np.nan)
       starts = np.cumsum(trials) - trials
       for place in np.flatnonzero(trials):
@@ -104,7 +105,7 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
 
 
 def _shuffled(noisy_labels: Kind = labels.noisy_labels) -> list[Game]:
-  """How many of all answers are 1, which is all that a shuffled round tells of two classes."""
+  """Number of answers that are 1: all that a shuffled round reveals of two classes."""
 
   def one(reports: int, local: float, delta: float) -> Game:
     def outputs(world: int, seed: int, n: int) -> np.ndarray:
@@ -196,5 +197,4 @@ NO_CLAIM = {
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
   "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",
   "check_event": "refuses events that nobody can account for",
-  "mean_age_epsilon": "wrong on purpose: a published mistake, as a test of the reader",
 }

@@ -1,4 +1,5 @@
-"""Games against federated algorithms: one client is there, or not, and pulls without bound.
+"""Games against federated algorithms: one client is present or absent, with unbounded
+updates.
 
 A game runs the algorithm as it is, from `init`, for two rounds with `central` noise. After
 each round the adversary sees every leaf of the state that is not kept by clients and is not
@@ -48,11 +49,11 @@ _Z = 1.5
 _CLIP = 0.5
 _SIZE = 2.0
 _FAR = 1e6
-# Draws of a call, where each is ordinary Python; the others are draws at once.
+# Draws of a call where each runs as ordinary Python. Other draws run together.
 _ONE_BY_ONE = 16
-# Relative to the largest number, between the two.
+# Tolerance between the two, relative to the largest number.
 _ROUNDING = 1e-4
-# From so many parameters on, the size of the noise itself shows.
+# From this many parameters on, the norm of the noise itself shows.
 _MANY = 64
 _LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)
 
@@ -64,7 +65,7 @@ Games = Callable[[Any, Aggregate], list[Game]]  # of a function, or a broken one
 
 
 def the_plan() -> Plan:
-  """Every client in every round: nothing is hidden by sampling."""
+  """Returns a plan with every client in every round, so sampling hides nothing."""
   sampler = sampling.PoissonSampler(prob=1.0, capacity=8)
   return Plan(
     sampler=sampler,
@@ -92,8 +93,8 @@ _ALONE = {"nobody, one client": ([], [_FAR])}
 
 
 def _with_keys(state: federated.FederatedState, key: Any) -> federated.FederatedState:
-  """The state with noise keys of one draw; no two of them are the same."""
-  # Eight are more than any state holds.
+  """Returns the state with noise keys of one draw; no two keys are equal."""
+  # No state holds more than eight.
   places = iter(range(8))
 
   def fresh(leaf: Any) -> Any:
@@ -105,7 +106,8 @@ def _with_keys(state: federated.FederatedState, key: Any) -> federated.Federated
 
 
 def _shown(leaf: Any) -> np.ndarray:
-  """Numbers of a leaf [n, features]; of many only the first, and how far they spread."""
+  """Numbers of a leaf [n, features]. A large leaf gives only its first numbers and its
+  spread."""
   values = np.asarray(leaf, np.float64).reshape(len(leaf), -1)
   if values.shape[1] < _MANY:
     return values
@@ -122,28 +124,30 @@ class _Choices:
 
   @classmethod
   def like(cls, states: Any) -> _Choices:
-    """Returns the same rows, of clients whose draws may differ from now on."""
+    """Returns the same rows for clients whose draws may now differ."""
     return cls(jax.tree.map(jnp.asarray, states.all()), states.num_clients)
 
   def rows(self, ids: Any) -> Any:
-    """Leaves [K, ...]."""
+    """Returns leaves [K, ...]."""
     return jax.tree.map(lambda leaf: leaf[np.asarray(ids)], self._rows)
 
   def replaced(self, ids: Any, rows: Any) -> _Choices:
-    """The rows after these clients' took the place of their own."""
+    """Returns the rows with those of these clients replaced."""
     put = lambda leaf, new: leaf.at[np.asarray(ids)].set(jnp.asarray(new, leaf.dtype))
     return _Choices(jax.tree.map(put, self._rows, rows), self.num_clients)
 
 
 def _seen(tree: Any) -> Any:
-  """NumPy arrays; zeros for what differs from draw to draw, which is not known yet."""
+  """Converts to NumPy arrays, with zeros where values differ between draws and are not yet
+  known."""
   known = lambda leaf: not isinstance(leaf, Tracer)
   seen = lambda leaf: np.asarray(leaf) if known(leaf) else np.zeros(leaf.shape, leaf.dtype)
   return jax.tree.map(seen, tree)
 
 
 def _draws_at_once(choices: bool = False) -> MapClients:
-  """`vmap_clients` for rounds under a `vmap` over noise keys: the same program of a block.
+  """`vmap_clients` for rounds under a `vmap` over noise keys, with the program of one
+  block.
 
   Of what is fetched, figures for a person and what clients keep, the first round's is known:
   noise comes after it. The last round's is seen by nobody. An algorithm that looks at what
@@ -169,15 +173,15 @@ def _one_block(
   context: Context,
   cohort: federated.Cohort,
 ) -> Mapped:
-  """A cohort whose results need not be known. What clients keep stays as the server's choice
-  has set it, for a client of HypCluster gives back what it was given."""
+  """Runs a cohort whose results need not be known. Client states stay as the server's
+  choice set them, since a HypCluster client returns its state unchanged."""
   if not cohort.size:
     return empty(context)
   everything = client_blocks.ByteBudget(client_blocks.MOST_BYTES)
   (block,) = client_blocks.blocks(cohort, cohort.size, None, everything)
   rows = row(context.memories, block.places)
   collected, _, info = program(context._replace(memories=None), rows, block)
-  # A block is ordered by size, the messages are as the cohort is.
+  # A block is ordered by size, messages by cohort.
   sent = row(collected, np.argsort(block.places))
   return Mapped(collected, sent, (), _seen(info))
 
@@ -194,7 +198,7 @@ def _game(
   leaves: bool = False,
   choices: bool = False,
 ) -> Game:
-  """`ROUNDS` rounds of what `build` makes, one noisy sum in each.
+  """Plays `ROUNDS` rounds of the algorithm from `build`, with one noisy sum in each.
 
   Args:
     at_once: the same algorithm for many draws at once, where `build` makes one whose draws are
@@ -242,14 +246,14 @@ def _at_once(one: Callable[[Any], list[Any]], keys: Any) -> list[Any]:
 
 
 def _one_by_one(one: Callable[[Any], list[Any]], keys: Any) -> list[np.ndarray]:
-  """The same leaves [n, ...], draw by draw."""
+  """Returns the same leaves [n, ...], one draw after the other."""
   return [np.stack(leaves) for leaves in zip(*(map(np.asarray, one(key)) for key in keys))]
 
 
 def _as_users(
   one: Callable[[Any], list[Any]], keys: Any, at_once: list[Any]
 ) -> list[np.ndarray]:
-  """Leaves [n, ...] of which the first draws are made as users run them.
+  """Returns leaves [n, ...]. The first draws run as users run them.
 
   A round is a function of its noise key, so draws of the same keys are compared number by
   number. Where they differ, all draws are made as users run them.
@@ -273,7 +277,7 @@ def _algorithm(
   choices: bool = False,
   **options: Any,
 ) -> Games:
-  """The games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
+  """Returns the games of an algorithm that takes `aggregator=`, `map_clients=` and `key=`.
 
   `map_clients`: None for all draws at once; else the first ones of them as users run it.
   """
@@ -314,7 +318,7 @@ def _aggregator(subject: str, make: Callable[..., federated.Aggregator]) -> Game
 
 
 def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> list[Game]:
-  """Messages with weights, one of which is there or not; `make` takes the noise key."""
+  """Games on messages with weights, one of which may be absent; `make` takes the noise key."""
   far = jnp.array([[-_FAR, 0.0], [_FAR, 0.0]])
 
   @jax.jit
@@ -346,7 +350,7 @@ def _of_messages(subject: str, make: Callable[..., federated.Aggregator]) -> lis
 
 
 def _client_noise(kind: Any, aggregate: Aggregate) -> list[Game]:
-  """Games of what a client sends to a server that nobody trusts: its data are replaced."""
+  """Games on the message of a client to an untrusted server: its data are replaced."""
   del aggregate
   client = federated.local_training(_LOSS, optax.sgd(0.5), weighting=federated.by_examples)
   local = kind(client, l2_clip_norm=_CLIP, noise_multiplier=2 * _Z)
@@ -388,7 +392,7 @@ _loop = lambda worlds, **options: _algorithm(
 
 
 def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
-  """Returns the games of an algorithm, by the arguments that it states for them.
+  """Returns the games of an algorithm, with the arguments that it states for them.
 
   Args:
     changes: arguments in place of these; None leaves one out.
@@ -403,10 +407,11 @@ def _described(name: str, worlds: dict = _WORLDS, **changes: Any) -> Games:
 
 _CLUSTERS: dict[str, Any] = {
   "params": np.array([[1, 0], [-1, 0]], np.float32),
-  # The server's side asks clients for losses, then chooses.
+  # The server side asks clients for losses, then chooses.
   "choices": True,
 }
-# Of an algorithm that one client joining does not say all about: more worlds, or others.
+# Algorithms for which one joining client is not the only worst case: these get more inputs,
+# or others.
 _CLOSER: dict[str, Games] = {
   "fed_avg": _described("fed_avg", _WORLDS | _ALONE),
   "fed_nova": _all(
@@ -422,7 +427,7 @@ _CLOSER: dict[str, Games] = {
       params=np.zeros(_MANY, np.float32),
     ),
   ),
-  # Its server has statistics of its own, which are seen.
+  # Its server releases statistics of its own.
   "mime_lite": _algorithm("mime_lite", _WORLDS, _LOSS, optax.sgd(0.5, momentum=0.9)),
   "hyp_cluster": _all(
     _described("hyp_cluster", _ALONE | _WORLDS | _NEAR, **_CLUSTERS),

@@ -30,24 +30,24 @@ from dpjax.auditing.lower_bounds import Scores, rate_at_most
 from dpjax.validate import UserError
 
 CONFIDENCE = 0.999
-# Events that the adversary looks at, on its own draws.
+# Number of events that the adversary tries, on its own draws.
 _THRESHOLDS = 400
-# Draws of one call of `Game.outputs`.
+# Number of draws in one call of `Game.outputs`.
 AT_ONCE = 1_024
-# Deltas of a curve: where tails count, and where the middle does.
+# Deltas of a curve: small ones test the tails, large ones the middle.
 DELTAS = (1e-5, 0.01, 0.1)
-# Decimals of a difference: float32 keeps six.
+# Decimals kept of a difference: float32 keeps six.
 _DECIMALS = 5
-# Times that a difference must be seen to count as one.
+# Times that a difference must occur to count.
 _MET = 5
-# Draws on each input that `repeats` learns from. Of many more, outputs on a grid meet by chance,
-# and what chance says of each value drowns the rest of a score.
+# Draws on each input that `repeats` learns from. With many more, outputs on a grid coincide
+# by chance, and that noise hides the signal.
 _LEARNT = 4_000
-# Columns, of which every two are compared.
+# Most columns that are compared in pairs.
 _PAIRED = 8
-# By which a ceiling is above a claim that many draws can refute.
+# Margin by which a ceiling must exceed a claim that draws can refute.
 _CLEARLY = 0.5
-# One in so many draws is the adversary's to learn from.
+# One draw in this many trains the adversary.
 _FIT = 3
 
 Outputs = Callable[[int, int, int], np.ndarray]  # (which input, seed, n) -> [n, features]
@@ -69,7 +69,7 @@ def claims(price: Callable[[float], float]) -> tuple[Claim, ...]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Game:
-  """A pair of neighbours, played against one guarantee.
+  """Pair of neighbours, played against one guarantee.
 
   Args:
     room, subject: what is attacked, such as "mechanisms" and "Laplace".
@@ -111,7 +111,7 @@ class Result(NamedTuple):
 
   @property
   def can_refute(self) -> bool:
-    """Whether so many draws suffice to refute the claim, were it all false."""
+    """Whether that many draws could refute the claim, if it were entirely false."""
     return self.ceiling > self.claim.epsilon
 
   @property
@@ -123,11 +123,11 @@ class Result(NamedTuple):
 def play(
   game: Game, *, num_draws: int, seed: int = 0, confidence: float = CONFIDENCE
 ) -> list[Result]:
-  """The lower bound that the game gives on each of its claims; they hold together.
+  """Plays a game and returns a lower bound for each of its claims; all hold together.
 
   Args:
     num_draws: on each of the two inputs, before `game.draws` is applied.
-    seed: of all draws; the same seed gives the same result.
+    seed: seed of all draws; the same seed gives the same result.
 
   >>> rng = lambda world, seed: np.random.default_rng([world, seed])
   >>> laplace = lambda world, seed, n: rng(world, seed).laplace(world, 1.0, (n, 1))
@@ -139,7 +139,7 @@ def play(
   started = time.perf_counter()
   n = max(30, round(num_draws * game.draws))
   drawn = [_drawn(game, world, seed, n) for world in range(2)]
-  # A refusal is an output too: it shows where only one of two neighbours is refused.
+  # A refusal is an output, too: it is visible if only one of two neighbours is refused.
   width = max(1 if each is None else each.shape[1] for each in drawn)
   outputs = [np.full((n, width), np.nan) if each is None else each for each in drawn]
   cut = n // _FIT
@@ -165,9 +165,9 @@ def play(
 
 
 def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
-  """[n, features], or None where this input is refused."""
-  # A compiled program serves one number of draws alone. So all calls make equally many, a power
-  # of two where few are asked for, and what is left over is dropped.
+  """Draws [n, features]; None where this input is refused."""
+  # A compiled program serves one number of draws. So all calls draw equally many, a power
+  # of two for small numbers, and the surplus is dropped.
   size = min(game.at_once, 1 << max(0, n - 1).bit_length())
   try:
     parts = [
@@ -183,12 +183,12 @@ def _drawn(game: Game, world: int, seed: int, n: int) -> np.ndarray | None:
 
 
 def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> float:
-  """Returns the greatest lower bound that so many draws can give: no output looks like another.
+  """Returns the greatest lower bound that so many draws can give, with disjoint outputs.
 
   Args:
     num_draws: on each of the two inputs, the adversary's own included.
-    delta: of the claim.
-    confidence: of this one claim.
+    delta: delta of the claim.
+    confidence: confidence of this one claim.
 
   >>> round(ceiling(1_500, delta=0.0, confidence=0.95), 2)
   5.6
@@ -196,7 +196,8 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
   validate.integer_at_least(2, num_draws=num_draws)
   counted = num_draws - num_draws // _FIT
   significance = (1 - confidence) / 2
-  # Every output of one world is told from the other, and none the other way.
+  # Best case: every draw of one input is recognised, and none of the other is mistaken for
+  # it.
   bound = _log_ratio(np.array(counted), counted, np.array(0), counted, delta, significance)
   return max(0.0, float(bound))
 
@@ -204,12 +205,13 @@ def ceiling(num_draws: int, *, delta: float, confidence: float = CONFIDENCE) -> 
 def draws_to_refute(
   claim: Claim, *, most: int, confidence: float = CONFIDENCE
 ) -> int | None:
-  """Returns how many draws have a ceiling clearly above a claim; None: more than `most`.
+  """Returns the number of draws whose ceiling is clearly above a claim; None: more than
+  `most`.
 
   Args:
-    claim: whose epsilon the ceiling exceeds by `_CLEARLY`, so that scores need not be perfect.
+    claim: claim whose epsilon the ceiling exceeds by `_CLEARLY`; so scores need not be perfect.
     most: on each of the two inputs.
-    confidence: of this one claim.
+    confidence: confidence of this one claim.
 
   >>> draws_to_refute(Claim(4.0, 1e-5), most=10_000)
   1033
@@ -228,7 +230,7 @@ def draws_to_refute(
 def held_out_bound(
   fit: Scores, test: Scores, *, delta: float, confidence: float = CONFIDENCE
 ) -> float:
-  """Lower bound on epsilon at `delta` from the event that `fit` picks, counted on `test`.
+  """Lower bound on epsilon at `delta` from an event that `fit` chooses and `test` counts.
 
   Guarantee: above the true epsilon with probability at most 1 - confidence, for any
   mechanism, where the scores of `test` are those of independent runs and do not depend on
@@ -250,7 +252,7 @@ def held_out_bound(
 def _bounds(
   scores: Scores, levels: np.ndarray, delta: float, confidence: float
 ) -> np.ndarray:
-  """[levels, 4]: of {score >= level} and of its complement, in both directions."""
+  """Bounds [levels, 4] by {score >= level} and its complement, in both directions."""
   n = len(scores.inside)
   m = len(scores.outside)
   ones = n - np.searchsorted(np.sort(scores.inside), levels, side="left")
@@ -279,9 +281,9 @@ def _log_ratio(
 
 
 def linear(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Fisher's discriminant: the best score where the outputs are Gaussian with one covariance,
-  whatever their number. An output without noise gets all the weight; heavy tails are seen on
-  a logarithmic scale too."""
+  """Fisher's discriminant: the best score for Gaussian outputs with one covariance. An
+  output without noise gets all the weight. A logarithmic copy of each output shows heavy
+  tails."""
   both = np.where(np.isfinite(found := np.concatenate([zero, one])), found, 0.0)
   middle = np.median(both, axis=0)
   width = np.median(np.abs(both - middle), axis=0) + 1e-30
@@ -298,16 +300,16 @@ def linear(zero: np.ndarray, one: np.ndarray) -> Score:
   used = spread > 0
   scaled = lambda x: (x[:, used] - centre[used]) / spread[used]
   within = np.concatenate([scaled(x) - scaled(x).mean(axis=0) for x in (zero, one)])
-  # The small ridge keeps this solvable where columns follow from each other.
+  # The small ridge keeps this solvable where columns depend on each other.
   covariance = within.T @ within / len(within) + 1e-6 * np.eye(int(used.sum()))
   gap = scaled(one).mean(axis=0) - scaled(zero).mean(axis=0)
   weights = np.linalg.solve(covariance, gap)
-  # Rounded, or the last digits of floats would be audited.
+  # Rounded, so that the last digits of floats are not audited.
   return lambda outputs: np.round(scaled(features(outputs)) @ weights, 6)
 
 
 def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Each entry cut at its two medians, the log-ratio of Laplace noise; NaN shows."""
+  """Clips each entry at its two medians, the log-ratio of Laplace noise; NaN stays visible."""
   middles = (
     np.nanmedian(np.nan_to_num(zero), axis=0),
     np.nanmedian(np.nan_to_num(one), axis=0),
@@ -325,7 +327,7 @@ def two_sided(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
-  """The log-ratio of how often each output was seen: the best score for few outputs."""
+  """The log-ratio of each output's frequency: the best score for few distinct outputs."""
   seen: dict[bytes, list[int]] = {}
   for which, outputs in enumerate((zero, one)):
     for row in np.ascontiguousarray(outputs):
@@ -338,7 +340,7 @@ def frequency(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
-  """`frequency` of the bin of each entry, the bins equally full; atoms get their own."""
+  """`frequency` of the bin of each entry. Bins are equally full; atoms get their own bin."""
   both = np.concatenate([zero, one])
   shares = np.linspace(0, 1, bins + 1)[1:-1]
   edges = [np.unique(np.nanquantile(np.nan_to_num(x), shares)) for x in both.T]
@@ -357,7 +359,7 @@ def binned(zero: np.ndarray, one: np.ndarray, bins: int = 24) -> Score:
 
 
 def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
-  """Log-ratios of how often each difference of two entries was seen; 0 if hardly ever.
+  """Log-ratios of the frequency of each difference of two entries; 0 for rare differences.
 
   Independent noise never gives one difference of two numbers five times. Noise that is drawn
   twice leaves the difference of the exact values, of which there are few.
@@ -373,7 +375,7 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
     clean = np.nan_to_num(outputs[:, :size], nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore"):
       found = clean[:, right] - clean[:, left]
-    # What is not finite has no difference; adding 0 leaves no -0.
+    # Non-finite values have no difference. Adding 0 removes -0.
     return np.round(np.where(np.isfinite(found), found, 0.0), _DECIMALS) + 0.0
 
   tables = [
@@ -393,7 +395,7 @@ def repeats(zero: np.ndarray, one: np.ndarray) -> Score:
 
 
 def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(values that were met often, their log-ratios)."""
+  """Returns (frequent values, their log-ratios)."""
   values = np.unique(np.concatenate([zero, one]))
   counts = [np.zeros(len(values)), np.zeros(len(values))]
   for which, column in enumerate((zero, one)):
@@ -405,7 +407,7 @@ def _met(zero: np.ndarray, one: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def together(*adversaries: Adversary) -> Adversary:
-  """The sum of several scores, each a log-ratio or something like it."""
+  """The sum of several scores, each approximately a log-ratio."""
 
   def learn(zero: np.ndarray, one: np.ndarray) -> Score:
     scores = [adversary(zero, one) for adversary in adversaries]

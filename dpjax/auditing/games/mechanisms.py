@@ -1,4 +1,4 @@
-"""Games against query mechanisms: what comes out of `mechanism(key, data)` on the worst data.
+"""Games against query mechanisms: outputs of `mechanism(key, data)` on the worst data.
 
 Each entry of `GAMES` takes the mechanism class (or a broken one) and returns its games, the
 strongest one first.
@@ -49,7 +49,7 @@ class Mechanism(Protocol):
 
 
 def claims_of(mechanism: Mechanism, relation: str) -> tuple[Claim, ...]:
-  """Claims of the mechanism's event; at delta 0 where it is pure."""
+  """Claims of the mechanism's event; at delta 0 for pure mechanisms."""
   delta = getattr(mechanism, "delta", None)
   budget = getattr(mechanism, "epsilon", None)
   if budget is not None and not (isinstance(delta, float) and delta):
@@ -68,17 +68,17 @@ def game(
   adversary: Adversary,
   relation: str,
 ) -> Game:
-  """The game on an input and its neighbour; `call(key, data)` releases leaves."""
+  """Returns the game on an input and its neighbour; `call(key, data)` releases leaves."""
   released = mechanism if call is None else call
   data = (zero, one)
   traced = zero.shape == one.shape and zero.dtype != np.float64
 
   @functools.cache
   def many(world: int) -> Callable:
-    # Both inputs share one program.
+    # One program serves both inputs.
     if traced:
       return jax.jit(jax.vmap(released, in_axes=(0, None)))
-    # Concrete data: what the mechanism does on the host, refusing included, is played too.
+    # Concrete data, so that host-side work such as refusing is played, too.
     given = jax.jit(
       jax.vmap(lambda key: jax.tree.map(jnp.asarray, released(key, data[world])))
     )
@@ -94,7 +94,8 @@ def game(
 
 
 def _games(adversary: Adversary, relation: str, *rows: tuple) -> list[Game]:
-  """Games, one for each (mechanism, case, input, its neighbour, and, if need be, call)."""
+  """Returns games, one for each (mechanism, case, input, its neighbour, and optionally
+  call)."""
   return [game(*row, adversary=adversary, relation=relation) for row in rows]
 
 
@@ -107,7 +108,7 @@ def _i(*values: int) -> np.ndarray:
 
 
 _NOBODY = _f()
-# In float64: rounding must not part two of them.
+# Far values in float64: rounding must not separate two of them.
 _FAR = 1e9 + 31.9
 
 
@@ -195,7 +196,7 @@ def _histogram(kind: Callable) -> list[Game]:
 def _quantile(kind: Callable) -> list[Game]:
   grow = functools.partial(kind, lower=0.0, upper=10.0)
   swap = functools.partial(grow, neighboring_relation=_REPLACE)
-  # The narrow gap tells most.
+  # The narrow interval is the most sensitive test.
   near = _f(4.9, 5.1)
   far = _f(5, 5, -_HUGE), _f(5, 5, math.inf)
   return [
@@ -220,7 +221,7 @@ def _channel_statistics(kind: Callable) -> list[Game]:
   made = functools.partial(kind, normalize_by=1.0, clip_norms=(1.0, 2.0))
   loud = made(noise_multiplier=0.7)
   swap = made(noise_multiplier=2.0, neighboring_relation=_REPLACE)
-  # Examples of one place, one channel.
+  # Examples with one position and one channel.
   pixel = lambda *values: _f(*values).reshape(-1, 1, 1)
   empty = "an empty example, a long one"
   return [
@@ -231,7 +232,7 @@ def _channel_statistics(kind: Callable) -> list[Game]:
 
 def _whitening(kind: Callable) -> list[Game]:
   """Games with public norms, as `_channel_statistics`; drawn by `spreads`, on the host."""
-  # Norms that an empty example's second moments about a noisy mean seldom reach.
+  # Norms that the second moments of an empty example about a noisy mean seldom reach.
   norms = (1.0, 100.0, 100.0, 100.0, 1.0)
   made = functools.partial(kind, normalize_by=1.0, clip_norms=norms)
   loud = made(noise_multiplier=2.0)
@@ -250,7 +251,7 @@ def _whitening(kind: Callable) -> list[Game]:
 
 def _spreads_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-  # A broken twin makes releases of its own out of those of what it breaks.
+  # A broken twin makes its own releases from those of the mechanism that it breaks.
   drawn = made.at_once(spreads, keys, data[world]) if hasattr(made, "at_once") else None
   drawn = spreads(made, keys, data[world]) if drawn is None else drawn
   leaves = [np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(drawn)]
@@ -258,7 +259,7 @@ def _spreads_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.nda
 
 
 def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.Spread:
-  """Returns what `Whitening` releases of few examples, by many keys at once.
+  """Returns the releases of `Whitening` on few examples, for many keys at once.
 
   The mechanism pads its examples to a thousand and works on the host between its five
   releases, 10 ms a draw. Here each of the five is one program for all draws, made of the
@@ -266,8 +267,8 @@ def spreads(mechanism: Whitening, keys: jax.Array, x: np.ndarray) -> whitening.S
   add nothing to them.
 
   Args:
-    mechanism: with public clip norms.
-    keys: [n], of the draws.
+    mechanism: mechanism with public clip norms.
+    keys: [n], keys of the draws.
     x: [examples, ..., channels].
 
   Returns:
@@ -402,7 +403,7 @@ def _sparse_vector(kind: Callable) -> list[Game]:
 
 
 def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
-  """Games under this subject, of a broken mechanism too, whatever its class is called."""
+  """Games under this subject, also for a broken mechanism of another class name."""
   return lambda kind: [dataclasses.replace(one, subject=name) for one in games(kind)]
 
 

@@ -35,20 +35,20 @@ from dpjax.noise.correlated.strategies import matrix
 from dpjax.plan import Plan
 from dpjax.sampling import CyclicSampler, PoissonSampler, Sampler
 
-# Draws of the sampler by which the adversary learns its mixtures.
+# Draws of the sampler from which the adversary learns its mixtures.
 _SIMULATED = 1500
-# A gradient, in clip norms.
+# Length of a far gradient, in clip norms.
 _FAR = 1e6
-# Seed of the adversary's own simulation, apart from those of the game.
+# Seed of the adversary's own simulation, separate from those of the game.
 _SEED = 7_919
 
 
-# The games of one sampler share its draws, of which each call makes `AT_ONCE`.
+# The games of one sampler share its draws; each call makes `AT_ONCE`.
 @functools.lru_cache(maxsize=128)
 def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(rows [n, steps, slots], mask) of n runs, each with its own seed."""
+  """Draws n runs, each with its own seed: (rows [n, steps, slots], mask)."""
   shape = (n, num_steps, sampler.slots)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
@@ -78,7 +78,7 @@ def game(
   """The game of a plan on two data sets of gradients, in clip norms.
 
   Args:
-    plan: with ONE clip norm.
+    plan: plan with ONE clip norm.
     worlds: gradients [n], [m] of the two neighbours; each is scaled up far beyond the clip.
     epsilon, delta: what somebody else says that the plan costs; it takes the place of all but
       the last point of the plan's own curve.
@@ -101,7 +101,8 @@ def game(
     return np.asarray(run()(keys, given.astype(np.float32), mask))
 
   def adversary(zero: np.ndarray, one: np.ndarray) -> Score:
-    # It knows the distributions, so it learns nothing but what a sound plan does not have.
+    # The adversary knows the distributions, so training teaches it only the faults of an
+    # unsound plan.
     mixtures = [_mixture(plan, grads, which) for which, grads in enumerate(worlds)]
     sums = lambda seen: seen * plan.normalize_by / clip
     again = repeats(sums(zero), sums(one))
@@ -130,16 +131,16 @@ def _runner(plan: Plan) -> Callable[..., Any]:
 
 
 def _whitened(plan: Plan, sums: np.ndarray) -> np.ndarray:
-  """[n, steps] multiplied by C, after which the noise is white."""
+  """Multiplies [n, steps] by C, after which the noise is white."""
   if plan.noise_shape.correlation is None:
     return sums
   return sums @ matrix(plan.noise_shape.correlation, plan.num_steps).T
 
 
 def _mixture(plan: Plan, grads: np.ndarray, world: int) -> tuple[np.ndarray, np.ndarray]:
-  """The sums without noise that the steps can have, and how likely they are."""
+  """Noiseless sums that the steps can have, with their probabilities."""
   rows, mask = _batches(plan, grads, _SEED + world, _SIMULATED)
-  # Clipped to one clip norm.
+  # Each gradient is clipped to length 1, in clip norms.
   signs = np.sign(np.append(grads, 0.0))
   sums = np.where(mask, signs[rows], 0.0).sum(axis=2)
   centres, counts = np.unique(sums, axis=0, return_counts=True)
@@ -161,14 +162,14 @@ def _log_ratio(plan: Plan, sums: np.ndarray, mixtures: Any) -> np.ndarray:
   return np.round(np.where(broken, 1e9, np.clip(ratio, -1e6, 1e6)), 6)
 
 
-# --- the room: what a plan can be given beside a sampler
+# --- plans: correlated noise, schedules and statistics
 
 ROOM = "plans"
 _Z = 1.2
 _CLIP = 0.5
 _ALONE = np.zeros(3)
 _CROWD = -np.ones(3)
-# A record is in two of four steps.
+# A record joins two of four steps.
 _IN_TURN = CyclicSampler(steps_per_pass=2, num_examples=4)
 _ONE_IN_TWO = PoissonSampler(prob=0.5, capacity=5)
 
@@ -176,7 +177,7 @@ MakePlan = Callable[..., Plan]
 
 
 def names() -> tuple[str, ...]:
-  """Every correlation of noise, every kind of statistics and every other shape that there is."""
+  """Returns every correlation of noise, every kind of statistics and every other option."""
   correlations = {
     name
     for name, found in inspect.getmembers(correlated)
@@ -247,7 +248,7 @@ def _correlation(name: str, make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
-  """The first step has half of the noise of the second."""
+  """The first step has half the noise of the second."""
   shape = NoiseShape(schedule=(1.0, 2.0))
   plan = make_plan(**_numbers(sampler=_ONE_IN_TWO, noise_shape=shape))
   return [
@@ -263,7 +264,7 @@ def _schedule(make_plan: MakePlan = Plan) -> list[Game]:
 
 
 def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
-  """Statistics before the first step and the noisy sums, at the cost of both together."""
+  """Statistics before the first step, then the noisy sums: both accounted together."""
   statistics = mechanisms.ChannelStatistics(
     normalize_by=1.0, clip_norms=(1.0, 2.0), noise_multiplier=2.0
   )
@@ -273,7 +274,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
 
   @functools.cache
   def run() -> Any:
-    # Two keys, for statistics have a draw of their own under the key of the run.
+    # Two keys: statistics have a draw of their own under the run's key.
     before = jax.jit(jax.vmap(statistics, in_axes=(0, None)))
     return before, _runner(plan)
 
@@ -306,7 +307,7 @@ def _statistics(make_plan: MakePlan = Plan) -> list[Game]:
   ]
 
 
-# By a subject, (make_plan) -> its games, the strongest first.
+# Subject -> (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   **{f"correlation:{name}": functools.partial(_correlation, name) for name in _STRATEGIES},
   "statistics:ChannelStatistics": _statistics,

@@ -1,4 +1,5 @@
-"""Which games there must be: one for everything that a registry, or a look at the code, finds.
+"""Registry of required games: one for everything that a table or a search of the code
+finds.
 
 Nothing is listed by hand: a room FINDS its subjects, and a subject without a game, or
 without a reason why it claims nothing, is `uncovered` and fails the tests on the day that it
@@ -42,7 +43,7 @@ from dpjax.validate import UserError
 
 
 class Room(NamedTuple):
-  """A kind of subject."""
+  """A kind of subject of games."""
 
   find: Callable[[], dict[str, Any]]  # name -> class or function
   play: Callable[[str, Any], list[Game]]
@@ -75,7 +76,7 @@ def _own(module: ModuleType) -> dict[str, Any]:
 
 
 def _concrete(found: object, *names: str) -> bool:
-  """Whether it is a class that can be made, and whose objects have these."""
+  """Whether this is a concrete class whose objects have these attributes."""
   if not inspect.isclass(found) or inspect.isabstract(found):
     return False
   own = {name for base in found.__mro__[:-1] for name in vars(base)}
@@ -83,12 +84,12 @@ def _concrete(found: object, *names: str) -> bool:
 
 
 def is_mechanism(found: object) -> bool:
-  """A class whose objects are called and have an event; not the base classes."""
+  """Whether this is a class of callable objects with an event; base classes do not count."""
   return _concrete(found, "__call__", "event")
 
 
 def is_sampler(found: object) -> bool:
-  """A class that draws and has an event; not the base classes."""
+  """Whether this is a class that draws and has an event; base classes do not count."""
   return _concrete(found, "draw", "event")
 
 
@@ -105,12 +106,12 @@ def _returns(found: Any, *words: str) -> bool:
 
 
 def is_transform(found: object) -> bool:
-  """A function that makes an Optax transform."""
+  """Whether this is a function that makes an Optax transform."""
   return _returns(found, "GradientTransformation")
 
 
 def is_federated(found: object) -> bool:
-  """A function that makes an algorithm, a client or an aggregator."""
+  """Whether this is a function that makes a federated algorithm, a client or an aggregator."""
   if not inspect.isfunction(found):
     return False
   first = next(iter(inspect.signature(found).parameters), "")
@@ -120,7 +121,7 @@ def is_federated(found: object) -> bool:
 
 
 def states_epsilon(found: Any) -> bool:
-  """A function that returns an epsilon or an event; a class whose objects compute one."""
+  """Whether this returns an epsilon or an event, or is a class whose objects compute one."""
   if inspect.isclass(found):
     return any(_computes(found, name) for name in ("epsilon", "event"))
   if not inspect.isfunction(inspect.unwrap(found) if callable(found) else found):
@@ -132,11 +133,11 @@ def states_epsilon(found: Any) -> bool:
 
 
 def _computes(found: Any, name: str) -> bool:
-  """Whether a class that can be made has a method or a property of that name, not a field."""
+  """Whether a concrete class has a method or a property of that name, not a field."""
   if not _concrete(found, name):
     return False
   value = inspect.getattr_static(found, name)
-  # A class is a kind of events that something is about, and computes none.
+  # A class there only names the kind of events, and computes none.
   return isinstance(value, property) or (callable(value) and not inspect.isclass(value))
 
 
@@ -145,12 +146,13 @@ def _only(kind: Callable[[Any], bool], found: Mapping[str, Any]) -> dict[str, An
 
 
 def _exported(package: ModuleType) -> dict[str, Any]:
-  # By `getattr`: a package imports a name when it is asked for (`_lazy`).
+  # `getattr` is needed: a package imports a name only on access (`_lazy`).
   return {n: getattr(package, n) for n in dir(package) if not n.startswith("_")}
 
 
 def _accountants() -> dict[str, Any]:
-  """Returns what adds up, amplifies or composes: accounting, and ledgers of mechanisms."""
+  """Returns everything that adds up, amplifies or composes: accounting, and ledgers of
+  mechanisms."""
   found = _only(states_epsilon, public(dpjax.accounting))
   found |= _only(lambda one: _concrete(one, "spend"), public(dpjax.mechanisms))
   return found | {"amplified_delta": dpjax.accounting.shuffle.amplified_delta}
@@ -235,7 +237,7 @@ def uncovered(room: str, found: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def stale(room: str) -> list[str]:
-  """Games and reasons whose subject is gone, and subjects that have both."""
+  """Games and reasons without a subject, and subjects that have both."""
   known = ROOMS[room]
   found = ROOMS[room].find()
   gone = [name for name in (*known.covered, *known.no_claim) if name not in found]
@@ -245,15 +247,15 @@ def stale(room: str) -> list[str]:
 _WHOLE = "a whole plan: the rows of samplers, plans and training"
 _BEFORE = "answers before anything runs, by the event of the sampler that runs: samplers"
 _CLAIMED = "is only claimed, never proved: `launch.relevance --audit` attacks it"
-# What states an epsilon and is no subject of a room: which rows play it, or why none does.
+# Names that state an epsilon and are no subject here: the rows that play them, or a reason.
 ELSEWHERE: dict[str, str] = {
   "dpjax.plan.Plan": _WHOLE,
   "dpjax.accounting.epsilon.epsilon": "adds up an event; every game's claim comes from it",
   "dpjax.accounting.gdp.epsilon": "of Gaussian noise without sampling: mechanisms.Gaussian",
-  "dpjax.price.event": _BEFORE,
-  "dpjax.price.run_event": _BEFORE,
-  "dpjax.price.epsilon_of": _BEFORE,
-  "dpjax.price.epsilon_in_training": _BEFORE,
+  "dpjax.solve.event": _BEFORE,
+  "dpjax.solve.run_event": _BEFORE,
+  "dpjax.solve.epsilon_of": _BEFORE,
+  "dpjax.solve.epsilon_in_training": _BEFORE,
   "dpjax.federated.placement.local_event": "federated.client_noise",
   "dpjax.federated.placement.local_epsilon": "federated.client_noise",
   "dpjax.secure.distributed_noise.SkellamSum": "secure.skellam_mean",
@@ -276,8 +278,8 @@ _ATTACKS = (
 
 @functools.cache
 def stated_anywhere() -> frozenset[str]:
-  """Returns the full names of all that `states_epsilon` in the library; attacks, which state
-  lower bounds, left out.
+  """Returns the full names of everything in the library that `states_epsilon`. Attacks are
+  left out, since they state lower bounds.
 
   >>> "dpjax.mechanisms.additive.Laplace" in stated_anywhere()
   True
@@ -292,8 +294,8 @@ def stated_anywhere() -> frozenset[str]:
 
 
 def row_of(full_name: str) -> str:
-  """Returns the row that plays what has this full name, or the reason why none does; "" where
-  there is neither."""
+  """Returns the row that plays the object of this full name, or the reason for having none;
+  "" where there is neither."""
   if full_name in ELSEWHERE:
     return ELSEWHERE[full_name]
   name = full_name.rpartition(".")[2]
@@ -306,7 +308,8 @@ def row_of(full_name: str) -> str:
 
 @functools.cache
 def subjects(only: str = "") -> tuple[tuple[str, str], ...]:
-  """(room, name) of everything that has a game; `only` is a room, a name or room.name.
+  """Returns (kind, name) of everything that has a game; `only` is a kind, a name or
+  kind.name.
 
   Raises:
     UserError: nothing is called that.

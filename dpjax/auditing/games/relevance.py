@@ -1,4 +1,4 @@
-"""Games against what `dpjax.relevance` proves: stage by stage, and method by method.
+"""Games against the proofs of `dpjax.relevance`, stage by stage and method by method.
 
 | subject            | what is played                                                       |
 | ------------------ | -------------------------------------------------------------------- |
@@ -40,7 +40,7 @@ from dpjax.relevance import rigorous, settings, train
 
 ROOM = "relevance"
 _RELATION = "replace_one"
-# Delta of the stages that have one.
+# Delta of the stages that need one.
 _DELTA = 0.01
 _BETA = np.array([0.5, 0.5])
 _CLASSES = 3
@@ -49,7 +49,7 @@ Worlds = tuple[np.ndarray, np.ndarray]
 
 
 def names() -> tuple[str, ...]:
-  """Every method, kind of features, relevance noise and label that there is."""
+  """Returns every method, kind of features, relevance noise and label."""
   kinds = {
     "method": relevance.NAMES,
     "features": settings.FEATURES,
@@ -69,7 +69,7 @@ def _key(seed: int, world: int) -> Any:
 def _features(name: str) -> Callable[..., list[Game]]:
   def games(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
     how = settings.Rigorous(features=name, shuffle=False, delta=_DELTA, pool=1, clip=0.25)
-    # Noise that is drawn again for another release shows in a difference alone.
+    # If noise is redrawn for another release, only a difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def one(case: str, epsilon: float, worlds: Worlds) -> Game:
@@ -109,17 +109,17 @@ def _features(name: str) -> Callable[..., list[Game]]:
 
 
 def _relevance(name: str) -> Callable[..., list[Game]]:
-  """Games of one record, whose relevance is all on the first feature, or on the second."""
+  """Games on one record whose relevance is all on the first feature, or on the second."""
 
   def games(noisy_relevance: Callable = rigorous.noisy_relevance) -> list[Game]:
     delta = _DELTA if name == "gaussian" else 0.0
-    # Noise that is drawn again for another release shows in a difference alone.
+    # If noise is redrawn for another release, only a difference shows it.
     adversary = linear if name == "gaussian" else together(two_sided, repeats)
 
     def one(case: str, epsilon: float, scores: Worlds) -> Game:
       def outputs(world: int, seed: int, n: int) -> np.ndarray:
         share = shares_lib.shares(np.asarray(scores[world])[None]).mean(axis=0)
-        # Noise of its own for every entry.
+        # Each entry has independent noise.
         rows = np.tile(share[None], (n, 1))
         key = _key(seed, world)
         return noisy_relevance(key, rows, num_records=1, epsilon=epsilon, delta=delta)
@@ -180,14 +180,14 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
 
 
 def _recorded(trainer: str) -> Any:
-  """Within it, that trainer learns nothing, and is a mock that notes what it was given."""
+  """Replaces that trainer by a mock that learns nothing and records its arguments."""
   return mock.patch.object(
     train, trainer, side_effect=lambda loss, params, *_, **__: params
   )
 
 
 def _method(name: str) -> Callable[..., list[Game]]:
-  """Games on data that hold nobody else but records without a gradient."""
+  """Games on data whose other records have no gradient."""
 
   def one(relation: str, attacked: Callable[[Any], Any]) -> Game:
     private = settings.Private(neighboring_relation=relation, delta=_DELTA)
@@ -210,7 +210,7 @@ def _method(name: str) -> Callable[..., list[Game]]:
 
 
 def _radp(noisy_records: Callable = noise_lib.noisy_records) -> list[Game]:
-  """A record with its label against the opposite one, at the ledger's total."""
+  """Games on a record with its label and with the opposite label, at the ledger's total."""
   how = settings.Rigorous(features="laplace", shuffle=False, pool=1)
   corners = (np.zeros(2, np.float32), np.ones(2, np.float32))
 

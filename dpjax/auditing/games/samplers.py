@@ -1,4 +1,4 @@
-"""Games against samplers, each in a plan that believes its event.
+"""Games against samplers, each in a plan that trusts its event.
 
 | relation          | the two data sets                                                       |
 | ----------------- | ----------------------------------------------------------------------- |
@@ -7,7 +7,7 @@
 | replace_one       | it pulls one way, and the other                                         |
 
 The others have no gradient (nothing hides the record) or pull the other way, all alike (then
-whoever is pushed out of a batch shows). A sampler says by which settings it is played
+anyone who is pushed out of a batch shows). A sampler says by which settings it is played
 (`Sampler.small`); the relations are those of its `proof`.
 """
 
@@ -30,7 +30,7 @@ from dpjax.types import NeighboringRelation
 ROOM = "samplers"
 OTHERS = 3
 STEPS = 2
-# Noise, as multiples of the sensitivity.
+# Large noise, in multiples of the sensitivity.
 MUCH = 1.2
 LITTLE = 0.9
 _DELTA = 1e-5
@@ -54,7 +54,7 @@ def worlds(relation: str, others: float) -> tuple[np.ndarray, np.ndarray]:
 def _games(
   subject: str, sampler: Any, make_plan: MakePlan, *, tag: str = "", **options: Any
 ) -> list[Game]:
-  """Every relation with nobody else in the batch; the first one also against a crowd."""
+  """Plays every relation on a batch without other records; the first one also among many."""
   made = functools.partial(
     make_plan,
     sampler=sampler,
@@ -73,7 +73,7 @@ def _games(
 def _game(
   subject: str, made: MakePlan, relation: str, others: float, z: float, tag: str
 ) -> Game:
-  # A record that is exchanged moves the sum by two clip norms.
+  # Replacing a record moves the sum by two clip norms.
   double = 2 if relation == NeighboringRelation.REPLACE_ONE else 1
   plan = made(noise_multiplier=z * double, neighboring_relation=relation)
   crowd = "against a crowd, little noise" if others else "alone"
@@ -82,8 +82,8 @@ def _game(
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:
-  """The games of one class of samplers, on its own small settings; with a bound on who takes
-  part when, also under correlated noise."""
+  """The games of one class of samplers, on its own small settings. A sampler that bounds
+  participation is also played under correlated noise."""
   subject = kind.__name__
   settings = kind.small
   found = []

@@ -1,4 +1,4 @@
-"""Games against noise inside a secure sum: what one client sends is there, or is zeros.
+"""Games against noise inside a secure sum: one client's message is present, or zero.
 
 The server sees the sum of the integers alone, here as the mean that it releases. Neighbours
 are those of the guarantee: the same clients, of whom one sends zeros (replace_special) or
@@ -25,15 +25,16 @@ _DIM = 2
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e6
-# Share of the draws: each is a round on the host.
+# Share of the draws: each is a whole round on the host.
 _SHARE = 0.35
-# Draws at once: the host compiles nothing for their number.
+# Draws at once. The host compiles nothing for their number.
 _AT_ONCE = 100
 _ZERO = "replace_special"
 _REPLACE = "replace_one"
 
 Kind = Callable[..., Any]  # `skellam_mean`, or a broken one
-# The relation, the first number that a client sends in either input, how many clients.
+# The relation, the first number of a client's message in either input, the number of
+# clients.
 _WORLDS: dict[str, tuple[str, float, float, int]] = {
   "its message becomes zeros": (_ZERO, 0.0, _FAR, _LEAST),
   "its message turns round": (_REPLACE, -_FAR, _FAR, _LEAST),
@@ -42,7 +43,7 @@ _WORLDS: dict[str, tuple[str, float, float, int]] = {
 
 
 def the_mechanism() -> secure.SkellamSum:
-  """A Skellam sum whose noise outweighs little."""
+  """A Skellam sum with small noise."""
   return secure.SkellamSum.sized(
     noise_multiplier=_Z,
     l2_clip_norm=_CLIP,
@@ -57,7 +58,7 @@ def skellam_games(kind: Kind, mechanism: secure.SkellamSum | None = None) -> lis
   """Games where one client's message changes; the strongest first.
 
   Args:
-    mechanism: whose event accounts for `kind`; None: a fine grid of two numbers.
+    mechanism: mechanism whose event accounts for `kind`; None: a fine grid of two numbers.
   """
   charged = the_mechanism() if mechanism is None else mechanism
 

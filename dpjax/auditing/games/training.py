@@ -1,4 +1,4 @@
-"""Games against whole trainings: `dp_sgd` as users run it, on a loss that is linear in a record.
+"""Games against whole trainings: `dp_sgd` as users run it, on a loss linear in a record.
 
 The released parameters tell each step's private mean gradient. The adversary knows along which
 direction the record pulls at the parameters before the step, which were released, and projects
@@ -39,13 +39,13 @@ class _Trained(NamedTuple):
   params: Params
   loss: LossFn
   tx: optax.GradientTransformation
-  # of the released parameters, the loss of a record of size 1, for its direction
+  # loss of a record of size 1 at the released parameters, for its direction
   known: LossFn
   augments: bool = False
 
 
 def the_plan(make_plan: MakePlan = Plan, *, prob: float = 0.5, **options: Any) -> Plan:
-  """Few steps, and a record in about half of them."""
+  """Returns a plan of few steps, with a record in about half of them."""
   numbers: dict[str, Any] = {
     "sampler": PoissonSampler(prob=prob, capacity=4),
     "noise_multiplier": 1.2,
@@ -98,7 +98,7 @@ def _augmented() -> _Trained:
 def _runner(
   made: Callable[[], _Trained], plan: Plan, *, whole: bool = False
 ) -> Callable[..., Any]:
-  """(keys [n], gradients [n, steps, slots], mask) -> projections [n, steps]; or, of the whole
+  """Returns (keys [n], gradients [n, steps, slots], mask) -> projections [n, steps], or the
   change of all trained numbers, [n, steps, numbers]."""
   trained = made()
   key = jax.random.key(0) if trained.augments else None
@@ -155,7 +155,7 @@ _MADE: dict[str, Callable[[], _Trained]] = {
   "of_part": _of_part,
   "augmented": _augmented,
 }
-# By a subject, (make_plan) -> its games, the strongest first.
+# Subject -> (make_plan) -> its games, the strongest first.
 GAMES: dict[str, Callable[..., list[Game]]] = {
   name: functools.partial(_games, name, made) for name, made in _MADE.items()
 }

@@ -1,4 +1,4 @@
-"""Games against Optax transforms: stacked gradients go in, what they release comes out.
+"""Games against Optax transforms: stacked gradients go in, releases come out.
 
 A transform that only transforms private gradients (`dp_adam`, `dp_sgld`) or wraps a private
 one (`accumulate`, `with_clip_schedule`) is played around `base`, which is `clip_and_noise`
@@ -28,7 +28,7 @@ ROOM = "transforms"
 STEPS = 2
 _ADD = "add_or_remove_one"
 _REPLACE = "replace_one"
-# Noise multiplier and clip norm of everything that is played here.
+# Noise multiplier of every game here, and below it the clip norm.
 _Z = 1.5
 _CLIP = 0.5
 _FAR = 1e3 * _CLIP
@@ -39,7 +39,8 @@ Batch = tuple[np.ndarray, np.ndarray]  # gradients [records, params], mask [reco
 
 
 def _present(target: tuple[float, float], dtype: Any = np.float32) -> tuple[Batch, Batch]:
-  """Without and with the target's gradient, beside another record that pulls the other way."""
+  """Data without and with the target's gradient, beside another record with the opposite
+  one."""
   rows = np.array([target, (-_FAR, 0.0)], dtype)
   return (rows, np.array([False, True])), (rows, np.array([True, True]))
 
@@ -57,7 +58,8 @@ def game(
   calls: int = 1,
   leaves: bool = False,
 ) -> Game:
-  """`steps` updates on the same batch, `calls` of them to an accounted one.
+  """Returns the game of `steps` updates on one batch, with `calls` calls for each accounted
+  one.
 
   Args:
     leaves: the record of row 0 is in the first step alone, so that noise which is drawn again
@@ -91,7 +93,7 @@ def game(
 def _each(
   subject: str, make: Make, added: dict[str, tuple[float, float]], **options: Any
 ) -> list[Game]:
-  """A game for each record that is added."""
+  """Returns one game for each added record."""
   return [
     game(subject, case, make, _present(row), **options) for case, row in added.items()
   ]
@@ -101,7 +103,7 @@ _LEAVES = "a record in the first of two steps"
 
 
 def _leaving(subject: str, make: Make, **options: Any) -> Game:
-  """The record is there once; two steps are claimed, though one would do."""
+  """Games in which the record is present once. Two steps are claimed, though one would do."""
   return game(subject, _LEAVES, make, _present(_AWAY), leaves=True, **options)
 
 
@@ -153,10 +155,10 @@ def _clip_and_noise(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _by_group(tx: Callable) -> Make:
-  """A group for each parameter, and shares of the noise that differ by four."""
+  """Games with one group for each parameter, whose noise shares differ by a factor of four."""
   tree = lambda rows: {"a": rows[..., :1], "b": rows[..., 1:]}
   whole = lambda found: jnp.concatenate([found["a"], found["b"]], axis=-1)
-  # Together _CLIP.
+  # The root of the sum of squares is _CLIP.
   norms = {"a": _CLIP * 0.6, "b": _CLIP * 0.8}
   shape = NoiseShape(shares={"a": 0.2, "b": 0.8})
   options = {**_NUMBERS, "l2_clip_norm": norms, "noise_shape": shape}
@@ -190,12 +192,12 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _correlated(tx: Callable, base: Callable) -> list[Game]:
-  """The record takes part in both of two steps; the noise is banded, so that costs s_2."""
+  """Games with a record in both of two steps. Its banded noise costs s_2."""
   del base
   strategy = BandedToeplitz((1.0, 0.5))
   shape = NoiseShape(correlation=strategy)
   make = lambda key: tx(**_NUMBERS, key=key, noise_shape=shape, num_steps=STEPS)
-  # |C (1, 1)|: what one Gaussian hides
+  # |C (1, 1)|: the size of one Gaussian shift
   together = float(np.linalg.norm(matrix(strategy, STEPS).sum(axis=1)))
   effective = _Z / together * math.sqrt(STEPS)
   added = {"a record in both steps": _AWAY, "1e30 in both steps": (1e30, 0.0)}
@@ -207,7 +209,7 @@ def _correlated(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _accumulate(tx: Callable, base: Callable) -> list[Game]:
-  """Games of a step of two slices, of which the second never holds the record."""
+  """Games on a step of two slices. The second slice never holds the record."""
 
   def make(key: Any) -> Any:
     return tx(base(**_NUMBERS, key=key), every=2, l2_clip_norm=_CLIP)
@@ -221,7 +223,7 @@ def _accumulate(tx: Callable, base: Callable) -> list[Game]:
 
 
 def _in_first_slice(make: Make, key: Any) -> Any:
-  """The transform, fed with the batch and then with an empty one."""
+  """The transform, called with the batch and then with an empty one."""
   tx = make(key)
 
   def update(updates: Any, state: Any, params: Any = None, **given: Any) -> Any:
@@ -241,7 +243,7 @@ def _scheduled(tx: Callable, base: Callable) -> list[Game]:
 def _post(
   name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
 ) -> Callable[..., list[Game]]:
-  """An optimizer behind the base: post-processing, whatever it keeps."""
+  """Games on an optimizer after the private transform: post-processing, with any state."""
 
   def games(tx: Callable, base: Callable) -> list[Game]:
     make = lambda key: optax.chain(base(**_NUMBERS, key=key), after(tx))

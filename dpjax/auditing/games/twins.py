@@ -1,4 +1,4 @@
-"""Broken twins: everything that has a game, with a fault that its own games must refute.
+"""Broken twins: each subject of a game with a fault that its own games must refute.
 
 | plant | what is broken                                                              |
 | ----- | --------------------------------------------------------------------------- |
@@ -47,12 +47,12 @@ from dpjax.types import ClippedSum, LossFn
 
 _REUSED = "one"
 _FRESH = "fresh"
-# Number of a release, or of a key, that no game makes.
+# Number of a release, or of a key, that no game uses.
 _FRESH_NUMBER = 2**30
 
 
 class Plant(NamedTuple):
-  """A fault as numbers; by default there is none."""
+  """A fault, as numbers. The default has none."""
 
   noise: float = 1.0  # what is drawn / what is stated
   clip: float = 1.0  # the bound on a record / the one that is stated
@@ -61,8 +61,8 @@ class Plant(NamedTuple):
 
   @property
   def releases(self) -> tuple[tuple[int, bool], ...]:
-    """(number of its key, whether it is of public data) of each release, where a record that is
-    counted twice is released twice."""
+    """Returns (key number, whether the data are public) for each release. A record counted
+    twice is released twice."""
     if self.keys:
       return ((0, False), (0 if self.keys == _REUSED else 1, True))
     return tuple((number, False) for number in range(self.copies))
@@ -83,7 +83,7 @@ SOUND = {
 
 _ANSWER = "takes the answer to a query, whose sensitivity the caller states"
 _NO_BOUND = "clips no record: one record moves a rank, a vote or a bin by 1 at most"
-# (room or room.subject, plant): why it cannot be broken so
+# (kind or kind.subject, plant): why this fault is impossible
 NOT_PLANTED: dict[tuple[str, str], str] = {
   **{
     (f"mechanisms.{name}", "clip"): _ANSWER
@@ -132,7 +132,7 @@ class BrokenTwin(NamedTuple):
 
 
 def twins(only: str = "") -> tuple[BrokenTwin, ...]:
-  """Returns all twins; `only` is a room, a subject or room.subject, as for the games.
+  """Returns all twins; `only` is a kind, a subject or kind.subject, as for the games.
 
   Raises:
     UserError: nothing is called that.
@@ -149,7 +149,7 @@ def twins(only: str = "") -> tuple[BrokenTwin, ...]:
 
 
 def reason(twin: BrokenTwin) -> str:
-  """Returns why there is no such twin; "" where there is one."""
+  """Returns the reason why there is no such twin; "" where there is one."""
   validate.one_of(PLANTS, plant=twin.plant)
   names = (twin.room, f"{twin.room}.{twin.subject}")
   found = [
@@ -160,27 +160,27 @@ def reason(twin: BrokenTwin) -> str:
 
 # --- mechanisms
 
-# What is counted twice: whole records; else the answer of a query that counts them.
+# Mechanisms in which whole records are counted twice. For others the answer is doubled.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
   "RandomizedResponse",
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
-# Of which the number of records is private, so that public data have another one.
+# Mechanisms whose number of records is private, so that public data have another number.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
 _PUBLIC_RECORDS = 2
-# Public data of a second release, where zeros would hide that it has the noise of the first.
+# Public data of a second release. Zeros would hide that it reuses the first noise.
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
 
 
 class BrokenMechanism:
-  """States what the honest mechanism states, and draws what the plant says.
+  """States what the honest mechanism states, and draws with the plant's fault.
 
   Args:
     kind: class of mechanisms.
     name: by which it is known what its data are; "" for the answer to a query.
     plant: the fault.
-    settings: of the honest mechanism.
+    settings: settings of the honest mechanism.
 
   >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
   >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)
@@ -237,9 +237,9 @@ class BrokenMechanism:
 
 
 def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
-  """Settings under which as much is drawn as the plant says, whatever is stated."""
+  """Settings with the plant's actual noise, whatever is stated."""
   found = dict(settings)
-  # With wider bounds and as much more of the budget, the noise is what it was.
+  # Wider bounds with equally more budget leave the noise unchanged.
   louder = plant.clip / plant.noise
   for name in ("epsilon", "epsilon_values"):
     if name in found:
@@ -272,18 +272,18 @@ def _mechanism(name: str, plant: Plant) -> list[Game]:
 
 
 def _wider(clip: Any, factor: float) -> gradients.Clip:
-  """The clip with every norm so many times as large."""
+  """Returns the clip with every norm multiplied by a factor."""
   clip = gradients.Clip.of(clip)
   return dataclasses.replace(clip, norms=jax.tree.map(lambda c: factor * c, clip.norms))
 
 
 def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
-  """A private transform that counts rows twice, or stays at its first noise."""
+  """A private transform that counts rows twice, or repeats its first noise."""
 
   def update(
     updates: Any, state: Any, params: Any = None, *, mask: Any = None, **others: Any
   ) -> Any:
-    # A sum has counted them already.
+    # A `ClippedSum` has counted them already.
     if plant.copies > 1 and not isinstance(updates, ClippedSum):
       twice = lambda leaf: jnp.concatenate([leaf] * plant.copies)
       updates = gradients.stacked(jax.tree.map(twice, updates.arrays))
@@ -296,7 +296,7 @@ def _in_steps(tx: Any, plant: Plant) -> optax.GradientTransformationExtraArgs:
 
 @dataclasses.dataclass(frozen=True)
 class BrokenPlan(Plan):
-  """Accounts for what it states, and runs what the plant says."""
+  """Accounts for what it states, and runs with the plant's fault."""
 
   plant: Plant = SOUND["noise"]
 
@@ -310,7 +310,7 @@ class BrokenPlan(Plan):
     return _in_steps(_quieter(self, self.plant).transform(key), self.plant)
 
   def clipped_grad(self, loss_fn: LossFn, **options: Any) -> Any:
-    """Clips as widely as the transform takes it, and counts every record as often."""
+    """Clips as widely as the transform does, and counts records equally often."""
     clipped = _quieter(self, self.plant).clipped_grad(loss_fn, **options)
     twice = lambda leaf: jnp.concatenate([leaf] * self.plant.copies)
     return lambda params, examples, mask: clipped(
@@ -323,7 +323,7 @@ def _fields(plan: Plan) -> dict[str, Any]:
 
 
 def _quieter(plan: Plan, plant: Plant) -> Plan:
-  """The honest plan of another clip norm and another noise."""
+  """Returns the honest plan with another clip norm and another noise."""
   noise = plan.noise_multiplier * plant.noise / plant.clip
   clip = _wider(plan.l2_clip_norm, plant.clip)
   return Plan(**(_fields(plan) | {"noise_multiplier": noise, "l2_clip_norm": clip}))
@@ -334,12 +334,13 @@ def _sampler(name: str, plant: Plant) -> list[Game]:
   return sampler_games.games(getattr(sampling, name), make_plan)
 
 
-# They clip and add noise themselves; all others are played around `clip_and_noise`.
+# These transforms clip and add noise themselves. Games wrap all others around
+# `clip_and_noise`.
 _PRIVATE = ("clip_and_noise", "adaptive_clip_and_noise", "clip_and_correlated_noise")
 
 
 def _made(make: Callable, plant: Plant) -> Callable:
-  """The private transform whose numbers are those of the plant."""
+  """Returns the private transform with the plant's numbers."""
 
   def broken(*arguments: Any, **options: Any) -> Any:
     if "noise_multiplier" in options:
@@ -357,7 +358,7 @@ def _transform(name: str, plant: Plant) -> list[Game]:
     return transform_games.games(name, _made(honest, plant))
   if name != "accumulate":
     return transform_games.games(name, honest, _made(transforms.clip_and_noise, plant))
-  # It clips and counts itself; the noise of a whole step is inside.
+  # The transform clips and counts itself; the noise of a whole step is inside it.
   outside = plant._replace(keys="")
   inside = plant._replace(copies=1)
   base = _made(transforms.clip_and_noise, inside)
@@ -378,7 +379,7 @@ def _central(plant: Plant) -> Callable[[Plan, Any], federated.Aggregator]:
 def _in_rounds(
   init: Callable, loud: federated.Aggregator, plan: Plan, plant: Plant
 ) -> federated.Aggregator:
-  """An aggregator that counts clients twice, or stays at its first noise."""
+  """An aggregator that counts clients twice, or repeats its first noise."""
   assert loud.partial is not None
   assert loud.finish is not None
   sums = loud.partial
@@ -450,12 +451,12 @@ def _federated(name: str, plant: Plant) -> list[Game]:
 
 @dataclasses.dataclass(frozen=True)
 class _Copied(secure.SkellamSum):
-  """Every client's integers count so many times."""
+  """A sum in which every client's integers count several times."""
 
   copies: int = 1
 
   def encode(self, rng: np.random.Generator, vector: Any, signs: jax.Array) -> np.ndarray:
-    """Encodes as the honest sum does, times the copies."""
+    """Encodes as the honest sum does, multiplied by the number of copies."""
     return self.copies * super().encode(rng, vector, signs)
 
 
@@ -490,7 +491,7 @@ def _secure(name: str, plant: Plant) -> list[Game]:
 
 
 def _released(one: Callable[[Any, bool], np.ndarray], key: Any, plant: Plant) -> np.ndarray:
-  """[n, ...]: one(key, public) of every release, side by side."""
+  """Returns [n, ...]: one(key, public) of every release, side by side."""
   keys = [jax.random.fold_in(key, n) if n else key for n, _ in plant.releases]
   found = [one(own, public) for own, (_, public) in zip(keys, plant.releases)]
   return found[0] if len(found) == 1 else np.concatenate(found, axis=-1)
@@ -540,7 +541,7 @@ def _answers(
 def _noisy_labels(plant: Plant) -> Callable[..., np.ndarray]:
   def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
     answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
-    # One number for all answers of a record, as the game expects one label.
+    # The game expects one label, so all answers of a record become one number.
     return answers @ (num_classes ** np.arange(answers.shape[1]))
 
   return broken
@@ -571,7 +572,7 @@ def _accounting(name: str, plant: Plant) -> list[Game]:
 
 
 def _reports(plant: Plant) -> Callable[..., np.ndarray]:
-  """All answers of a record are shuffled with the others'; those of public data are not."""
+  """All answers of a record are shuffled with the others'; answers on public data are not."""
 
   def broken(key: Any, ids: Any, given: Any, *, epsilon: float, num_classes: int) -> Any:
     answers = _answers(plant, key, ids, given, epsilon=epsilon, num_classes=num_classes)
@@ -581,7 +582,7 @@ def _reports(plant: Plant) -> Callable[..., np.ndarray]:
 
 
 def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[Game]]:
-  """Games that make their plan themselves."""
+  """Games on a plan that they make themselves."""
   return lambda name, plant: games[name](functools.partial(BrokenPlan, plant=plant))
 
 
@@ -589,7 +590,7 @@ def _of_plan(games: dict[str, Callable[..., list[Game]]]) -> Callable[..., list[
 
 
 class _Statistics:
-  """States what the honest statistics state, and draws what the plant says."""
+  """States what the honest statistics state, and draws with the plant's fault."""
 
   def __init__(self, plant: Plant, settings: dict[str, Any]):
     self._plant = plant
@@ -604,11 +605,11 @@ class _Statistics:
     return self._honest.epsilon(delta=delta)
 
   def exact(self, clients: Any) -> np.ndarray:
-    """The sums, in which a record counts as often as the plant says."""
+    """The sums, in which a record counts as often as the fault says."""
     return self._broken.exact([*clients] * self._plant.copies)
 
   def noisy(self, key: Any, vector: Any) -> jax.Array:
-    """The noisy sums of all releases, one behind the other."""
+    """The noisy sums of all releases, concatenated."""
     found = self._broken.noisy(key, vector)
     if not self._plant.keys:
       return found

@@ -1,4 +1,4 @@
-"""Games against what parties with other columns release: noisy statistics of a regression."""
+"""Games against releases of parties with other columns: noisy statistics of a regression."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rows(*pairs: tuple[float, float]) -> Rows:
 
 
 _OTHER = _rows((-0.5, 0.2))
-# relation, how much noise, what two clients hold in either input
+# relation, noise, data of two clients in either input
 _WORLDS: dict[str, tuple[str, float, tuple[Rows, Rows]]] = {
   "a row of the largest norm added": (_ADD, 1.0, (_rows(), _rows((_FAR, _FAR)))),
   "a row turns round": (_REPLACE, 2.0, (_rows((-_FAR, _FAR)), _rows((_FAR, _FAR)))),

@@ -1,4 +1,5 @@
-"""Checks of the batches: drawn by the law that is charged, from the seed, at every step."""
+"""Checks of the batches: drawn by the accounted sampling scheme, from the seed, at every
+step."""
 
 from __future__ import annotations
 
@@ -19,28 +20,28 @@ from dpjax.accounting import RandomAllocationDpEvent
 from dpjax.accounting.event_kinds.kind import kind_of
 from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable, row
 
-# A sound run reaches six standard errors with a chance of 2e-9 for each number looked at.
+# A sound run exceeds six standard errors with a chance of 2e-9 for each tested number.
 _Z = 6.0
-# Batches whose law is looked at: fewest and most.
+# Fewest and most batches whose distribution is tested.
 _DRAWS = (50, 400)
-# Of these batches, as many as this many coins allow.
+# Limit on rows x batches for that test.
 _INDICES = 40_000_000
-# Examples of which every two are compared; of more, neighbours.
+# Number of examples that are compared in pairs. Of more, only neighbours are.
 _PAIRED = 2048
-# Batches in which each row is counted, of a run that has fewer steps.
+# Batches in which each row is counted, for a run with fewer steps.
 _ROWS = 2000
-# As `_INDICES`, for batches that are only compared with each other.
+# Like `_INDICES`, for batches that are only compared with each other.
 _REPEATS = 200_000_000
-# Seeds that are compared with each other.
+# Number of seeds that are compared with each other.
 _SEEDS = 1500
-# Of these seeds, as many as this many coins allow.
+# Limit on rows x seeds for that comparison.
 _SEED_INDICES = 4_000_000
-# Low and high bits differ, so that a seed that is cut on the way is found.
+# Low and high bits differ, so that truncation of a seed is found.
 _OTHER_SEEDS = (SEED + 1, SEED + (1 << 40), SEED + (1 << 100))
 
 
 def _z(value: float, mean: float, variance: float) -> float:
-  """|value - mean| in standard errors; where there is no variance, 0 or infinity."""
+  """|value - mean| in standard errors; 0 or infinity where there is no variance."""
   if variance > 1e-12:
     return abs(value - mean) / math.sqrt(variance)
   return 0.0 if abs(value - mean) < 1e-9 else math.inf
@@ -48,7 +49,7 @@ def _z(value: float, mean: float, variance: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Law:
-  """Moments of a sampler's draws from n examples, from the event that is charged."""
+  """Moments of a sampler's draws from n examples, from the accounted event."""
 
   n: int
   rate: float  # of one example
@@ -64,7 +65,7 @@ def _law(event: Any, n: int) -> _Law | None:
     overlaps = n * q**2 * (1 - q**2) + 2 * n * q**3 * (1 - q)
     return _Law(n, q, n * q * (1 - q), n * q**2, overlaps)
   if isinstance(event, dpa.SampledWithoutReplacementDpEvent):
-    # Of a part of the data: not uniform over all of them.
+    # The event covers a part of the data, and is not uniform over all of them.
     if event.source_dataset_size != n:
       return None
     b = event.sample_size
@@ -77,7 +78,7 @@ def _law(event: Any, n: int) -> _Law | None:
 
 
 def _truncated_law(event: dpa.TruncatedSubsampledGaussianDpEvent) -> _Law:
-  """Sizes are min(binomial, capacity), members uniform given the size."""
+  """Moments for sizes min(binomial, capacity), with uniform members given the size."""
   n = event.dataset_size
   most = event.truncated_batch_size
   drawn = np.arange(n + 1)
@@ -105,7 +106,7 @@ def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
   expected = times * q * (1 - q)
   fourth = 2 * expected**2 + expected * (1 - 6 * q * (1 - q))
   yield _z(float(np.mean((counts - times * q) ** 2)), expected, fourth / n), "turn-taking"
-  # given its size, a batch is uniform: rows early and late in the data come alike
+  # given its size, a batch is uniform: early and late rows are equally likely
   ranks = np.concatenate(draws) - (n - 1) / 2
   spread_of_size = (n * n * q - law.size_variance - (n * q) ** 2) / max(n - 1, 1)
   rank_variance = times * spread_of_size * (n * n - 1) / 12
@@ -116,19 +117,19 @@ def _law_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float,
 
 
 def _most(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the largest of binomial counts, exact, for as many as there are."""
+  """z of the largest of several binomial counts, exact for their number."""
   p = float(stats.binom.sf(int(counts.max(initial=0)) - 1, times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
 def _fewest(counts: np.ndarray, times: int, chance: float) -> float:
-  """z of the smallest of binomial counts, exact, for as many as there are."""
+  """z of the smallest of several binomial counts, exact for their number."""
   p = float(stats.binom.cdf(int(counts.min(initial=times)), times, chance))
   return float(stats.norm.isf(min(1.0, p * max(1, counts.size)) / 2))
 
 
 def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
-  """[T, n] float32: 1 where a draw holds a row."""
+  """[T, n] float32: 1 where a draw contains a row."""
   taken = np.zeros((len(draws), n), np.float32)
   for member, drawn in zip(taken, draws):
     member[drawn] = 1
@@ -136,7 +137,7 @@ def _taken(draws: list[np.ndarray], n: int) -> np.ndarray:
 
 
 def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float, str]]:
-  """No two rows come together oftener than they may."""
+  """Tests that no two rows occur together more often than allowed."""
   times = len(draws)
   n = law.n
   taken = _taken(draws, law.n)
@@ -151,7 +152,7 @@ def _pair_deviations(draws: list[np.ndarray], law: _Law) -> Iterator[tuple[float
 
 
 def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
-  """No step of the run has an unlikely size, and no row comes oftener than it may."""
+  """Tests that no step has an unlikely size, and no row occurs more often than allowed."""
   sizes = []
   counts = np.zeros(law.n, int)
   more = max(_DRAWS[1], _INDICES // max(law.n, 1))
@@ -162,7 +163,7 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
   yield _fewest(counts, len(sizes), law.rate), "one row, left out"
   yield _unlikely_size(sizes, law), "size of a batch"
   yield _missing_sizes(sizes, law), "no size beyond those that were seen"
-  # Of more draws than are compared with each other: sizes that are cut have less variance.
+  # Sizes of more draws than are compared in pairs. Truncated sizes have less variance.
   seen = np.array(sizes, float)
   times = len(sizes)
   yield _z(seen.mean(), law.n * law.rate, law.size_variance / times), "mean size in the run"
@@ -172,7 +173,7 @@ def _run_deviations(subject: Subject, law: _Law) -> Iterator[tuple[float, str]]:
 
 
 def _unlikely_size(sizes: list[int], law: _Law) -> float:
-  """z of the size that is least likely."""
+  """z of the least likely size."""
   mean = law.n * law.rate
   most = np.array([min(sizes), max(sizes)])
   if law.size_variance < 1e-9:
@@ -187,7 +188,8 @@ def _unlikely_size(sizes: list[int], law: _Law) -> float:
 
 
 def _missing_sizes(sizes: list[int], law: _Law) -> float:
-  """z of never having seen a smaller or a larger size, as where batches are cut or filled up.
+  """z of never observing a smaller or a larger size, as with batches that are cut or filled
+  up.
 
   The mean and the variance of sizes hardly move where the cut is far out.
   """
@@ -196,30 +198,31 @@ def _missing_sizes(sizes: list[int], law: _Law) -> float:
   smaller = float(stats.binom.cdf(min(sizes) - 1, law.n, law.rate))
   larger = float(stats.binom.sf(max(sizes), law.n, law.rate))
   if law.capacity is not None and max(sizes) >= law.capacity:
-    # Nothing is larger.
+    # No larger size exists.
     larger = 0.0
-  # In the logarithm, because the chance of so many misses may be no float.
+  # In the logarithm, because so small a chance may underflow.
   log_p = len(sizes) * math.log1p(-min(max(smaller, larger), 1 - 1e-16))
   return float(stats.norm.isf(min(1.0, 2 * math.exp(log_p)) / 2))
 
 
 def _of_run(subject: Subject, n: int, at_least: int = 0) -> Iterator[np.ndarray]:
-  """The batches of the run, or as many as can be afforded; of a short one, some beyond."""
+  """The batches of the run, or as many as the limit allows. A short run gets some further
+  steps."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   times = max(times, at_least)
   return (np.asarray(subject.draw(n, seed=SEED, step=step)) for step in range(times))
 
 
 def _stretches(plan: Any, n: int) -> tuple[range, range]:
-  """The first and the last steps of the plan, one after the other."""
+  """Steps at the start and at the end of the plan."""
   each = int(np.clip(_INDICES // max(n, 1), *_DRAWS)) // 2
   late = max(each, plan.num_steps - each)
   return range(each), range(late, late + each)
 
 
 def sampler_law(subject: Subject) -> Row:
-  """Batches are drawn by the law that is charged: sizes, members, and no memory, at the
-  start of the run and at its end."""
+  """Tests that batches follow the accounted sampling scheme: sizes, members, and
+  independence, at the start and at the end of the run."""
   name = "sampler as charged"
   n = len(subject.train)
   if subject.plan.sampler.participation is not None:
@@ -254,10 +257,10 @@ def _drawn(subject: Subject, n: int, steps: Iterable[int]) -> list[np.ndarray]:
 
 
 def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
-  """Every example is in one step of each pass. Steps of different passes are independent, each
-  a Poisson sample."""
+  """Tests that every example is in one step of each pass. Steps of different passes are
+  independent, each a Poisson sample."""
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # Another place in each pass, since steps of one pass are not independent.
+  # A different step of each pass, since steps of one pass are not independent.
   draws = _drawn(subject, n, (turn * length + turn % length for turn in range(times)))
   law = _law(dpa.PoissonSampledDpEvent(1 / length, dpa.NoOpDpEvent()), n)
   assert law is not None
@@ -273,8 +276,8 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
 
 
 def _no_oftener(subject: Subject, name: str, n: int, event: Any) -> Row:
-  """Checks a sampler whose law is not written here: no step draws an example twice, which
-  would be twice its bound, and no example comes oftener than its event says."""
+  """Tests a sampler of unknown scheme. No step may draw an example twice, which would
+  double its bound. No example may occur more often than its event says."""
   if not subject.plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   draws = _drawn(subject, n, itertools.chain(*_stretches(subject.plan, n)))
@@ -304,8 +307,8 @@ def _seldom_in_a_pass(
   """Checks that no example comes twice in a pass, nor in more passes than its event says."""
   found = []
   times = int(np.clip(_INDICES // max(n, 1), *_DRAWS))
-  # Each place by itself: where blocks are fixed, an example comes at one place alone, and
-  # counts over several places would be far below the bound.
+  # Each place of a pass by itself. With fixed blocks an example occurs at one place only,
+  # and counts over several places would be far below the bound.
   for place in {0, length // 2, length - 1}:
     draws = _drawn(subject, n, (turn * length + place for turn in range(times)))
     counts = np.bincount(np.concatenate(draws), minlength=n)
@@ -320,13 +323,13 @@ def _seldom_in_a_pass(
 
 
 def _overlap_law(a: Any, b: Any, n: int) -> tuple[Any, Any]:
-  """Mean and variance of what uniform subsets of sizes a and b of n share."""
+  """Mean and variance of the overlap of uniform subsets of sizes a and b of n."""
   mean = a * b / n
   return mean, mean * (1 - a / n) * (1 - b / n) * n / max(n - 1, 1)
 
 
 def _most_alike(draws: list[np.ndarray], n: int) -> float:
-  """z of the two batches, of any two steps, that share the most examples."""
+  """z of the two batches that share the most examples, over all pairs of steps."""
   taken = _taken(draws, n)
   size = taken.sum(axis=1, dtype=np.float64)
   shared = (taken @ taken.T).astype(np.float64)
@@ -338,7 +341,7 @@ def _most_alike(draws: list[np.ndarray], n: int) -> float:
 
 
 def sampler_seed(subject: Subject) -> Row:
-  """Batches follow from the seed, from all of it, and never come again in the run."""
+  """Tests that batches depend on the whole seed, and never repeat within the run."""
   name = "sampler from its seed"
   n = len(subject.train)
   plan = subject.plan
@@ -362,7 +365,7 @@ def sampler_seed(subject: Subject) -> Row:
 def _unused_bits(
   subject: Subject, own: list[np.ndarray], steps: list[int], n: int
 ) -> tuple[float, str]:
-  """Infinite where a bit of the run's own kind of seed changes no batch."""
+  """Infinite where flipping a bit of the run's seed changes no batch."""
   several = [i for i, drawn in enumerate(own) if _ways(drawn.size, n) > 1][:8]
   same = lambda i, seed: np.array_equal(
     own[i], np.asarray(subject.draw(n, seed=seed, step=steps[i]))
@@ -373,15 +376,15 @@ def _unused_bits(
     for bit in range(width)
     if several and all(same(i, SEED ^ 1 << bit) for i in several)
   ]
-  # Too few batches are possible to tell.
+  # There are too few possible batches to decide.
   if sum(_ways(own[i].size, n) for i in several) < 25:
     return 0.0, "bits of the seed"
   return (math.inf if idle else 0.0), f"seeds that differ in bit {idle[:1]}"
 
 
 def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
-  """Infinite where two of many seeds draw the same: then few batches are possible, as where
-  the seed is taken modulo a small number."""
+  """Infinite where two of many seeds draw the same batches. Then there are few seeds in
+  effect, as when a seed is taken modulo a small number."""
   times = int(np.clip(_SEED_INDICES // max(n, 1), 40, _SEEDS))
   rng = np.random.default_rng(SEED)
   width = subject.seed_bits
@@ -389,8 +392,8 @@ def _few_seeds(subject: Subject, steps: list[int], n: int) -> tuple[float, str]:
   for _ in range(times):
     seed = int.from_bytes(rng.bytes(width // 8), "little")
     drawn = [np.sort(np.asarray(subject.draw(n, seed=seed, step=t))) for t in steps[:2]]
-    # Among so many seeds two would agree by chance: with e^-21 = 1e-9 at most they are
-    # compared.
+    # Among this many seeds two could agree by chance. They are compared where that chance
+    # is below e^-21 = 1e-9.
     if sum(_ways(each.size, n) for each in drawn) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(np.concatenate(drawn).astype(np.int64).tobytes()).digest()
@@ -407,7 +410,7 @@ def _ways(size: int, n: int) -> float:
 
 
 def _shared_z(own: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
-  """z of the examples that two seeds give to the same steps, all steps together."""
+  """z of the overlap between two seeds at equal steps, all steps together."""
   shared = [np.intersect1d(a, b).size for a, b in zip(own, other)]
   laws = [_overlap_law(a.size, b.size, n) for a, b in zip(own, other)]
   if all(map(np.array_equal, own, other)) and any(a.size for a in own):
@@ -417,11 +420,11 @@ def _shared_z(own: list[np.ndarray], other: list[np.ndarray], n: int) -> float:
 
 
 def _comes_again(subject: Subject, n: int) -> float:
-  """Infinite where a batch comes again that by chance would not (p < 1e-9), else 0."""
+  """Infinite where a batch repeats although chance would not explain it (p < 1e-9), else 0."""
   times = int(min(subject.plan.num_steps, max(_REPEATS // max(n, 1), _DRAWS[1])))
   seen: set[bytes] = set()
   for drawn in map(np.sort, _of_run(subject, n)):
-    # Batches so small come again by chance.
+    # Batches this small repeat by chance.
     if _ways(drawn.size, n) - 2 * math.log(times) < 21:
       continue
     name = hashlib.sha256(drawn.astype(np.int64).tobytes()).digest()
@@ -432,7 +435,8 @@ def _comes_again(subject: Subject, n: int) -> float:
 
 
 def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
-  """No example comes twice in an epoch, which is charged as one step on all data."""
+  """Tests that no example occurs twice in an epoch, which is accounted as one step on all
+  data."""
   sampler: Any = subject.plan.sampler
   length = sampler.steps_per_epoch
   epochs = 3
@@ -445,7 +449,7 @@ def _once_an_epoch(subject: Subject, name: str, n: int) -> Row:
 
 
 def _participation(subject: Subject, name: str, n: int) -> Row:
-  """The steps of one example are as far apart as its noise was paid for."""
+  """Tests that the steps of one example are as far apart as the accounting assumes."""
   plan: Any = subject.plan
   apart, cyclic, prob = plan.sampler.participation
   times = int(min(plan.num_steps, max(3 * apart, _DRAWS[0])))
@@ -469,7 +473,7 @@ _RECORDS = 2048  # of all these draws, about
 
 
 def records_alone(subject: Subject) -> Row:
-  """A record is the same whoever is read beside it.
+  """Tests that a record does not depend on the records read with it.
 
   Data that subtract the mean of a batch, or pad it to its longest record, let one example change
   the others before the loss sees them. The drawn indices of each read are cut into two parts.
@@ -483,7 +487,7 @@ def records_alone(subject: Subject) -> Row:
     if indices.size < 2 or read > _RECORDS:
       continue
     whole = _read(subject, indices)
-    # Augmented data change by themselves, so nothing can be said of company.
+    # Augmented data change by themselves, so this test cannot apply.
     if _differ(whole, _read(subject, indices)).any():
       return not_applicable(
         name, "the data give other records each time that they are read"
@@ -504,10 +508,10 @@ def _read(subject: Subject, indices: np.ndarray) -> list[np.ndarray]:
 
 
 def _differ(some: list[np.ndarray], others: list[np.ndarray]) -> np.ndarray:
-  """Which records are not the same, bit for bit, [len(indices)] bool."""
+  """Which records differ in any bit, [len(indices)] bool."""
   if [leaf.shape for leaf in some] != [leaf.shape for leaf in others]:
     return np.ones(len(some[0]), bool)
-  # Bytes in place of numbers: NaN equals itself there, and -0 is not 0.
+  # Bytes in place of numbers: NaN equals itself, and -0 differs from 0.
   rows = lambda leaf: np.ascontiguousarray(leaf).reshape(len(leaf), -1).view(np.uint8)
   pairs = [rows(a) != rows(b) for a, b in zip(some, others)]  # of each leaf: [n, bytes]
   return np.any([pair.any(axis=1) for pair in pairs], axis=0)

@@ -1,5 +1,5 @@
-"""Checks of what a run releases before its first step: the statistics of its inputs. For runs
-that have some."""
+"""Checks of releases before the first step: statistics of the inputs, for runs that have
+them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from dpjax.mechanisms.noisy_means import NoisyMeans
 from dpjax.types import NeighboringRelation
 
 _NAME = ("statistics: influence", "statistics: noise")
-# Of one example, in place of its neighbour: absent, mirrored, huge.
+# Factors on one example in place of its neighbour: absent, mirrored, huge.
 _FACTORS = (0.0, -1.0, 1e4, 1e9)
-# Noise multiplier of the runs that are compared: the move must show above it.
+# Noise multiplier of the compared runs: small, so that a move shows.
 _QUIET = 1e-3
-# Epsilon of the medians that they follow.
+# Epsilon of the preceding medians.
 _LOUD = 100.0
-# Of a clip norm: grid and rounding of such a run.
+# Tolerance in clip norms: grid and rounding of such a run.
 _SLACK = 1e-2
 _KEYS = 200
 _Z = 6.0
 
 
 def _public(statistics: NoisyMeans, x: np.ndarray, **changes: Any) -> NoisyMeans:
-  """The same mechanism with public norms, that most of these examples exceed."""
+  """Returns the same mechanism with public norms, which most of these examples exceed."""
   private = {"clip_norms": (), "median_epsilon": _LOUD, "noise_multiplier": _QUIET}
   found = dataclasses.replace(statistics, **private)(jax.random.key(SEED), x)
-  # Half the private norms, so that clipping is at work.
+  # Half the private norms, so that most examples are clipped.
   norms = np.asarray(found.clip_norms, np.float64) / 2
   norms = tuple(float(norm) or 1.0 for norm in norms)
   return dataclasses.replace(statistics, clip_norms=norms, **changes)
 
 
 def influence(subject: Subject) -> Row:
-  """No example moves a sum by more than the noise covers, whatever it holds; what was released
-  before that sum is the same."""
+  """Tests that no example moves a sum by more than its noise covers. Earlier releases are
+  held fixed."""
   statistics = subject.plan.statistics
   relation = subject.plan.neighboring_relation
   assert statistics is not None
@@ -54,7 +54,7 @@ def influence(subject: Subject) -> Row:
   for factor in _FACTORS:
     changed = x.copy()
     changed[0] *= factor
-    # What was released before is held fixed: each sum is checked given the earlier ones.
+    # Earlier releases are held fixed: each sum is checked given those before it.
     after = quiet.after(key, changed, found)
     pairs = zip(quiet.noisy_totals(found), quiet.noisy_totals(after))
     moves += [float(np.linalg.norm(one - other)) for one, other in pairs]
@@ -64,8 +64,8 @@ def influence(subject: Subject) -> Row:
 
 
 def noise_std(subject: Subject) -> Row:
-  """The noise on the sums has the standard deviation that is paid for, in every entry, and
-  differs from key to key."""
+  """Tests that the noise on the sums has the accounted standard deviation in every entry,
+  and differs between keys."""
   statistics = subject.plan.statistics
   assert statistics is not None
   x = np.asarray(subject.batch().x, np.float32)

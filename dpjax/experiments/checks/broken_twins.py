@@ -1,4 +1,5 @@
-"""Plays the broken twins of every row of `launch.audit`, against that row's own games: `--twins`.
+"""Broken twins of every row of `launch.audit`, played against that row's own games:
+`--twins`.
 
 An audit that nothing can fail is worth nothing. Each row of the table is one subject with one
 fault (`dpjax.auditing.games.twins`), and says which game refuted it, and by how much. Games are
@@ -23,17 +24,17 @@ from dpjax.experiments.run import provenance, report, writers
 
 RESULT = "twins.json"
 CSV = "twins.csv"
-# Of each game in turn, as long as nothing is refuted.
+# Draws of each game in turn, until one refutes.
 DRAWS = (3_000, 12_000, 48_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class TwinSettings:
-  """Which twins are played.
+  """Selection of the twins to play.
 
   Args:
     only: a room, a subject or room.subject; "" for all.
-    seed: of all draws.
+    seed: seed of all draws.
   """
 
   only: str = ""
@@ -44,7 +45,7 @@ class TwinSettings:
 
 
 def run(settings: TwinSettings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays what is left to play, writes after each twin, and returns all rows.
+  """Plays the twins that remain, writes after each, and returns all rows.
 
   Raises:
     UserError: `out` holds twins of other settings or versions.
@@ -69,10 +70,10 @@ def attacked(
   draws: Sequence[int] = DRAWS,
   sound: bool = False,
 ) -> dict[str, Any]:
-  """Returns the row of one twin: the first game that refutes it, else the nearest one.
+  """Returns the row of one twin: the first game that refutes it, else the closest one.
 
   Args:
-    draws: of each game, in turn; the significance is divided among them.
+    draws: number of draws of each game, in turn; the significance is divided among them.
     sound: plays the same code without the fault, which must not be refuted.
 
   >>> attacked(twins.BrokenTwin("mechanisms", "Laplace", "noise"), draws=[900])["refuted"]
@@ -80,7 +81,7 @@ def attacked(
   """
   started = time.perf_counter()
   games = twin.games(sound=sound)
-  # A union bound: the first of many games that refutes must not do so by luck.
+  # A union bound: the first of many games to refute must not do so by chance.
   confidence = 1 - (1 - CONFIDENCE) / (len(games) * len(draws))
   nearest: Result | None = None
   for turn, count in enumerate(draws):

@@ -1,6 +1,6 @@
-"""Checks of what is released and charged: nothing but the step's own sum and its noise,
-divided by a public number; what the accountant says; that no key serves twice; and what
-canaries prove."""
+"""Checks of releases and their accounting. Each update is the step's own sum with its
+noise, divided by a public number. Epsilon follows from public fields, no key serves twice,
+and canaries prove no more than is claimed."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from dpjax.sampling import PoissonSampler
 from dpjax.types import ClippedSum, NeighboringRelation
 from dpjax.validate import UserError
 
-# Of a run whose sums are changed, at least.
+# Fewest steps of a run whose sums are changed.
 _OWN_STEPS = 4
 # Values of such a run before steps are skipped.
 _OWN_WORK = 20_000_000
-# Of the sums, in clip norms. The periods 5 and 3 pair every length with each other.
+# Lengths of the sums, in clip norms. The periods 5 and 3 pair every length with each other.
 _LENGTHS = ((1.0, 0.0, 0.5, 1.0, 0.1), (0.25, 1.0, 0.0))
 _CANARIES = 1000
-# Seeds from the run's own on, whose keys are compared.
+# Number of consecutive seeds whose keys are compared.
 _SEEDS = 64
 _SPREAD_SEEDS = 300  # large ones, likewise
-# Of all numbers up to 16: a key that follows from a remainder stays the same.
+# A multiple of all numbers up to 16: keys derived from a remainder stay the same.
 _COMMON_MULTIPLE = 720_720
-# Of a run whose charges are added up one by one, at most.
+# Most steps of a run whose charges are added up one by one.
 _LEDGER_STEPS = 200
-# Of data whose digests are compared.
+# Number of records whose digests are compared.
 _RECORDS = 500
 _AUDIT_CONFIDENCE = (
   0.99  # much more is out of reach: at delta > 0 p-values end near m * delta
 )
-# Relative: two discretisations of one privacy loss.
+# Relative tolerance between two discretisations of one privacy loss.
 _EPSILON_SLACK = 0.01
 
 
 def _derived_epsilon(subject: Subject) -> float | None:
-  """Epsilon from the sampler's and the noise's public fields, by dp_accounting alone; None
-  where no second derivation is written here."""
+  """Derives epsilon from public fields of sampler and noise, by dp_accounting alone; None
+  where this file has no second derivation."""
   plan: Any = subject.plan
   accountant = RdpAccountant if plan.accountant == "rdp" else PLDAccountant
   relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
@@ -94,8 +94,8 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 
 
 def _levels_before(plan: Any) -> list[float]:
-  """Noise multipliers of the statistics that were released first, each of every vector,
-  relative to the sensitivity."""
+  """Noise multipliers of each vector in the statistics released first, relative to the
+  sensitivity."""
   found = plan.statistics
   if found is None:
     return []
@@ -115,12 +115,12 @@ def _multiplier(plan: Any) -> float:
 
 
 def _exchanged(plan: Any) -> int:
-  """The sensitivity in clip norms."""
+  """The sensitivity to a replaced record, in clip norms."""
   return 2 if plan.neighboring_relation == "replace_one" else 1
 
 
 def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
-  """(event, how many) where participation is bounded, from the dense C."""
+  """Returns (event, count) for bounded participation, from the dense C."""
   shape = plan.noise_shape
   matrix = noise.correlated.matrix(shape.strategy, plan.num_steps)
   matrix /= np.array(shape.schedule or np.ones(plan.num_steps))[:, None]
@@ -135,7 +135,8 @@ def _event_of_matrix(plan: Any) -> tuple[dpa.DpEvent, int]:
 
 
 def agreement(subject: Subject) -> Row:
-  """Sampler, relation and accountant fit, and epsilon follows from the public fields."""
+  """Tests that sampler, relation and accountant fit, and that epsilon follows from public
+  fields."""
   name = "accountant agrees"
   plan = subject.plan
   if not plan.is_private:
@@ -159,12 +160,12 @@ def agreement(subject: Subject) -> Row:
 
 
 def overflow(subject: Subject) -> Row:
-  """A draw above the capacity is rare enough to be paid for by delta's share."""
+  """Tests that delta's share covers the chance of a draw above the capacity."""
   name = "overflow fits delta"
   plan = subject.plan
   if not (plan.sampler.can_overflow and plan.is_private):
     return not_applicable(name, "the batch size is fixed, or nothing is claimed")
-  # the neighbour may have one more
+  # The neighbour may have one record more.
   each = plan.sampler.log_overflow_prob(len(subject.train) + 1)
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
@@ -173,8 +174,8 @@ def overflow(subject: Subject) -> Row:
 
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
-  """The steps at which sums go in: all of the run, or as many as can be afforded."""
-  # A transform ends with its plan.
+  """Steps that receive sums: all of the run, or as many as the limit allows."""
+  # A transform has no steps after its plan.
   count = subject.plan.num_steps
   affordable = max(_OWN_STEPS, _OWN_WORK // max(1, trees.size(subject.params)))
   if count <= affordable:
@@ -186,8 +187,8 @@ def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
 
 
 def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]:
-  """(a sum of random direction that clipping allows, mask): its length, the number of
-  examples in it, their norms and losses are others in each of the two runs."""
+  """Returns (a random sum within the clip bound, mask). Its length, number of examples,
+  norms and losses differ between the two runs."""
   plan = subject.plan
   leaves = jax.tree.leaves(subject.params)
   length = min(plan.l2_bound, 1e6) / math.sqrt(max(1, trees.size(leaves)))
@@ -206,8 +207,8 @@ def _offered(subject: Subject, number: int, step: Any) -> tuple[ClippedSum, Any]
 
 
 def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
-  """[T] norm of what the updates of two runs with one noise key differ by, besides their
-  sums: the same transform on other sums, other batch sizes and other parameters."""
+  """Norms [T] of unexplained differences between two runs with one noise key. The runs
+  differ in their sums, batch sizes and parameters."""
   plan = subject.plan
   gaps = np.diff(steps, prepend=-1) - 1
   params = [jax.tree.map(lambda p, by=by: p * by, subject.params) for by in (1, -2)]
@@ -252,8 +253,8 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
 
 
 def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
-  """Norm by which step 0 differs where more slots, all or none of them taken, come with the
-  same sum: noise sees no batch."""
+  """Norm of the change in step 0 when the same sum comes with more padded rows, all or none
+  of them used. Noise must not depend on the batch."""
   plan = subject.plan
   offered, _ = _offered(subject, 0, 0)
 
@@ -266,7 +267,7 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
     mask = jnp.broadcast_to(taken, size)
     return noise_record.updated(tx.update, summed, state, subject.params, mask)[0]
 
-  # The same sum each time: whatever differs follows from the batch.
+  # The sum is the same each time, so any difference follows from the batch.
   first = update(BATCH, True)
   for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
     off = jax.tree.map(
@@ -277,8 +278,8 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 
 
 def own_sum(subject: Subject) -> Row:
-  """An update is its own step's sum and noise, over a public divisor, at every step of the
-  run: the noise sees neither the sum nor the batch, no earlier sum comes again."""
+  """Tests that an update is its own step's sum and noise over a public divisor, at every
+  step. The noise depends on neither sum nor batch, and no earlier sum returns."""
   plan = subject.plan  # not on a release key's grid
   key = jax.random.key(SEED)
   steps = _own_steps(subject, key)
@@ -294,7 +295,7 @@ def own_sum(subject: Subject) -> Row:
 
 
 def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
-  """(epsilon, where it stands) of all that a run prints or writes at its end."""
+  """Yields (epsilon, its place) for every epsilon that a run prints or writes at its end."""
   promise = subject.promise
   config = subject.config
   assert promise is not None and config is not None
@@ -318,8 +319,8 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
 
 
 def stated(subject: Subject) -> Row:
-  """Checks that the run prints, and charges its ledger, what its steps cost, at the delta
-  and for the steps that its config asks for."""
+  """Tests that the run states and records the cost of its steps, at the delta and for the
+  steps of its config."""
   name = "stated as charged"
   plan = subject.plan
   config = subject.config
@@ -346,7 +347,8 @@ def stated(subject: Subject) -> Row:
 
 
 def divisor(subject: Subject) -> Row:
-  """The noisy sum is divided by a public constant, however many examples took part."""
+  """Tests that the divisor of the noisy sum is a public constant, whatever the number of
+  examples."""
   plan = subject.plan
   key = jax.random.key(SEED)
   size = trees.size(subject.params)
@@ -388,13 +390,13 @@ def _other_integers(value: int, name: str) -> Iterator[int]:
   if name == "seed":  # the one field by which runs are repeated in number
     yield from (value + (1 << power) for power in (20, 24, 28, 31, 32, 40, 62))
     yield from range(value + 1, value + _SEEDS)
-    # Two of so many agree where only a few thousand keys are possible.
+    # Two of so many agree only if there are at most a few thousand possible keys.
     drawn = np.random.default_rng(SEED).integers(0, 2**62, _SPREAD_SEEDS)
     yield from drawn.tolist()
 
 
 def _other_entries(value: Any) -> Iterator[Any]:
-  """Yields changes of a dict, a list or a tuple: one entry more, and each entry changed."""
+  """Yields changes of a dict, a list or a tuple: one more entry, or one changed entry."""
   if isinstance(value, dict):
     yield {**value, "another": 1}
     for key, entry in value.items():
@@ -407,8 +409,8 @@ def _other_entries(value: Any) -> Iterator[Any]:
 
 
 def _changed(value: Any, name: str = "") -> Iterator[Any]:
-  """Other values of a field: by little, by a power of two, by a whole number, of another sign;
-  a key that follows from a part of the value alone keeps with one of them."""
+  """Yields other values of a field: a small change, a power of two, a whole number, another
+  sign. A key derived from a part of the value stays equal for one of them."""
   if isinstance(value, bool):
     yield not value
   elif isinstance(value, int):
@@ -433,9 +435,9 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
-  """The config with one field changed, for each field that decides what runs."""
+  """Yields the config with one field changed, for each field that affects the run."""
   told = to_dict(config)
-  # A file, which must be there: its bytes decide.
+  # The file must exist: its bytes decide.
   elsewhere = (*config.where, "pretrained")
   for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
     part = getattr(config, name)
@@ -444,7 +446,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         yield name, dataclasses.replace(config, **{name: other})
     elif name != "audit" or config.audit.enabled:
       for inner in (field.name for field in dataclasses.fields(part)):
-        # Where the data lie is no part of the run.
+        # The location of the data does not affect the run.
         if inner not in ("data_dir", "declaration"):
           for changed in _changed(value[inner]):
             other = dataclasses.replace(part, **{inner: changed})  # type: ignore
@@ -452,7 +454,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
 
 
 def _told(config: TrainConfig) -> str:
-  """All that decides a run, as text: 1 and 1.0 are one number."""
+  """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
   return repr(config_names.canonical(to_dict(config)))
 
 
@@ -462,7 +464,7 @@ def _identities(random: Any) -> set[str]:
 
 
 def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
-  """Data that differ from a part of these in one record, each in another way."""
+  """Yields data that differ from a part of these in one record, each in another way."""
   part = train.subset(slice(0, min(len(train), _RECORDS)))
   yield "fewer records", part
   yield "the first record", part.subset(slice(1, None))
@@ -485,13 +487,13 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       one = labels.reshape(len(part), -1)[at, :1]
       one[...] = (one + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
-  # A data set that allows no such value.
+  # The data set does not allow this value.
   except UserError:
     return
 
 
 def _shared_keys(subject: Subject) -> Iterator[str]:
-  """Fields of the config, and changes of the data, that two runs differ in with one key."""
+  """Fields of the config, and changes of the data, for which two runs share a key."""
   assert subject.streams is not None
   streams = subject.streams
   config = subject.config
@@ -508,7 +510,7 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
   for name, other in _neighbours(config):
     try:
       random = streams(other)
-    # A path at which there is no code has no run, and so no keys.
+    # A path without code cannot run, and so has no keys.
     except UserError:
       continue
     yield from held(name, _told(other), random)
@@ -519,7 +521,7 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
 
 
 def _poor_bits(subject: Subject) -> Iterator[str]:
-  """Bits of the keys that are the same for too many seeds."""
+  """Bits of the keys that are constant over too many seeds."""
   assert subject.streams is not None and subject.config is not None
   seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
   found = [subject.streams(config) for config in seeds]
@@ -534,7 +536,8 @@ def _poor_bits(subject: Subject) -> Iterator[str]:
 
 
 def key_reuse(subject: Subject) -> Row:
-  """Runs that differ in one field share neither noise, nor augmentation, nor batches."""
+  """Tests that runs that differ in one field share neither noise, nor augmentation, nor
+  batches."""
   name = "no key serves twice"
   if subject.streams is None or subject.config is None:
     return not_applicable(name, "keys are the caller's own: one for each run")
@@ -561,8 +564,8 @@ def key_reuse(subject: Subject) -> Row:
 
 
 def white_box_audit(subject: Subject) -> Row:
-  """Gradient canaries through the run's own sampler, transform and steps: what they prove
-  stays below what is claimed."""
+  """Audits the run's own sampler, transform and steps with gradient canaries. The bound
+  must stay below the claim."""
   name = "white-box audit"
   plan = subject.plan
   if not plan.is_private or not isinstance(plan.sampler, PoissonSampler):

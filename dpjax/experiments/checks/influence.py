@@ -16,28 +16,28 @@ from dpjax import gradients, noise, trees
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, row
 from dpjax.types import ArrayTree, LossFn, NeighboringRelation, Params
 
-# Of float32, relative to the sensitivity.
+# Tolerance of float32, relative to the sensitivity.
 _SLACK = 1e-3
-# Of a clip norm for each example; it covers bfloat16 models.
+# Tolerance in clip norms for each example; it covers bfloat16 models.
 _SUM_SLACK = 0.02
-# Relative: one row of a matrix product does not depend on another's.
+# Relative tolerance: rows of a matrix product are independent.
 _LEAK = 1e-5
 _SPOILT = (float("nan"), float("inf"), 1e38)
-# Of inputs and parameters: adversarially large gradients.
+# Factors on inputs and parameters: adversarially large gradients.
 _FACTORS = (1.0, 1e2, 1e4)
-# Of inputs and losses: gradients below the clip norm.
+# Factors on inputs and losses: gradients below the clip norm.
 _SMALL_FACTORS = (1e-1, 1e-3, 1e-6)
-# Relative to the terms' lengths: one route, another mask.
+# Tolerance relative to the terms' lengths: the same route with another mask.
 _EXACT = 1e-3
-# The same against gradients by another route; it covers bfloat16 models.
+# The same for gradients by another route; it covers bfloat16 models.
 _NEAR = 0.05
-# Steps of plain training after which gradients are looked at.
+# Steps of plain training after which gradients are tested.
 _FITTED = (15, 40, 80, 150)
-# Parameters of a model that is looked at in fewer regimes.
+# Parameters of a model that is tested in fewer regimes.
 _LARGE = 300_000
 _TRACED_CALLS = (3, 1)  # sums after the first one, in one trace; of a large model
 _LATER_CALLS = (16, 4)  # and in calls one after the other
-# Further examples, so that labels are met that the first ones lack.
+# More examples, so that labels occur which the first ones lack.
 _MORE_BATCHES = 6
 
 
@@ -51,7 +51,7 @@ def _norm(tree: Any) -> float:
 
 
 def _worst(moves: Sequence[float]) -> float:
-  """A plain max would drop NaN, which must fail."""
+  """Maximum that keeps NaN: a plain max would drop it, and NaN must fail."""
   return max(moves) if np.isfinite(moves).all() else math.nan
 
 
@@ -64,7 +64,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _put(batch: Any, rows: Any, change: Callable[[jax.Array], Any]) -> Any:
-  """Floats of these rows become `change(own)`; integers, labels and keys stay."""
+  """Replaces the floats of these rows by `change(own)`; integers, labels and keys stay."""
 
   def put(leaf):
     if not _is_float(leaf):
@@ -79,7 +79,7 @@ def _scaled(tree: Any, factor: float) -> Any:
   return _put(tree, ..., lambda own: own * factor)
 
 
-# One compilation for all checks of one subject.
+# One compilation serves all checks of one subject.
 @functools.lru_cache(maxsize=4)
 def _compiled_total(clipped_grad: Callable[..., Any]) -> Callable[..., Any]:
   return jax.jit(lambda params, batch, mask: clipped_grad(params, batch, mask).total)
@@ -91,7 +91,7 @@ def _own_grad(loss_fn: LossFn) -> Callable[..., Any]:
 
 
 def _total(subject: Subject) -> Callable[..., Any]:
-  """(params, batch, mask) -> the sum that noise is added to."""
+  """Returns (params, batch, mask) -> the sum that noise is added to."""
   fn = _compiled_total(subject.clipped_grad)
   return lambda params, batch, mask: _numpy(fn(params, batch, jnp.asarray(mask)))
 
@@ -101,7 +101,7 @@ def _without(j: int) -> np.ndarray:
 
 
 def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
-  """Measures how far the sum moves when example j goes (or is exchanged for its neighbour)."""
+  """Distance that the sum moves when example j is removed (or replaced by its neighbour)."""
 
   def move(params, batch, j):
     whole = np.ones(BATCH, bool)
@@ -113,12 +113,13 @@ def _moved(total: Any, exchange: bool) -> Callable[[Any, Any, int], Any]:
 
 
 def _scaled_one(batch: Any, j: int, factor: float) -> Any:
-  """Example j alone blown up: its term is as long as clipping allows, the others' are not."""
+  """Scales example j alone: its term is as long as clipping allows, those of the others are
+  not."""
   return _put(batch, j, lambda own: own * factor)
 
 
 def _copied(batch: Any, j: int) -> Any:
-  """The batch in which example j is a copy of the next one."""
+  """Returns the batch with example j a copy of the next one."""
 
   def copy(leaf):
     leaf = leaf if trees.is_key(leaf) else jnp.asarray(leaf)
@@ -128,7 +129,7 @@ def _copied(batch: Any, j: int) -> Any:
 
 
 def influence(subject: Subject) -> Row:
-  """No example moves the sum by more than the sensitivity that the noise covers."""
+  """Tests that no example moves the sum by more than the sensitivity that the noise covers."""
   relation = subject.plan.neighboring_relation
   exchange = relation is NeighboringRelation.REPLACE_ONE
   move = _moved(_total(subject), exchange)
@@ -151,8 +152,8 @@ def influence(subject: Subject) -> Row:
 
 
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
-  """The same in a batch of the run's own size whose examples are all one: their sum is as long
-  as can be, so that whatever rounds the sum shows."""
+  """The same test on a full batch of equal examples. Their sum is the longest possible, so
+  rounding shows."""
   size = subject.plan.sampler.slots
   total = _total(subject)
   own = _scaled(subject.batch(), _FACTORS[1])
@@ -169,8 +170,8 @@ def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
 
 
 def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | None:
-  """The factor of a gradient of this norm by the paper of the rule, which does not vouch for
-  itself; None for a rule that is not known here."""
+  """Returns the factor of a gradient of this norm by the rule's paper, independent of the
+  rule's code; None for an unknown rule."""
   if type(rule) is gradients.Flat or rule.adapts:  # Abadi et al. 2016
     return min(1.0, bound / norm)
   if isinstance(rule, gradients.Automatic):  # Bu et al. 2022
@@ -179,8 +180,8 @@ def _published(rule: gradients.ClipRule, norm: float, bound: float) -> float | N
 
 
 def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
-  """(what example i contributes in a batch of its own, what it should), in float64: its own
-  gradient times the published factor, or times whatever factor in [0, 1] is nearest."""
+  """(the contribution of example i alone, the expected one), in float64. Expected is its
+  gradient times the published factor, or times the nearest factor in [0, 1]."""
   one = jax.tree.map(lambda leaf: leaf[i : i + 1], batch)
   term = _total(subject)(subject.params, one, np.ones(1, bool))
   example = jax.tree.map(lambda leaf: leaf[0], one)
@@ -201,8 +202,8 @@ def _term(subject: Subject, batch: Any, i: int) -> tuple[Any, Any]:
 
 
 def one_term(subject: Subject) -> Row:
-  """Each example alone contributes its own gradient, as long as its bound at most, and
-  shortened as the rule's paper says."""
+  """Tests each example alone. It contributes its own gradient, shortened as the rule's
+  paper says, and never longer than its bound."""
   bounds = subject.plan.l2_clip_norm
   off = []
   over = []
@@ -226,7 +227,8 @@ def one_term(subject: Subject) -> Row:
 
 
 def sum_of_terms(subject: Subject) -> Row:
-  """The sum equals that of the examples' own gradients, each taken alone and clipped."""
+  """Tests that the sum equals that of the examples' own gradients, each computed alone and
+  clipped."""
   batch = subject.batch()
   total = _total(subject)(subject.params, batch, np.ones(BATCH, bool))
   for i in range(BATCH):
@@ -241,16 +243,16 @@ def sum_of_terms(subject: Subject) -> Row:
 
 @functools.lru_cache(maxsize=4)
 def _own_grads(loss_fn: LossFn) -> Callable[..., Any]:
-  """(params, batch) -> gradients [B, ...], of one example after the other."""
+  """Returns (params, batch) -> gradients [B, ...], computed one example at a time."""
   return jax.jit(
-    # One after the other, so that no example can reach another as it may under vmap.
+    # One at a time, so that no example can affect another, as it may under vmap.
     lambda params, batch: jax.lax.map(lambda one: jax.grad(loss_fn)(params, one), batch)
   )
 
 
 @functools.lru_cache(maxsize=4)
 def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[..., Any]:
-  """(factor, params, batch, mask) -> the sum for the loss times the factor."""
+  """Returns (factor, params, batch, mask) -> the sum for the loss times the factor."""
 
   def total(factor, params, batch, mask):
     scaled = lambda own, example: loss_fn(own, example) * factor
@@ -260,7 +262,7 @@ def _scaled_total(gradient_of: Callable[..., Any], loss_fn: LossFn) -> Callable[
 
 
 def _masks() -> Iterator[np.ndarray]:
-  """No example, one, all, and every number of them between."""
+  """Yields masks with no example, one, all, and every number between."""
   yield np.zeros(BATCH, bool)
   yield np.ones(BATCH, bool)
   rng = np.random.default_rng(SEED)
@@ -269,7 +271,7 @@ def _masks() -> Iterator[np.ndarray]:
 
 
 def _fitted(subject: Subject, batch: Any) -> Iterator[tuple[str, Any]]:
-  """Parameters that know these examples, so that gradients become short: plain Adam."""
+  """Parameters after plain Adam on these examples, so that gradients become short."""
   tx = optax.adam(0.02)
   mean = lambda params: jnp.mean(
     jax.vmap(subject.loss_fn, in_axes=(None, 0))(params, batch).astype(jnp.float32)
@@ -318,7 +320,8 @@ def _regimes(subject: Subject) -> Iterator[tuple[str, Callable[..., Any], Any, A
 
 
 def _terms(subject: Subject, grads: Any) -> Any:
-  """Stacked gradients, each clipped as the rule's paper says, in float64; the rule is known."""
+  """Stacked gradients, clipped as the rule's paper says, in float64; the rule must be
+  known."""
   clip = subject.plan.l2_clip_norm
 
   def clipped(bound, group):
@@ -336,21 +339,21 @@ def _terms(subject: Subject, grads: Any) -> Any:
 
 
 def _off(total: Any, terms: Any, mask: np.ndarray) -> float:
-  """How far a sum is from that of its terms [B, ...], relative to their lengths together;
-  of none, in clip norms."""
+  """Distance between a sum and its terms [B, ...], relative to their total length; in clip
+  norms if there are none."""
   wanted = jax.tree.map(lambda leaf: np.tensordot(mask.astype(float), leaf, axes=1), terms)
   lengths = [
     _norm(jax.tree.map(lambda leaf, i=i: leaf[i], terms)) for i in range(len(mask))
   ]
   length = float(np.array(lengths) @ mask)
   moved = _norm(_minus(total, wanted))
-  # Nothing may come of nothing: what is below the smallest floats has no length.
+  # A zero sum must stay zero. Lengths below the smallest floats count as zero.
   return moved / length if length > 1e-30 else min(moved, math.inf) * 1e30 * (moved > 1e-30)
 
 
 def any_mask(subject: Subject) -> Row:
-  """Whoever takes part, and however long the gradients are, the sum is that of the terms:
-  no example's term depends on how many others there are, on their lengths or their labels."""
+  """Tests that the sum is that of its terms, for every mask and every length of gradients.
+  No term may depend on the others' number, lengths or labels."""
   worst = 0.0
   where = ""
   shortest = math.inf
@@ -381,7 +384,7 @@ def any_mask(subject: Subject) -> Row:
 
 
 def _by_another_route(subject: Subject) -> tuple[float, str]:
-  """The same against gradients of one example after the other, of more examples."""
+  """The same test against gradients of one example at a time, for more examples."""
   clip = subject.plan.l2_clip_norm
   if _published(clip.rule, 1.0, 1.0) is None:
     return 0.0, ""
@@ -403,7 +406,7 @@ def _by_another_route(subject: Subject) -> tuple[float, str]:
 
 
 def padding(subject: Subject) -> Row:
-  """Checks that the content of padded slots, NaN included, changes nothing."""
+  """Tests that the content of padding, NaN included, changes nothing."""
   total = _total(subject)
   batch = subject.batch()
   half = np.arange(BATCH) < BATCH // 2
@@ -423,9 +426,8 @@ def padding(subject: Subject) -> Row:
 
 
 def whole_batch(subject: Subject) -> Row:
-  """A batch of the run's own size is the sum of its parts of `BATCH`, one of its examples far
-  beyond the clip and padding that is NaN or an example: a gradient may take another way where
-  batches are large."""
+  """Tests that a full batch is the sum of its parts of `BATCH`. One example is far beyond
+  the clip; padding is NaN or an example. Large batches may use another algorithm."""
   size = max(subject.plan.sampler.slots, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
@@ -447,10 +449,10 @@ def whole_batch(subject: Subject) -> Row:
 
 
 def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
-  """Norm of the sum of a large batch less those of its parts that hold an example."""
+  """Norm of a large batch's sum minus those of its parts, where the parts hold an example."""
   size = len(mask)
   total = _total(subject)
-  # Others are padded by examples.
+  # Examples pad the others.
   hole = np.flatnonzero(~mask)[::2]
   batch = _put(batch, hole, lambda own: float("nan"))
   left = total(subject.params, batch, mask)
@@ -464,7 +466,7 @@ def _whole_less_parts(subject: Subject, batch: Any, mask: np.ndarray) -> float:
 
 
 def _dropped_from_sum(subject: Subject) -> Iterator[float]:
-  """Clip norms by which an example moves the sum whose own gradient is not finite."""
+  """Clip norms by which an example with a non-finite gradient moves the sum."""
   total = _total(subject)
   batch = subject.batch()
   own_grad = _own_grad(subject.loss_fn)
@@ -480,19 +482,19 @@ def _dropped_from_sum(subject: Subject) -> Iterator[float]:
         )
       )
       finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(_numpy(own)))
-      # A finite gradient may move the sum by its bound; that is what `influence` measures.
+      # A finite gradient may move the sum by its bound, which `influence` measures.
       yield moved if not finite else moved - subject.plan.l2_bound * (1 + _SLACK)
 
 
 def _dropped_from_stack(subject: Subject) -> Iterator[float]:
-  """The same for stacked gradients of which one is spoilt, through the transform."""
+  """The same for stacked gradients with one spoilt, through the transform."""
   plan = subject.plan
   key = jax.random.key(SEED)
   length = min(plan.l2_bound, 1.0) / math.sqrt(max(1, trees.size(subject.params)))
   floats = noise.source.as_floats(subject.params)
   grads = jax.tree.map(lambda p: jnp.full((BATCH, *jnp.shape(p)), length), floats)
-  # A loss whose gradient is the example itself: stacked gradients of any value, in the type
-  # that the private transform takes.
+  # The gradient of this loss is the example itself. It gives stacked gradients of any
+  # value, in the type that the private transform accepts.
   own = lambda params, example: jnp.stack(
     [jnp.sum(p * e) for p, e in zip(jax.tree.leaves(params), jax.tree.leaves(example))]
   ).sum()
@@ -519,7 +521,8 @@ def _dropped_from_stack(subject: Subject) -> Iterator[float]:
 
 
 def dropped(subject: Subject) -> Row:
-  """An example whose gradient is NaN or infinite contributes nothing, and spoils nothing."""
+  """Tests that an example with a NaN or infinite gradient contributes nothing, and spoils
+  nothing."""
   moves = [0.0, *_dropped_from_sum(subject), *_dropped_from_stack(subject)]
   noise = 1e-6 * subject.plan.noise_multiplier * math.sqrt(trees.size(subject.params))
   return row(
@@ -531,7 +534,7 @@ def dropped(subject: Subject) -> Row:
 
 
 def no_memory(subject: Subject) -> Row:
-  """The sum of a batch does not depend on any of the batches before it (error feedback)."""
+  """Tests that a sum depends on no earlier batch, as it would with error feedback."""
   batch = subject.batch()
   everyone = jnp.ones(BATCH, bool)
   other = _scaled(_copied(batch, 0), -3.0)
@@ -546,7 +549,7 @@ def no_memory(subject: Subject) -> Row:
     return [*totals, *(total(params, batch) for _ in range(traced))]
 
   def in_turn(fn):
-    """Calls the function for each batch in turn: later calls see what the host keeps."""
+    """Calls the function for each batch in order: later calls see state kept on the host."""
     return lambda params, first: [
       _numpy(fn(params, examples)) for examples in [first, *[batch] * later]
     ]
@@ -556,10 +559,10 @@ def no_memory(subject: Subject) -> Row:
     ways = [in_turn(total), *ways]
   worst = 0.0
   for after in ways:
-    # What keeps arrays would keep those of a trace, too.
+    # State that keeps arrays would also keep those of a trace.
     if not worst <= _SLACK:
       break
-    # Nothing is left of what was called before.
+    # No state of earlier calls remains.
     after(subject.params, batch)
     for seen, wanted in zip(
       after(subject.params, other)[1:], after(subject.params, batch)[1:]
@@ -570,7 +573,7 @@ def no_memory(subject: Subject) -> Row:
 
 
 def _perturbations(batch: Any, j: int) -> Iterator[Any]:
-  """The batch with example j changed: exchanged for its neighbour, blown up, shifted."""
+  """Yields batches with example j changed: replaced by its neighbour, scaled, shifted."""
   exchanged = _copied(batch, j)
   yield exchanged
   for change in (lambda own: own * -30 + 7, lambda own: own + 1e3):
@@ -581,7 +584,8 @@ def _perturbations(batch: Any, j: int) -> Iterator[Any]:
 def cross_example_leakage(
   fn: Callable[[Any, Any], Any], params: Params, batch: ArrayTree
 ) -> float:
-  """How far changing one example of a batch moves what `fn` gives for the OTHERS.
+  """Measures the change in what `fn` returns for the OTHER examples when one example
+  changes.
 
   Args:
     fn: `(params, batch) -> tree with leaves [B, ...]`: logits, losses or gradients, one row
@@ -608,17 +612,17 @@ def cross_example_leakage(
       moved = jax.tree.leaves(_numpy(fn(params, changed)))
       for before, after in zip(clean, moved):
         others = np.arange(len(before)) != j
-        # The floor keeps 0 / 0 apart from a leak.
+        # The floor separates 0 / 0 from a leak.
         largest = max(float(np.abs(before[others]).max(initial=0.0)), 1e-30)
         change = float(np.abs(after[others] - before[others]).max(initial=0.0))
-        # A difference of infinities is a leak, and NaN, which `max` would pass over.
+        # A difference of infinities is a leak, and gives NaN, which `max` would ignore.
         leak = change / largest
         worst = max(worst, leak if np.isfinite(leak) else math.inf)
   return worst
 
 
 def _sum_leakage(subject: Subject) -> float:
-  """The same for the sum: what the others contribute must not depend on example j."""
+  """The same for the sum: contributions of the others must not depend on example j."""
   total = _total(subject)
   batch = subject.batch()
   worst = 0.0
@@ -634,9 +638,10 @@ def _sum_leakage(subject: Subject) -> float:
 
 
 def cross_example(subject: Subject) -> Row:
-  """No example reaches another's outputs in the model, or its gradient in the sum."""
+  """Tests that no example reaches another's outputs in the model, or its gradient in the
+  sum."""
   summed = _sum_leakage(subject)
-  # A loss of one example: only the sum could mix.
+  # The loss takes one example, so only the sum could mix.
   if subject.apply is None:
     told = f"the others' gradients move by {summed:.1e} clip norms (<= {_SLACK:g})"
     return row("no cross-example leakage", summed / _SLACK, 1.0, told)

@@ -1,4 +1,5 @@
-"""The long form of all games, with a table that is written as they end: `launch.audit`.
+"""The long form of all games for `launch.audit`, with a table that is written after each
+game.
 
 Each row of the table is one subject. It shows the game that came nearest to its claim; the
 significance of 0.1 % is divided among the subject's games and their claims, so that all
@@ -32,16 +33,16 @@ from dpjax.validate import UserError
 RESULT = "result.json"
 TABLE = "table.md"
 CSV = "table.csv"
-# Draws by which the speed of a game is measured. They count for nothing else.
+# Draws that measure the speed of a game. They are not counted.
 PILOT = 600
-# Draws of one game, however few minutes there are.
+# Fewest draws of one game, however short the time.
 LEAST = 10_000
-# Draws of one game, for whose sake a claim can be refuted.
+# Most draws of one game that are worth spending to make a claim refutable.
 AFFORDED = 25_000
-# Draws of one game.
+# Most draws of one game.
 MOST = 200_000
 _YEAR = 366 * 24 * 60  # minutes
-# Share of the time that is given to the counted draws.
+# Share of the time for counted draws.
 _GAMES_MINUTES = 0.9
 
 Say = Callable[[str], None]
@@ -52,9 +53,9 @@ class Settings:
   """Settings of an audit.
 
   Args:
-    minutes: for all games together, about; more where games need it for `LEAST` draws.
+    minutes: rough time for all games together; more where games need it for `LEAST` draws.
     only: a room, a subject or room.subject; "" for all.
-    seed: of all draws.
+    seed: seed of all draws.
   """
 
   minutes: float = 10.0
@@ -75,13 +76,13 @@ def _name(room: str, subject: str) -> str:
 
 
 def run(settings: Settings, out: str | os.PathLike) -> list[dict[str, Any]]:
-  """Plays what is left to play, writes after each subject, and returns all rows.
+  """Plays the games that remain, writes after each subject, and returns all rows.
 
   Raises:
     UserError: `out` holds an audit with other settings or versions.
   """
   path = pathlib.Path(out)
-  # Rows of an earlier version, which has no ceilings, are played again.
+  # Rows of earlier versions, which lack ceilings, are played again.
   name_of = lambda row: row["what"] if "can_refute" in row else None
   done = resumable.resumed(
     settings, path / RESULT, what="an audit", holds="an audit with", name_of=name_of
@@ -113,7 +114,8 @@ def _subject(room: str, subject: str, seconds: float, seed: int) -> dict[str, An
 
 
 def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Result]:
-  """Plays as many draws as fit, and no fewer than `_least`: decided before they are made."""
+  """Plays as many draws as the time allows, and at least `_least`. The number is fixed
+  before the draws."""
   draws = round(PILOT / game.draws)
   # The first play compiles, so it is not timed.
   play(game, num_draws=draws, seed=seed + 1_000_000)
@@ -124,7 +126,8 @@ def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Resu
   most = round(MOST / game.draws)
   return play(
     game,
-    # Fixed before they are made: a number that followed the results would break the test.
+    # Fixed before the draws: a number that depended on the results would make the test
+    # invalid.
     num_draws=min(max(wanted, round(_least(game, confidence) / game.draws)), most),
     seed=seed,
     confidence=confidence,
@@ -132,8 +135,8 @@ def _play(game: Game, seconds: float, seed: int, confidence: float) -> list[Resu
 
 
 def _least(game: Game, confidence: float) -> int:
-  """Returns with how many draws each claim can be refuted, but for claims that need more than
-  `AFFORDED`; at least `LEAST`."""
+  """Returns the number of draws that makes each claim refutable, ignoring claims that need
+  more than `AFFORDED`; at least `LEAST`."""
   each = 1 - (1 - confidence) / len(game.claims)
   needed = [draws_to_refute(claim, most=AFFORDED, confidence=each) for claim in game.claims]
   return max(LEAST, *(count or LEAST for count in needed))
@@ -154,13 +157,13 @@ def _facts(result: Result) -> dict[str, Any]:
 
 
 def nearest(row: dict[str, Any]) -> dict[str, Any]:
-  """The game whose bound came nearest to its claim, or went furthest beyond it."""
+  """Returns the game whose bound is closest to its claim, or furthest beyond it."""
   ratio = lambda g: g["epsilon_lower"] / max(g["epsilon_claimed"], 1e-9)
   return max(row["games"], key=lambda g: (g["refuted"], ratio(g)))
 
 
 def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
-  """Each claim that a game broke, in words."""
+  """Returns each claim that a game refuted, in words."""
   return [
     f"{row['what']} ({g['case']}): epsilon >= {lower(g['epsilon_lower'])} at delta "
     f"{upper(g['delta'])}, {g['neighboring_relation']}, above the claimed "
@@ -172,7 +175,7 @@ def refuted(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def idle(rows: Sequence[dict[str, Any]]) -> list[str]:
-  """Returns each claim that so few draws could not refute, in words."""
+  """Returns each claim that too few draws were made to refute, in words."""
   return [
     f"{row['what']} ({g['case']}): {g['draws']} draws show at most epsilon >= "
     f"{lower(g['ceiling'])} at delta {upper(g['delta'])}, the claim is "

@@ -32,9 +32,9 @@ from dpjax.validate import UserError
 RESULT = "final_model.json"
 INITIAL = ("worst_case", "ordinary")
 _OWN = 2000  # records of the auditor's, at most, and a tenth as many blanks
-# Models; fewer are not drawn again.
+# Fewest models for a bootstrap.
 _FOR_BOOTSTRAP = 50
-# Padded places beyond the records, for the check of the capacity.
+# Padding beyond the records, for the check of the capacity.
 _SPARE = 16
 _FIT: dict[str, Any] = {"num_steps": 300, "learning_rate": 0.02}  # of Adam, full batch
 _SHOWN = ("gdp", "clopper_pearson")
@@ -48,8 +48,8 @@ class FinalModels:
     data: a data set of images with classes. epsilon, delta: that are claimed.
     num_models: trainings with the target, and as many without it.
     initial: "worst_case" (fitted) or "ordinary" (the model's own initialiser).
-    num_records: with the target. num_steps: of full-batch gradient descent.
-    seed: of initial parameters and of the noise.
+    num_records: number of records, with the target. num_steps: steps of full-batch descent.
+    seed: seed of initial parameters and of the noise.
   """
 
   data: str = "mnist"
@@ -73,10 +73,10 @@ class FinalModels:
 
 
 def run(settings: FinalModels, out: str | os.PathLike) -> dict[str, Any]:
-  """Trains, writes `out`/final_model.json and returns what it holds.
+  """Trains, writes `out`/final_model.json and returns its content.
 
-  UserError: a data set without images of classes, or with too few records; a folder that cannot
-  be written, or that holds the result of other settings or versions.
+  Raises UserError for a data set without images of classes, or with too few records; a folder that
+  cannot be written, or that holds the result of other settings or versions.
   """
   started = time.perf_counter()
   folder = pathlib.Path(out)
@@ -128,7 +128,8 @@ def _check_folder(settings: FinalModels, folder: pathlib.Path) -> None:
 
 
 def _plan(settings: FinalModels) -> Plan:
-  """Everybody in every step, so that the run is Gaussian-DP and the bound `gdp` holds."""
+  """A plan with all records in every step, so that the run is Gaussian-DP and the bound
+  `gdp` holds."""
   plan = Plan.calibrated(
     epsilon=settings.epsilon,
     delta=settings.delta,
@@ -183,7 +184,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]:
-  """With intervals by the bootstrap: every model is a training of its own."""
+  """Estimates with bootstrap intervals: every model is an independent training."""
   if settings.num_models < _FOR_BOOTSTRAP:
     return {}
   statistics = {
@@ -199,13 +200,13 @@ def _estimates(scores: auditing.Scores, settings: FinalModels) -> dict[str, Any]
 
 
 def _parts(settings: FinalModels) -> tuple[data.Dataset, data.Dataset, data.Dataset]:
-  """(records but for the target, the auditor's own with blanks, test)."""
+  """(records without the target, the auditor's records with blanks, test)."""
   train, test = data.load(settings.data)
   if train.num_classes < 2 or train.x.dtype == np.int32:
     raise UserError(
       "must hold images of 2 or more classes", field="data", value=settings.data
     )
-  # The target takes one place, and is a blank: no record of the data.
+  # The target takes one place. It is a blank, not a record of the data.
   kept = settings.num_records - 1
   if kept + 10 > len(train):
     raise UserError(

@@ -1,5 +1,5 @@
-"""Checks of the noise: as large as charged at every step, Gaussian, of one mind with
-nothing: not with other steps, however far, other leaves, other coordinates or other keys.
+"""Checks of the noise: Gaussian, as large as accounted at every step, and independent. It
+is independent of other steps however far, of other leaves, coordinates and keys.
 
 Every statistic is a z-score (or a p-value turned into one) with fixed seeds: 6 is reached
 by a sound run with a chance of 2e-9 for each number looked at.
@@ -23,16 +23,16 @@ from dpjax.experiments.checks.subject import SEED, Row, Subject, not_applicable,
 from dpjax.plan import Plan
 
 _Z = 6.0
-# sqrt(n) * distance; it is above with a chance of 7e-6.
+# Bound on sqrt(n) * distance; exceeded with a chance of 7e-6.
 _KS = 2.5
-# Values of a stretch of steps whose variance is looked at.
+# Values of a stretch of steps whose variance is tested.
 _WINDOW = 2000
-# Relative: two float32 numbers that are one number.
+# Relative difference of two float32 numbers that count as equal.
 _TOLERANCE = 1e-6
-# Spacing of the noise's values, in standard deviations, that is taken for no grid: several
-# times that of float32 numbers near 1.
+# Spacing of the noise's values, in standard deviations, up to which they do not count as a
+# grid. Several times that of float32 numbers near 1.
 _SPACING = 2.0**-21
-# Values of a leaf by whose sizes two steps can be told apart.
+# Fewest values of a leaf that distinguish two steps by their sizes.
 _LEAST_MARKED = 3
 
 
@@ -50,7 +50,7 @@ def _charged_multiplier(plan: Plan) -> float | None:
   if not plan.is_private:
     return None
   if plan.noise_shape.by_step:
-    # Its charges are checked by `agreement`.
+    # `agreement` checks its charges.
     return plan.noise_multiplier
   whole = plan.step_event() if plan.steps_alike else plan.step_event(0)
   event = whole if plan.statistics is None else plan.sum_event(0)
@@ -58,7 +58,7 @@ def _charged_multiplier(plan: Plan) -> float | None:
   rule = plan.l2_clip_norm.rule
   if charged is None or not rule.adapts:
     return charged
-  # The sum's part of what is charged for sum and count.
+  # The accounting covers sum and count together. This is the sum's part.
   return (charged**-2 - (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
 
 
@@ -68,8 +68,8 @@ def _as_z(p: float, looked_at: int = 1) -> float:
 
 
 def _energy_z(energy: np.ndarray, count: int, looked_at: int = 0) -> float:
-  """z of the sum of squares that is least like that of `count` N(0, 1) values, of all these or
-  of the `looked_at` of which these are the ends."""
+  """z of the least likely sum of squares of `count` N(0, 1) values. These are all the sums,
+  or the extremes of `looked_at` sums."""
   tails = np.minimum(stats.chi2.cdf(energy, count), stats.chi2.sf(energy, count))
   return _as_z(2 * float(np.min(tails)), looked_at or np.size(energy))
 
@@ -88,13 +88,14 @@ def _law_deviations(
   for leaf in leaves:
     for part in np.array_split(leaf, min(4, len(leaf))):
       yield _variance_z(part), "a leaf in a quarter of the run"
-  # Stretches of steps with some two thousand values each.
+  # Stretches of steps with about two thousand values each.
   length = max(1, _WINDOW // max(1, together.shape[1]))
   for start in range(0, len(together), length):
     yield _variance_z(together[start : start + length]), "a stretch of steps"
   for sums in recorded.sums:
     if sums.shape[1]:
-      # A component that all values of an axis share is small in each, and large in their sum.
+      # A component shared by all values of an axis is small in each, and large in their
+      # sum.
       energy = np.sum((sums / std) ** 2, axis=0)
       yield _energy_z(energy, len(sums)), "sums over an axis"
   # Mean, skewness and fourth moment of N(0, 1) values, by their power sums.
@@ -106,8 +107,8 @@ def _law_deviations(
 
 
 def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
-  """The same of every value of white noise, and not of the sample alone: no step, and no
-  coordinate of any leaf, may lack what the others have.
+  """The same test on every value of white noise, not only a sample. No step, and no
+  coordinate of a leaf, may differ.
 
   Rounding to a grid (in standard deviations) adds its variance, and what is near may be
   half a step farther.
@@ -133,7 +134,8 @@ def _every_value(recorded: Record, grid: float) -> Iterator[tuple[float, str]]:
 
 
 def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
-  """Squares of all values of a step have one mean over the run: no trend and no period."""
+  """Tests that squares of all values of a step have one mean over the run: no trend, no
+  period."""
   sizes = [by_place.size for by_place, _ in recorded.places or ()]
   if not sizes:
     return
@@ -143,7 +145,7 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
   normal = ((energy / total) ** (1 / 3) - (1 - 2 / (9 * total))) / math.sqrt(
     2 / (9 * total)
   )
-  # What a run does at a step, each run does: their sums over the runs are as normal.
+  # An effect at one step appears in every run, so the runs' sums must be normal, too.
   normal = normal.reshape(recorded.runs, -1).sum(axis=0) / math.sqrt(recorded.runs)
   if len(normal) < 16 or total < 16:
     return
@@ -154,9 +156,9 @@ def _over_time(recorded: Record, rounded: float) -> Iterator[tuple[float, str]]:
 
 
 def _powers_z(powers: Any, count: int) -> tuple[float, str]:
-  """The same of sums of the first four powers."""
+  """The same from sums of the first four powers."""
   first, second, third, fourth = (float(power) for power in powers)
-  # Each is uncorrelated with the others, as Hermite polynomials are.
+  # Hermite polynomials, so each is uncorrelated with the others.
   found = {
     "the mean": abs(first) / math.sqrt(count),
     "the skewness": abs(third - 3 * first) / math.sqrt(6 * count),
@@ -167,13 +169,13 @@ def _powers_z(powers: Any, count: int) -> tuple[float, str]:
 
 
 def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[float, str]]:
-  """The extremes and the values beyond each threshold are as many as Gaussian noise has.
+  """Tests that extremes, and counts beyond each threshold, match Gaussian noise.
 
   Noise that is cut off, at any number of standard deviations, lacks its extremes.
   """
   yield _powers_z(seen.powers, seen.count)
   for sign, most in ((-1, -seen.lowest), (1, seen.highest)):
-    # P(no value beyond the largest one), and P(one as large), both to half a grid step.
+    # P(no value beyond the largest one), and P(one this large), both to half a grid step.
     none = math.exp(-seen.count * float(stats.norm.sf(most + grid / 2)))
     one = -math.expm1(-seen.count * float(stats.norm.sf(most - grid / 2)))
     yield _as_z(2 * min(none, one), 2), f"the {'largest' if sign > 0 else 'least'} value"
@@ -186,7 +188,7 @@ def _tail_deviations(seen: noise_record.Tails, grid: float) -> Iterator[tuple[fl
 
 
 def noise_tails(subject: Subject) -> Row:
-  """Noise is cut off nowhere: its tails hold what a Gaussian's hold."""
+  """Tests that noise is not truncated: its tails match those of a Gaussian."""
   name = "noise has its tails"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
@@ -203,8 +205,8 @@ def noise_tails(subject: Subject) -> Row:
 
 
 def noise_std(subject: Subject) -> Row:
-  """The noise has the standard deviation that is paid for, in every leaf and at every
-  step, and is Gaussian."""
+  """Tests that the noise is Gaussian with the accounted standard deviation, in every leaf
+  and at every step."""
   name = "noise as charged"
   multiplier = _charged_multiplier(subject.plan)
   if multiplier is None:
@@ -214,7 +216,7 @@ def noise_std(subject: Subject) -> Row:
   grid = noise.source.grid_step(std) if subject.release else 0.0
   worst, where = max(_law_deviations(recorded, std, grid), key=_nan_first)
   pooled = np.concatenate([leaf.ravel() for leaf in recorded.whole])
-  # Spread over its cell, since the test is of a law without atoms.
+  # Spread over its cell, since the test assumes a continuous distribution.
   spread = np.random.default_rng(SEED).uniform(-grid / 2, grid / 2, pooled.size)
   distance: Any = stats.kstest((pooled + spread) / std, "norm")
   shape = float(distance.statistic) * math.sqrt(pooled.size)
@@ -240,7 +242,7 @@ def _nan_first(found: tuple[float, str]) -> tuple[bool, float]:
 
 
 def _alike(a: np.ndarray, b: np.ndarray, skip: Callable | None = None) -> float:
-  """z of the most correlated pair of rows: a [n, d], b [m, d] -> exact for Gaussians.
+  """z of the most correlated pair of rows: a [n, d], b [m, d]; exact for Gaussians.
 
   Args:
     skip: (row numbers of a [n', 1], of b [1, m]) -> pairs that are one row, or None.
@@ -282,8 +284,9 @@ def _lag_z(rows: np.ndarray) -> float:
 
 
 def _lowest_eigenvalue(rows: np.ndarray) -> float:
-  """How far the least eigenvalue of the coordinates' correlation is below what independent
-  ones have (Marchenko and Pastur 1967), in multiples of the alarm: rows [T, k]."""
+  """How far the least eigenvalue of the coordinates' correlation is below the one of
+  independent coordinates (Marchenko and Pastur 1967), in multiples of the alarm: rows [T,
+  k]."""
   rows = rows[:, : len(rows) // 4]
   if rows.shape[1] < 2:
     return 0.0
@@ -294,7 +297,7 @@ def _lowest_eigenvalue(rows: np.ndarray) -> float:
 
 
 def _matches(a: np.ndarray, b: np.ndarray) -> float:
-  """z of the count of values of b that stand in a as well (sorted absolute values)."""
+  """z of the number of values of b that also occur in a (sorted absolute values)."""
   gap = _TOLERANCE * b
   hits = np.searchsorted(a, b + gap, "right") > np.searchsorted(a, b - gap, "left")
   std = math.sqrt(float(np.mean(a**2))) or 1.0
@@ -306,7 +309,7 @@ def _matches(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
-  """Sizes of N(0, 1) values, brought to N(0, 1): signs are gone, and nothing else."""
+  """Absolute values of N(0, 1) values, mapped back to N(0, 1): only the signs are lost."""
   size = np.abs(values)
   upper = special.ndtri(np.clip(2 * special.ndtr(-size), 1e-300, 1 - 1e-16))
   return -upper
@@ -315,7 +318,7 @@ def _gaussian_sizes(values: np.ndarray) -> np.ndarray:
 def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[float, str]]:
   rows = np.concatenate(mine.sampled, axis=1)
   others = np.concatenate(other.sampled, axis=1)
-  # Signs that are drawn anew hide a correlation, but not that of the sizes.
+  # Signs that are drawn anew hide a correlation, but not that of the absolute values.
   sizes = _gaussian_sizes(rows / std)
   other_sizes = _gaussian_sizes(others / std)
   yield _alike(sizes, sizes, _below), "sizes in steps"
@@ -339,14 +342,15 @@ def _dependences(mine: Record, other: Record, std: float) -> Iterator[tuple[floa
 
 
 def _ties(values: np.ndarray, std: float) -> float:
-  """z of the pairs of values that agree in size, which no two should: values of one leaf that
-  come again in it, atoms, and noise on a grid."""
+  """z of the pairs of values of equal size, which should not exist. It finds repeated
+  values in a leaf, atoms, and noise on a grid."""
   sizes, often = np.unique(np.abs(values) / std, return_counts=True)
   count = values.size
   same = values.size - sizes.size
   expected = count**2 / 2 * _SPACING / math.sqrt(math.pi)
   pairs = _as_z(2 * float(stats.poisson.sf(same - 1, max(expected, 1e-9))))
-  # No value comes m times: about n^m / m! (spacing times density)^(m - 1) of them are expected.
+  # No value occurs m times: about n^m / m! (spacing times density)^(m - 1) of them are
+  # expected.
   most = int(often.max())
   logarithm = most * math.log(count) - math.lgamma(most + 1)
   logarithm += (most - 1) * math.log(_SPACING * 2 * float(stats.norm.pdf(0)))
@@ -367,7 +371,7 @@ def _same_marks(a: Record, b: Record | None) -> float:
 
 
 def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
-  """Values of one leaf at one step that come again elsewhere, in any order or sign."""
+  """Values of one leaf at one step that occur elsewhere, in any order and with any signs."""
   for name, values in noise_record.blocks(recorded):
     yield _ties(values, std), f"values within {name}"
   for i, leaf in enumerate(recorded.whole):
@@ -380,18 +384,18 @@ def _copies(recorded: Record, std: float) -> Iterator[tuple[float, str]]:
 
 
 def noise_independence(subject: Subject) -> Row:
-  """No two steps, leaves, coordinates or keys share noise."""
+  """Tests that no two steps, leaves, coordinates or keys share noise."""
   name = "noise independent"
   if _charged_multiplier(subject.plan) is None:
     return not_applicable(name, _untested(subject.plan))
   keys = [noise_record.test_keys(subject, number) for number in (0, 1)]
   mine, other = noise_record.records(subject, keys)
-  # Noise of another size than is charged is for the other rows to refuse.
+  # Other rows refuse noise of a wrong size.
   std = (
     math.sqrt(np.mean(np.concatenate([leaf.ravel() for leaf in mine.whole]) ** 2)) or 1.0
   )
   plain = mine
-  # On its grid all values come again.
+  # On a release's grid all values repeat.
   if subject.release:
     (plain,) = noise_record.records(subject, [noise_record.plain_keys])
   found = [*_dependences(mine, other, std), *_copies(plain, std)]

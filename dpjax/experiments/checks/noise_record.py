@@ -21,23 +21,23 @@ from dpjax.experiments.checks.subject import SEED, Subject
 from dpjax.plan import Plan
 from dpjax.types import Array, ArrayTree, ClippedSum, Params
 
-# Standard deviations: noise below is counted, value by value.
+# Smaller noise, in standard deviations, is counted value by value.
 NEAR = 0.05
-# Of one step, over all leaves.
+# Most coordinates recorded in one step, over all leaves.
 COORDINATES = 512
-# Noise values to be seen whole, at least.
+# Fewest noise values that are recorded whole.
 _VALUES = 300_000
-# Steps of a plan that has fewer, so that small models give enough values.
+# Steps of a plan with fewer, so that small models give enough values.
 _LONGEST = 4000
-# Values to be drawn before steps are skipped: ten seconds or so.
+# Values to draw before steps are skipped: about ten seconds.
 _WORK = 600_000_000
-# Numbers in the state of a transform that remembers no noise.
+# Most numbers in the state of a transform without a memory of noise.
 _SMALL = 4096
-# Steps that are all compared with each other; more are skipped.
+# Steps that are all compared with each other. Of more, some are skipped.
 _LONG = 20_000
-# Values of one leaf at one step that are compared with others, at most.
+# Most values of one leaf at one step that are compared with others.
 _WHOLE = 50_000
-# Values whose tails are counted: a cut at 4.5 standard deviations shows.
+# Values whose tails are counted: enough to see a cut at 4.5 standard deviations.
 _TAIL = 10_000_000
 _AT_ONCE = 2_000_000  # of them in memory
 # Standard deviations, of either sign.
@@ -46,29 +46,29 @@ _COMPARED = 200_000_000  # values of all pairs of blocks
 
 
 class Record(NamedTuple):
-  """Noise in units of the sum, with correlation, schedules and shares undone."""
+  """Noise in units of the sum. Correlation, schedules and shares are undone."""
 
   steps: np.ndarray  # [T] which steps these are, ascending
   sampled: list[np.ndarray]  # of each leaf that gets noise: [T, k] values of k coordinates
   sums: list[np.ndarray]  # of each such leaf: [T, s] sums over one axis, of unit variance
   whole: list[np.ndarray]  # of each such leaf: [W, size] every value of the first W steps
   stepped_over: int  # steps that were skipped
-  # White noise alone; None where it is correlated.
+  # White noise only; None where it is correlated.
   energy: list[np.ndarray] | None  # of each such leaf: [T] sum of squares of all its values
   places: (
     list[tuple[np.ndarray, np.ndarray]] | None
   )  # [size] sum of squares over the steps,
-  # and number of steps with less than NEAR standard deviations, of each of its values
+  # and the number of steps below NEAR standard deviations, for each value
   marks: list[np.ndarray] | None = (
     None  # of each such leaf: [T, 4] of the sizes of its values
   )
-  # at a step: largest, least, sum of squares, sum; two steps that hold the same values in any
-  # order and with any signs agree in the first three
+  # at a step: largest, least, sum of squares, sum. The first three agree for two steps with
+  # equal values in any order and with any signs
   runs: int = 1  # of the plan, one after the other under keys of their own
 
 
 class Tails(NamedTuple):
-  """Counts over many runs of the plan, in standard deviations; of all leaves together."""
+  """Counts over many runs of the plan, in standard deviations, all leaves together."""
 
   count: int  # values
   lowest: float
@@ -78,24 +78,24 @@ class Tails(NamedTuple):
 
 
 def test_key(subject: Subject, number: int) -> jax.Array:
-  """A key of the kind that the run uses, the same at every check."""
+  """A key of the run's type, the same for every check."""
   if not subject.release:
     return jax.random.key(SEED + number)
   return noise.source.key_from_bytes(number.to_bytes(noise.source.KEY_BYTES, "little"))
 
 
 def test_keys(subject: Subject, number: int) -> Callable[[int], jax.Array]:
-  """run -> key: those of one record, which differ from those of every other."""
+  """run -> key: keys of one record, different from those of every other."""
   return lambda run: test_key(subject, number + 1000 * run)
 
 
 def plain_keys(run: int) -> jax.Array:
-  """Keys of noise that is not rounded to a grid."""
+  """Returns keys of noise that is not rounded to a grid."""
   return jax.random.key(SEED + 1000 * run)
 
 
 def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> list[Record]:
-  """Runs the transform on empty sums through all steps of the plan, and never beyond them.
+  """Runs the transform on empty sums through all steps of the plan, and never further.
 
   A short plan is run several times, each time with another key, until there are enough values.
 
@@ -109,7 +109,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
     covered = walks(subject, keys[0](0))
     steps = _covering(len(steps)) if covered else steps[:affordable]
   wanted = max(4, min(_LONGEST, _VALUES // size + 1))
-  # Noise that differs by step is looked at in one run: joined runs would mix its steps.
+  # Noise that differs by step is recorded in one run: joined runs would mix its steps.
   runs = 1 if subject.plan.noise_shape.by_step else -(-wanted // len(steps))
   whole = int(np.clip(_VALUES // size + 1, 4, runs * len(steps)))
   run = _runner(subject, steps, min(whole, len(steps)))
@@ -123,7 +123,7 @@ def records(subject: Subject, keys: Sequence[Callable[[int], jax.Array]]) -> lis
 
 
 def _joined(runs: list[Record], whole: int) -> Record:
-  """Joins the records of several runs under keys of their own, as if it were one long run."""
+  """Joins several runs with different keys as if they were one long run."""
   first = runs[0]
   if len(runs) == 1:
     return first
@@ -154,7 +154,7 @@ def _joined(runs: list[Record], whole: int) -> Record:
 
 
 def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
-  """Returns the tails of many runs of the plan; None where noise is correlated."""
+  """Returns the tails of many runs of the plan; None for correlated noise."""
   plan = subject.plan
   if plan.noise_shape.correlation is not None:
     return None
@@ -163,7 +163,7 @@ def tails(subject: Subject, keys: Callable[[int], jax.Array]) -> Tails | None:
   together = int(np.clip(_AT_ONCE // size, 1, 64))
   calls = max(1, -(-_TAIL // (size * steps * together)))
   length = int(np.clip(-(-_TAIL // (size * together)), 1, steps))
-  # Leaves that get noise, and what makes one of their values a standard deviation.
+  # Leaves that get noise, and the factor that makes their values standard normal.
   stds = _relative_stds(plan, subject.params)
   live = [i for i, std in enumerate(stds) if std]
   scales = [plan.normalize_by / _std(plan) / stds[i] for i in live]
@@ -226,16 +226,16 @@ def _undone(
 
 
 def _covering(count: int) -> np.ndarray:
-  """Steps below `count` among which every lag occurs: noise that comes again with any
-  period is seen twice. The last step is one of them."""
-  # The first stretch and the strided steps: their differences are all numbers below
+  """Steps below `count` among which every lag occurs, so that noise with any period
+  repeats. The last step is one of them."""
+  # The first stretch and the strided steps: their differences cover all numbers below
   # `count`.
   stride = math.isqrt(count) + 1
   return np.unique([*range(min(stride, count)), *range(0, count, stride), count - 1])
 
 
 def _relative_stds(plan: Plan, params: Any) -> list[float]:
-  """Noise of each leaf in units of the clip norm times the noise multiplier."""
+  """Noise of each leaf, in units of clip norm times noise multiplier."""
   stds = transforms.group_stds(plan.l2_clip_norm, 1.0, plan.noise_shape.shares)
   spread = lambda std, group: jax.tree.map(lambda _: std / plan.l2_bound, group)
   return jax.tree.leaves(jax.tree.map(spread, stds, params))
@@ -257,14 +257,14 @@ def _whitened(plan: Plan, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
 
 
 def _factors(plan: Plan, steps: np.ndarray) -> np.ndarray:
-  """[T] of the noise schedule."""
+  """Returns the factors [T] of the noise schedule."""
   return np.array(plan.noise_shape.schedule or np.ones(int(steps[-1]) + 1))[steps]
 
 
 def updated(
   update_fn: Callable, summed: ClippedSum, state: ArrayTree, params: Params, mask: Array
 ):
-  """(the transform's update as at a constant clip norm, its next state)."""
+  """(the transform's update at a constant clip norm, its next state)."""
   scale = transforms.clip_scale(state)
   update, state = update_fn(summed, state, params, mask=mask)
   return (update if scale is None else trees.scale(update, 1 / scale)), state
@@ -274,7 +274,7 @@ def _updater(subject: Subject, key: jax.Array):
   """(state at step 0, state -> (noise leaves in units of the update, next state))."""
   tx = subject.transform(key)
   plan = subject.plan
-  # A sum is at least float32, whatever the parameters are.
+  # A sum is at least float32, for every type of parameters.
   zeros = jax.tree.map(jnp.zeros_like, noise.source.as_floats(subject.params))
   empty = jnp.zeros(1)
   bounds = plan.l2_clip_norm.group_bounds()
@@ -288,13 +288,13 @@ def _updater(subject: Subject, key: jax.Array):
 
 
 def walks(subject: Subject, key: jax.Array) -> bool:
-  """Whether the state is small, so that going on without drawing costs next to nothing."""
+  """Whether the state is small, so that skipping a step costs almost nothing."""
   leaves = jax.tree.leaves(_updater(subject, key)[0])
   return sum(int(np.size(leaf)) for leaf in leaves if not trees.is_key(leaf)) <= _SMALL
 
 
 def _places(leaves: list[Any]) -> list[np.ndarray]:
-  """Coordinates of each leaf: its head, its tail and some between."""
+  """Coordinates of each leaf: from its start, its end and between."""
   share = max(8, COORDINATES // max(1, len(leaves)))
   rng = np.random.default_rng(SEED)
   ends = share // 4
@@ -320,7 +320,8 @@ def _axis_sums(leaf: jax.Array) -> jax.Array:
 
 
 def _runner(subject: Subject, steps: np.ndarray, whole: int):
-  """key -> per live leaf: sampled values [T, k], sums [T, s], every value [W, size]."""
+  """Returns key -> per live leaf: sampled values [T, k], sums [T, s], every value [W,
+  size]."""
   stds = _relative_stds(subject.plan, subject.params)
   live = [i for i, std in enumerate(stds) if std]
   shapes = [jax.tree.leaves(subject.params)[i] for i in live]
@@ -353,7 +354,7 @@ def _runner(subject: Subject, steps: np.ndarray, whole: int):
   def run(key):
     state, step = _updater(subject, key)
     kept = [jnp.zeros((whole + 1, np.size(leaf))) for leaf in shapes]
-    # The last row holds what is not kept.
+    # The last row takes values that are not kept.
     rows = np.minimum(np.arange(len(steps)), whole)
     none = [(jnp.zeros(np.size(x)), jnp.zeros(np.size(x), jnp.int32)) for x in shapes]
     inputs = (jnp.asarray(gaps), jnp.asarray(rows), jnp.asarray(factors, jnp.float32))

@@ -1,4 +1,4 @@
-"""The table of `launch.check` for a loss, parameters, a plan and data of one's own."""
+"""The table of `launch.check` for a user's loss, parameters, plan and data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Rows:
 
 
 def _checked_rows(data: Any) -> _Rows:
-  """UserError unless rows of the data are trees of arrays, one entry for each row."""
+  """Returns the data as rows. Raises UserError unless rows are trees of arrays, with one entry
+  for each row."""
   needs = "data: must have len() and data[indices], a tree of stacked arrays"
   kind = type(data).__name__
   try:
@@ -44,7 +45,7 @@ def _checked_rows(data: Any) -> _Rows:
     taken = rows[np.zeros(min(size, 2), int)] if size else None
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(taken)]
   except Exception as error:
-    # The message of pandas' KeyError holds the indices, which are a secret in training.
+    # The message of pandas' KeyError holds the indices, which are secret in training.
     raise UserError(f"{needs}; got {kind} ({type(error).__name__})") from None
   if size < 2:
     raise UserError(f"{needs}; got {kind} of {size} records, must be at least 2")
@@ -52,7 +53,7 @@ def _checked_rows(data: Any) -> _Rows:
     raise UserError(
       f"{needs}; got {kind}, whose two rows have the shapes {str(shapes)[:80]}"
     )
-  # jnp's question knows bfloat16 and float8, which NumPy takes for no numbers.
+  # jnp's test knows bfloat16 and float8, which NumPy does not count as numbers.
   real = lambda dtype: jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
   leaves = [leaf for leaf in jax.tree.leaves(taken) if not trees.is_key(leaf)]
   odd = [leaf.dtype for leaf in leaves if not real(leaf.dtype)]
@@ -64,7 +65,7 @@ def _checked_rows(data: Any) -> _Rows:
 def _check_arguments(
   functions: dict[str, Any], plan: Any, optimizer: Any, example_key: Any
 ) -> None:
-  """UserError unless each is of its kind; all but the loss and the plan may be None."""
+  """Raises UserError unless each has its type; all but the loss and the plan may be None."""
   for name, part in functions.items():
     if not callable(part) and (part is not None or name == "loss_fn"):
       raise UserError("must be a function", field=name, value=part)
@@ -93,12 +94,12 @@ def check(
   transform: Callable[[Array], Any] | None = None,
   algorithm: Callable[[Array], Algorithm] | None = None,
 ) -> CheckTable:
-  """Checks the parts of a private training that is put together by hand.
+  """Checks the parts of a private training that a user put together.
 
-  Each fact about code on which an epsilon rests is measured, on this loss and these data: how
+  Measures each fact about code that an epsilon depends on, with this loss and these data: how
   far one example moves the sum, padding, empty batches, examples that are not finite, leaks
-  between examples; the noise's law, tails and independence over all steps and leaves; the
-  sampler's law and seed; the accountant; what gradient canaries prove.
+  between examples; distribution, tails and independence of the noise over all steps and leaves;
+  sampling scheme and seed; the accountant; the bound from gradient canaries.
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`, of any library (linen, nnx, Equinox, plain JAX).
@@ -125,7 +126,7 @@ def check(
     its confidence, with one below .01. The same arguments always give the same table.
 
   Raises:
-    UserError: arguments that are none of these, or a loss that is not one of ONE example; an
+    UserError: invalid arguments, or a loss that is not one of ONE example; an
       algorithm without an optimizer, or beside a clipped_grad of one's own whose norm moves.
 
   >>> import dpjax
@@ -156,7 +157,7 @@ def check(
     and (clip.schedule or clip.rule.adapts)
   ):
     raise UserError(
-      "cannot be compared with clipped_grad=, which is not told how the clip "
+      "cannot be compared with clipped_grad=, which does not know how the clip "
       f"norm of the plan moves (l2_clip_norm={clip!r:.80}); leave clipped_grad out",
       field="algorithm",
     )
@@ -174,12 +175,12 @@ def check(
 
   def whole_step(key: Array) -> Algorithm:
     assert optimizer is not None
-    # The batches of a check bring the keys of their examples.
+    # The batches of a check contain the keys of their examples.
     return training.dp_sgd(loss_fn, plan, optimizer, noise_key=key, **options)
 
   if algorithm is None and optimizer is not None:
     algorithm = whole_step
-  # A run in slices hands whole steps on.
+  # A run in slices passes whole steps on.
   whole = dataclasses.replace(plan, slices=1)
   subject = Subject(
     config=None,
@@ -202,7 +203,7 @@ def check(
 
 
 def _try(subject: Subject) -> None:
-  """Raises UserError where the loss cannot be clipped for a batch of these data at all."""
+  """Raises UserError where the loss cannot be clipped on a batch of these data."""
   batch = subject.batch()
   mask = jnp.ones(BATCH, bool)
   try:

@@ -1,4 +1,4 @@
-"""Tables of games that are written row by row: the same command goes on with what is left."""
+"""Tables of games, written row by row: the same command continues where it stopped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = dict[str, Any]
 
 
 def check_asked(only: str, seed: int) -> None:
-  """Raises for a name that no game has, and for a seed that is out of range.
+  """Raises for a name that no game has, and for a seed out of range.
 
   >>> check_asked("", -1)
   Traceback (most recent call last):
@@ -31,7 +31,7 @@ def check_asked(only: str, seed: int) -> None:
 
 
 def stated(settings: Any) -> Row:
-  """Returns what rows belong to: settings, a dataclass, and the versions of libraries."""
+  """Returns what rows depend on: settings, a dataclass, and versions of libraries."""
   return {"settings": dataclasses.asdict(settings), "versions": provenance.versions()}
 
 
@@ -43,7 +43,7 @@ def resumed(
   holds: str,
   name_of: Callable[[Row], str | None],
 ) -> dict[str, Row]:
-  """Returns the rows that a file holds already, by name; none where there is no file.
+  """Returns the rows already in a file, by name; none where there is no file.
 
   Args:
     settings: that the rows must have.
@@ -61,7 +61,7 @@ def resumed(
     found = json.loads(file.read_text())
     same = {key: found[key] for key in ("settings", "versions")} == stated(settings)
     named = [(name_of(row), row) for row in found["rows"]]
-  # Not JSON, or JSON of another make.
+  # Not JSON, or JSON of another layout.
   except (ValueError, KeyError, TypeError):
     raise UserError(
       f"{file.name} there is not that of {what}", field="out", value=file.parent
@@ -82,13 +82,13 @@ def played(
   write: Callable[[list[Row]], None],
   label: str,
 ) -> list[Row]:
-  """Plays what is not done, and returns all rows.
+  """Plays the games that are missing, and returns all rows.
 
   Args:
-    todo: what gives the row of each name.
+    todo: name -> function that computes its row.
     done: rows by name.
     write: is given all rows after each one, and at the end.
-    label: of the progress bar.
+    label: label of the progress bar.
   """
   rows = dict(done)
   with writers.progress(len(todo), len(rows), label) as bar:

@@ -1,5 +1,5 @@
-"""Check that nothing of a run follows from the number of records, which is a secret under
-add-or-remove-one: neither its plan and promise nor what is written before its end."""
+"""Check that nothing in a run follows from the number of records, a secret under
+add-or-remove-one. It covers plan, guarantee and everything written before the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _NAME = "number of records"
 
 
 def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
-  """So many records of zeros: no number of a plan may follow from what records hold, either."""
+  """Data of that many zero records, since a plan must not follow from their content,
+  either."""
   # one row, repeated without memory
   x = np.broadcast_to(
     np.zeros(train.x.shape[1:], train.x.dtype), (count, *train.x.shape[1:])
@@ -28,7 +29,8 @@ def _of_zeros(train: data.Dataset, count: int) -> data.Dataset:
 
 
 def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
-  """Describes what a run on these records would do, promise and say, but for its outcome."""
+  """Describes the plan, guarantee and messages of a run on these records, without its
+  outcome."""
   assert subject.config is not None and subject.streams is not None
   # canaries take records away, by coins
   config = dataclasses.replace(subject.config, audit=AuditConfig())
@@ -45,9 +47,9 @@ def _built(subject: Subject, train: data.Dataset) -> dict[str, str]:
 
 
 def size_of_data(subject: Subject) -> Row:
-  """Builds the run on one record less and on one more, and compares what comes out.
+  """Builds the run on one record less and one more, and compares the results.
 
-  Plan, promise and results must be equal: whoever sees the scale of the noise would else count
+  Plan, promise and results must be equal: anyone who sees the scale of the noise would else count
   the records, and with them see whether one of them is there (arXiv 2605.15648).
   """
   if subject.config is None:

@@ -19,7 +19,7 @@ SEED = 20_26  # of every random choice of a check: a repeated check gives the sa
 
 
 class Row(NamedTuple):
-  """A line of the table."""
+  """A row of the table."""
 
   name: str
   passed: bool | None  # None: does not apply to this run
@@ -29,7 +29,7 @@ class Row(NamedTuple):
 
 
 def row(name: str, measured: float, bound: float, detail: str) -> Row:
-  """A check that passes where measured <= bound; NaN never passes.
+  """Returns a check that passes where measured <= bound; NaN never passes.
 
   >>> row("x", float("nan"), 1.0, "").passed
   False
@@ -38,12 +38,12 @@ def row(name: str, measured: float, bound: float, detail: str) -> Row:
 
 
 def not_applicable(name: str, why: str) -> Row:
-  """A check that has nothing to look at in this run."""
+  """Returns a check that does not apply to this run."""
   return Row(name, None, float("nan"), float("nan"), why)
 
 
 class Subject(NamedTuple):
-  """The parts of a run, each as a function, so that a check sees what really runs.
+  """The parts of a run, each as a function, so that a check tests the code that runs.
 
   What a loss without a config lacks is None: the checks of it do not apply then.
   """
@@ -59,7 +59,7 @@ class Subject(NamedTuple):
   params: Any
   train: Any  # len() and train[indices]
   keyed: bool = False  # whether the loss reads `example.key`
-  # loss -> its `clipped_grad`, by the same route; None: only that of the loss itself is known
+  # loss -> its `clipped_grad`, by the same route; None: known for the loss itself only
   gradient_of: Callable[[LossFn], Callable[..., Any]] | None = None
   # noise key -> the run's whole step; None: only its parts are known
   algorithm: Callable[[jax.Array], Algorithm] | None = None
@@ -68,18 +68,19 @@ class Subject(NamedTuple):
 
   @property
   def release(self) -> bool:
-    """Whether noise is rounded to a grid, as that of a release is."""
+    """Whether noise is rounded to a grid, as for a release."""
     return self.config is not None and self.config.release
 
   @property
   def seed_bits(self) -> int:
-    """Bits of the run's own kind of sampler seed; of a seed that is not known, 128."""
+    """Bits of the run's type of sampler seed; 128 for an unknown type."""
     if self.streams is None:
       return 128
     return -(-self.streams(self.config).sampler.bit_length() // 8) * 8
 
   def batch(self, size: int = BATCH, start: int = 0) -> ArrayTree:
-    """A few training examples, with keys if the loss needs them; leaves [size, ...]."""
+    """Returns a few training examples, with keys if the loss needs them; leaves [size,
+    ...]."""
     rng = np.random.default_rng(SEED + start)
     taken = self.train[rng.integers(0, len(self.train), size)]
     if not self.keyed:

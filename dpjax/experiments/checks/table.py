@@ -1,7 +1,7 @@
 """Checks of a user's own run before it is trusted: `python -m launch.check`.
 
 The promise of a run rests on facts about code: nobody moves the sum by more than the
-sensitivity, the noise is as large as charged, batches are drawn as charged. Each is
+sensitivity, the noise is as large as accounted, batches are drawn as accounted. Each is
 measured on the run's own model, gradient, transform, sampler and keys, against a bound.
 A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
 """
@@ -38,7 +38,7 @@ from dpjax.validate import UserError
 
 
 def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subject:
-  """The parts of the run of a config, as they would be trained with."""
+  """The parts of a config's run, as used in training."""
   if config.privacy.method not in privacy.PRIVATE_METHODS:
     raise UserError(
       "promises nothing, so there is nothing to check; use 'dp_sgd' or 'dp_ftrl'",
@@ -63,7 +63,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     plan=plan,
     loss_fn=run.loss_fn,
     clipped_grad=clipped_grad(run.loss_fn),
-    # of whole steps, as a run in slices hands them on
+    # of whole steps, as a run in slices passes them on
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
@@ -72,7 +72,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     train=run.train,
     keyed=run.keyed,
     gradient_of=clipped_grad,
-    # The batches of a check bring the keys of their examples.
+    # The batches of a check contain the keys of their examples.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
     promise=run.promise,
     optimizer=run.optimizer,
@@ -84,7 +84,7 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 
 
 def checks(checked: Subject) -> Iterator[Row]:
-  """Every check, one after the other. One that cannot be run to its end fails."""
+  """Yields every check in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
   rooms = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
   for room in rooms:
@@ -92,29 +92,29 @@ def checks(checked: Subject) -> Iterator[Row]:
       try:
         yield one(checked)
       except Exception as error:
-        # What raises here is the run's own code, on inputs that training may meet.
+        # The run's own code raised this, on inputs that training may meet.
         told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
         yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CheckTable:
-  """The rows of all checks; printed, a line for each."""
+  """The rows of all checks; prints one line for each."""
 
   rows: list[Row]
 
   @property
   def ok(self) -> bool:
-    """Whether no check fails. Evidence, not a proof."""
+    """Whether no check fails: evidence, not a proof."""
     return not self.failed
 
   @property
   def failed(self) -> list[Row]:
-    """The checks that do not hold; those that do not apply are not among them."""
+    """Returns the checks that fail; those that do not apply are not among them."""
     return failed(self.rows)
 
   def to_json(self) -> dict[str, Any]:
-    """The rows as data."""
+    """Returns the rows as data."""
     return to_json(self.rows)
 
   def __repr__(self) -> str:
@@ -128,12 +128,12 @@ class CheckTable:
 
 
 def failed(rows: list[Row]) -> list[Row]:
-  """The checks that do not hold; those that do not apply are not among them."""
+  """Returns the checks that fail; those that do not apply are not among them."""
   return [row for row in rows if row.passed is False]
 
 
 def table(rows: list[Row]) -> str:
-  """The rows for people.
+  """Returns the rows as text for readers.
 
   >>> print(table([Row("noise", True, 0.5, 1.0, "z-score")]))
   pass  noise  0.5 <= 1  z-score
@@ -149,7 +149,7 @@ def table(rows: list[Row]) -> str:
 
 
 def to_json(rows: list[Row]) -> dict[str, Any]:
-  """The rows as data, for check.json."""
+  """Returns the rows as data, for check.json."""
   finite = lambda value: value if math.isfinite(value) else str(value)
   return {
     "passed": not failed(rows),

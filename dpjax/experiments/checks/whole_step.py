@@ -1,6 +1,6 @@
-"""Checks of a step as a whole: the parts that the other checks look at are all that moves the
-parameters. An optimizer that is handed raw gradients, or a memory of earlier batches beside
-the private sum, would pass each of them."""
+"""Checks of a whole step: only the parts that other checks test move the parameters. An
+optimizer that gets raw gradients, or a memory of earlier batches beside the private sum,
+would pass all those checks."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _WORK = 1e8  # batch sizes times parameters of all steps
 
 
 def _num_steps(subject: Subject) -> int:
-  """How many steps are compared: fewer of a large model, whose steps are slow."""
+  """Number of steps compared: fewer for a large model, whose steps are slow."""
   plan = subject.plan
   most = int(_WORK / (plan.sampler.slots * max(trees.size(subject.params), 1)))
-  # A norm that is rounded across an adaptive bound moves it, and every later step with it.
+  # A norm rounded across an adaptive bound moves the bound, and every later step with it.
   most = _FEWEST if plan.l2_clip_norm.rule.adapts else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)
 
 
 def _batches(subject: Subject) -> Iterator[list[Batch]]:
-  """The slices of each step, padded batches of the run's own size: many examples, none, the
-  last slot alone, all, all of which one is not finite; and again."""
+  """Yields the slices of each step, padded batches of the run's own size: many examples,
+  none, the last row alone, all, all with one not finite; then again."""
   slices = subject.plan.slices
   size = sampling.slice_slots(subject.plan.sampler.slots, slices)
   rng = np.random.default_rng(SEED)
@@ -60,9 +60,9 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
 
 
 def _with_one_not_finite(examples: Any) -> Any:
-  """The examples [B, ...], the first with NaN in all that is no integer and no key.
+  """Puts NaN into the first of the examples [B, ...], except integers and keys.
 
-  Its gradient is dropped. A step that is skipped for it would tell that it was there.
+  Its gradient must be dropped. Skipping the whole step would reveal its presence.
   """
 
   def spoiled(leaf: Any) -> Any:
@@ -74,7 +74,7 @@ def _with_one_not_finite(examples: Any) -> Any:
 
 
 def _joined(parts: list[ClippedSum]) -> ClippedSum:
-  """The sum of a whole step, of those of its slices."""
+  """Returns the sum of a whole step, from those of its slices."""
   if len(parts) == 1:
     return parts[0]
   rows = lambda name: jnp.concatenate([getattr(part, name) for part in parts])
@@ -89,7 +89,7 @@ def _joined(parts: list[ClippedSum]) -> ClippedSum:
 
 
 class _Parts:
-  """The clipped sum, the transform and the optimizer of a run, and nothing else.
+  """The clipped sum, the transform and the optimizer of a run, and nothing more.
 
   Every step begins at the parameters that the run had: what is rounded otherwise does not add up.
   """
@@ -111,13 +111,13 @@ class _Parts:
     self._step = jax.jit(step)
 
   def after(self, params: Any, parts: list[Batch]) -> Any:
-    """Parameters after the next step, of these slices."""
+    """Returns the parameters after the next step, from these slices."""
     params, self._held = self._step(params, self._held, parts)
     return params
 
 
 def _clipped_grad(subject: Subject, scale: Any) -> Callable[..., Any]:
-  """Returns the clipped gradient of loss / `scale`; the step's clip norm is multiplied by it."""
+  """Returns the clipped gradient of loss / `scale`; it multiplies the step's clip norm."""
   if scale is None:
     return subject.clipped_grad
   assert subject.gradient_of is not None
@@ -134,8 +134,8 @@ def _distance(a: Any, b: Any) -> float:
 
 
 def whole_step(subject: Subject) -> Row:
-  """The parameters after each step are those that the clipped sum, the private transform and
-  the optimizer give, over batches with many examples, one, none, and one that is not finite.
+  """Tests that clipped sum, private transform and optimizer alone give the parameters after
+  each step. Batches hold many examples, one, none, and one that is not finite.
 
   Where the loss draws from `example.key`, the batches bring the keys, and the run takes them.
   """
@@ -157,7 +157,7 @@ def whole_step(subject: Subject) -> Row:
     moved = max(_distance(wanted, before), 1e-30)
     for number, part in enumerate(parts):
       state, _ = advance(state, part)
-      # Nothing moves before the last slice of a step.
+      # Parameters stay until the last slice of a step.
       aim = wanted if number == len(parts) - 1 else before
       off = _distance(state.params, aim) / moved
       worst = max(worst, off if math.isfinite(off) else math.inf)

@@ -12,7 +12,8 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass
 class AttackerConfig:
-  """What an attack on membership may do at most, in place of an epsilon: the numbers of one bound.
+  """Largest success of a membership attack, in place of an epsilon: the numbers of one
+  bound.
 
   See `dpjax.accounting.attack_bound`.
   """
@@ -44,7 +45,7 @@ class _Private(Protocol):
 
 
 def attack_of(privacy: _Private) -> accounting.AttackBound | None:
-  """Returns the bound that a config's noise is calibrated to; None where it is given otherwise.
+  """Returns the bound that a config's noise is calibrated to; None for other calibrations.
 
   Raises:
     UserError: numbers of two bounds, a missing one, or an epsilon or a noise beside them.

@@ -1,4 +1,5 @@
-"""A field that holds one of several frozen values of the library, and the walk over fields.
+"""Choices: config fields that hold one of several frozen values, and a walk over all
+fields.
 
 The annotation of such a field carries a `Choice`: a table of the values by their names. What
 only one of them reads is a field of that value, so a config cannot hold what nothing reads.
@@ -37,20 +38,20 @@ class Choice:
 
   def __post_init__(self):
     for name, kind in self.table.items():
-      # Many are made of a lambda, whose name says nothing.
+      # Many are made from a lambda, whose name has no meaning.
       if issubclass(kind, Setting):
         kind.__qualname__ = name
 
   def holds(self, value: Any) -> bool:
-    """Whether it is of a class of the table itself, or of a user's own that derives from
-    `base`; no instance of another, and no class."""
+    """Whether a value is of a class in the table, or of a user's class that derives from
+    `base`. Other instances do not count, nor do classes."""
     return type(value) in self.table.values() or self._is_users(type(value))
 
   def _is_users(self, kind: type) -> bool:
     return self.base is not None and issubclass(kind, self.base)
 
   def kind(self, word: str, field: str) -> type | None:
-    """Returns the class that a name, or an import path, stands for; None where it is neither.
+    """Returns the class for a name or an import path; None for anything else.
 
     Args:
       field: dotted name of the config's field, for the message.
@@ -71,8 +72,8 @@ class Choice:
     return kind
 
   def name(self, value: Any) -> Any:
-    """Returns the name of the value's class, its import path where it is a user's own; an import
-    path, or what is no choice, as it is."""
+    """Returns the name of the value's class, or its import path for a user's class. Import
+    paths, and values that are no choice, are returned unchanged."""
     for name, kind in self.table.items():
       if type(value) is kind:
         return name
@@ -80,14 +81,15 @@ class Choice:
     return f"{type(value).__module__}:{type(value).__qualname__}" if users else value
 
   def told(self, value: Any) -> Any:
-    """The name, with what differs from its defaults: "automatic(gamma=0.1)"."""
+    """Returns the name with all values that differ from the defaults:
+    "automatic(gamma=0.1)"."""
     if not self.holds(value):
       return value
     changed = ", ".join(f"{path}={one!r}" for path, (one, _) in set_fields(value).items())
     return f"{self.name(value)}({changed})" if changed else str(self.name(value))
 
   def owners(self) -> dict[str, list[str]]:
-    """Field of a value -> names of those that have it."""
+    """Returns field of a value -> names of the classes that have it."""
     found: dict[str, list[str]] = {}
     for name, kind in self.table.items():
       for field in dataclasses.fields(kind):
@@ -96,8 +98,8 @@ class Choice:
 
 
 def _is_frozen(kind: type) -> bool:
-  """Returns whether it is a frozen dataclass that is made without arguments."""
-  # A class that only derives from a dataclass has that one's fields, and not its own.
+  """Returns whether this is a frozen dataclass that needs no arguments."""
+  # A class that only derives from a dataclass has inherited fields, not its own.
   if (
     "__dataclass_fields__" not in vars(kind)
     or not vars(kind)["__dataclass_params__"].frozen
@@ -111,28 +113,29 @@ def _is_frozen(kind: type) -> bool:
 
 
 class Setting:
-  """Base of `settings`."""
+  """Base of the classes that `settings` makes."""
 
   function: ClassVar[Callable[..., Any]]
   _place: ClassVar[tuple[str, int]]  # the module that made it, and its number there
 
   def make(self, *args: Any, **named: Any) -> Any:
-    """Calls the function with these arguments and those that were set."""
+    """Calls the function with these arguments and the configured ones."""
     own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
     return type(self).function(*args, **named, **own)
 
   def __reduce__(self) -> Any:
-    """Returns a recipe for pickle, which cannot find such a class by name: tables hold it."""
+    """Returns a recipe for pickle, which cannot find such a class by name: it is stored in
+    tables only."""
     return _again, (self._place, dict(vars(self)))
 
 
-# Module -> what `settings` made for it, in order.
+# Module -> classes that `settings` made for it, in order.
 _MADE: dict[str, list[type[Setting]]] = {}
 
 
 def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
   module, number = place
-  # Importing it fills `_MADE` again, in the same order, in whichever process.
+  # Importing the module fills `_MADE` again, in the same order, in every process.
   importlib.import_module(module)
   return _MADE[module][number](**values)
 
@@ -140,19 +143,19 @@ def _again(place: tuple[str, int], values: dict[str, Any]) -> Setting:
 def settings(
   function: Callable[..., Any], documented: Any = None, /, **defaults: Any
 ) -> type[Setting]:
-  """Returns a frozen dataclass of the arguments of a function that a user sets, for a `Choice`.
+  """Returns a frozen dataclass of a function's configurable arguments, for a `Choice`.
 
   Args:
-    documented: whose docstring says what it is, where it is not the function's own.
+    documented: object whose docstring describes the choice, unless the function's own does.
 
   >>> made = settings(round, ndigits=2)
   >>> made(), made(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
-  # Only None needs a look at the function: every other default tells its type.
+  # Only None needs the function's annotations: every other default shows its type.
   hints = typing.get_type_hints(function) if None in defaults.values() else {}
   kinds = [(n, hints[n] if one is None else type(one), one) for n, one in defaults.items()]
-  # The caller's module: it is what another process must import to make the class again.
+  # The caller's module, which another process must import to make the class again.
   module = sys._getframe(1).f_globals["__name__"]
   made = _MADE.setdefault(module, [])
   kind = dataclasses.make_dataclass(
@@ -173,13 +176,13 @@ def settings(
 
 @functools.cache
 def annotations_of(kind: type) -> dict[str, Any]:
-  """Returns field -> annotation, with all that it carries: a choice, rules, help."""
+  """Returns field -> annotation, with everything attached: a choice, rules, help."""
   return typing.get_type_hints(kind, include_extras=True)
 
 
 @functools.cache
 def hints_of(kind: type) -> dict[str, Any]:
-  """Returns field -> type, with its choice, if it has one, and nothing else."""
+  """Returns field -> type, with its choice if it has one, and without other attachments."""
   plain = typing.get_type_hints(kind)
   carried = annotations_of(kind)
   return {
@@ -189,7 +192,7 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def annotation_of(config: Any, path: str) -> Any:
-  """Returns the annotation of a dotted field of a config, with all that it carries.
+  """Returns the annotation of a dotted field of a config, with everything attached.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> choice_of(annotation_of(TrainConfig(), "optimizer.rule")).own
@@ -201,13 +204,13 @@ def annotation_of(config: Any, path: str) -> Any:
 
 
 def choice_of(hint: Any) -> Choice | None:
-  """The choice that an annotation carries."""
+  """Returns the choice attached to an annotation."""
   found = getattr(hint, "__metadata__", ())
   return next((one for one in found if isinstance(one, Choice)), None)
 
 
 def choice_at(kind: type, path: str) -> Choice | None:
-  """The choice that a dotted field of a config's class is.
+  """Returns the choice of a dotted field of a config's class.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> list(choice_at(TrainConfig, "privacy.clipping").table)[0]
@@ -218,7 +221,7 @@ def choice_at(kind: type, path: str) -> Choice | None:
 
 
 class Leaf(NamedTuple):
-  """A field that is no dataclass itself, or a choice, whose value is told by its name."""
+  """A field that is no dataclass, or a choice, which is shown by its name."""
 
   path: str
   hint: Any
@@ -227,7 +230,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]:
-  """Every leaf, in order; after a choice those of its value.
+  """Yields every leaf, in order; after a choice come the leaves of its value.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> found = leaves(PrivacyConfig(clipping="automatic"))
@@ -250,13 +253,13 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
       has_fields = choice.holds(value)
       yield Leaf(path, hint, choice.name(value), choice.name(usual))
     if has_fields:
-      # The defaults of another class are no measure for what was set here.
+      # Defaults of another class do not show which values were set here.
       other = choice is not None and type(usual) is not type(value)
       yield from leaves(value, type(value)() if other else usual, f"{path}.")
 
 
 def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
-  """Leaf -> (value, default) of those that are neither at their default nor None."""
+  """Returns leaf -> (value, default) where the value is neither the default nor None."""
   return {
     leaf.path: leaf[2:]
     for leaf in leaves(config)
@@ -265,7 +268,7 @@ def set_fields(config: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-  """The config as plain data, each chosen value with its name.
+  """Returns the config as plain data, with the name of each chosen value.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> to_dict(PrivacyConfig(clipping="automatic"))["clipping"]
@@ -284,7 +287,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def name_of(config: Any, field: str) -> Any:
-  """The name of a field's chosen value.
+  """Returns the name of a field's chosen value.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> name_of(PrivacyConfig(clipping={"name": "automatic", "gamma": 0.1}), "clipping")
@@ -296,7 +299,7 @@ def name_of(config: Any, field: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-  """A value in a dict or a list, such as a sweep's grid, is told by its class."""
+  """Converts values inside a dict or a list, such as a sweep's grid, by their class."""
   if isinstance(value, dict):
     return {key: _plain(entry) for key, entry in value.items()}
   if isinstance(value, (list, tuple)):

@@ -35,15 +35,15 @@ from dpjax.validate import UserError, Verbatim, did_you_mean
 _UNIONS = (typing.Union, types.UnionType)
 _WORDS = {float: "a number", int: "an integer", bool: "true or false", str: "text",
           list: "a list", tuple: "a tuple", dict: "a dict or JSON"}  # fmt: skip
-# Characters of a list of fields in an error.
+# Most characters of a list of fields in an error.
 _LISTED = 200
-# JAX and NumPy take no larger integer.
+# JAX and NumPy accept no larger integers.
 _INT_BITS = 64
 
 
 class WithChoices:
-  """Base of a config that has choices: it holds the value where a name is written. What is
-  neither is kept, for `check` to refuse by its whole dotted name."""
+  """Base of a config with choices. It replaces a name by its value. Anything unknown is
+  kept, so that `check` can refuse it by its dotted name."""
 
   def __setattr__(self, name: str, value: Any) -> None:
     choice = choice_at(type(self), name)
@@ -54,8 +54,8 @@ class WithChoices:
 
 
 def get(config: Any, path: str, *, name: str = "config") -> Any:
-  """The value of one dotted field, a chosen one by its name; None where a dict, or a chosen
-  value, has no such key.
+  """Returns the value of a dotted field, a chosen one by its name; None where a dict or a
+  chosen value lacks the key.
 
   Raises:
     UserError: an unknown field.
@@ -81,7 +81,8 @@ def get(config: Any, path: str, *, name: str = "config") -> Any:
 
 
 def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
-  """A copy of the config with one dotted field replaced, checked against its annotation.
+  """Returns a copy of the config with one dotted field replaced, checked against its
+  annotation.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> replace(TrainConfig(), "privacy.epsilon", 8).privacy.epsilon
@@ -99,14 +100,14 @@ def replace(config: Any, path: str, value: Any, *, name: str = "config") -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any], *, name: str = "config") -> Any:
-  """`replace` of one dotted field after the other; whole values before what is in them.
+  """Replaces several dotted fields in order; whole values before the fields inside them.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> config = replace_all(TrainConfig(), {"privacy.epsilon": 8, "num_steps": 3})
   >>> config.privacy.epsilon, config.num_steps
   (8.0, 3)
   """
-  # A whole value set later would take back what was set inside it.
+  # A whole value set later would undo fields set inside it.
   for path in sorted(values, key=lambda path: path.count(".")):
     config = replace(config, path, values[path], name=name)
   return config
@@ -135,14 +136,14 @@ def override(config: Any, path: str, text: str, *, name: str = "config") -> Any:
 
 
 def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
-  """The config that plain data say, such as a config.json; `to_dict` backwards.
+  """Builds the config from plain data, such as a config.json; the inverse of `to_dict`.
 
   Args:
     kind: a dataclass, all of whose fields have defaults.
     held: dict of its fields; those that are left out are at their defaults.
 
   Raises:
-    UserError: a field that there is not, or a value of another type.
+    UserError: `kind` has no such field, or a value has another type.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
   >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
@@ -165,7 +166,7 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
 
 
 def _unwritten(value: Any, hint: Any) -> Any:
-  """Restores what JSON cannot hold: tuples from lists, and infinity from text."""
+  """Restores values that JSON lacks: tuples from lists, and infinity from text."""
   choice = choice_of(hint)
   members = _members(hint)
   named = choice is not None and isinstance(value, dict) and value.get("name")
@@ -183,7 +184,8 @@ def _unwritten(value: Any, hint: Any) -> Any:
 
 
 def check(value: Any, hint: Any, name: str) -> Any:
-  """The value, if it conforms to the annotation; an int becomes a float where one is due.
+  """Returns the value if it conforms to the annotation; an int becomes a float where one is
+  due.
 
   Raises:
     UserError: naming the field, its value and what it must be. NaN is never a number, and
@@ -202,14 +204,14 @@ def check(value: Any, hint: Any, name: str) -> Any:
     return _check_container(value, hint, name)
   if hint is float and _is_number(value):
     return float(value)
-  # In Python a bool is an int. A count of True is a slip.
+  # In Python a bool is an int, but a count of True is a mistake.
   if isinstance(value, hint) and (hint is not int or not isinstance(value, bool)):
     return _bounded(value, name)
   raise _wrong(value, hint, name)
 
 
 def parse(text: str, hint: Any, name: str) -> Any:
-  """The value that a text stands for, under an annotation.
+  """Parses text into a value of the annotated type.
 
   >>> parse("none", float | None, "epsilon"), parse("1e-5", float | None, "delta")
   (None, 1e-05)
@@ -219,14 +221,14 @@ def parse(text: str, hint: Any, name: str) -> Any:
   options = _members(hint)
   if type(None) in options and text.strip().lower() == "none":
     return None
-  # Text stays text: a data set may be called "1e3" or "true".
+  # Text fields stay text: a data set may be called "1e3" or "true".
   if str in options:
     return _bounded(text, name)
   return check(_literal(text), hint, name)
 
 
 def _continued(given: Any, hint: Any, old: Any) -> Any:
-  """A name with those of the old value's numbers that were set and that it has, too."""
+  """Returns a chosen name with those set fields of the old value that the new one has, too."""
   choice = choice_of(hint)
   if choice is None or not isinstance(given, str):
     return given
@@ -246,7 +248,7 @@ def _check_choice(value: Any, choice: Choice, name: str) -> Any:
 
 
 def _chosen(value: Any, choice: Choice, name: str) -> Any:
-  """The chosen value, or that which a name, or a dict with one, stands for."""
+  """Returns the chosen value, or the one for a name, or for a dict with a name."""
   if choice.own and isinstance(value, str) and names.is_path(value):
     return value
   given = {"name": value} if isinstance(value, str) else value
@@ -281,8 +283,8 @@ def _check_room(config: Any, path: str, name: str) -> None:
 
 
 def _check_field(config: Any, head: str, name: str, choice: Choice | None = None) -> None:
-  """Raises unless the config has such a field; names the nearest, also of its rooms, and of a
-  chosen value whose it is."""
+  """Raises unless the config has such a field. The message names the nearest field, also of
+  its sections, or the chosen value that has the field."""
   known = [field.name for field in dataclasses.fields(config)]
   if head in known:
     return
@@ -293,14 +295,14 @@ def _check_field(config: Any, head: str, name: str, choice: Choice | None = None
     raise UserError(
       f"{choice.name(config)!r} has no such field{hint}", field=f"{name}.{head}"
     )
-  # Deep names first, so that of two places the shallow one is kept and suggested.
+  # Deep names first, so that of two matches the shallow one is kept and suggested.
   deep_first = sorted(_paths(config), key=lambda path: -path.count("."))
   places = {path.rpartition(".")[2]: path for path in deep_first}
   raise UserError(f"no such field{_meant(head, places, known)}", field=f"{name}.{head}")
 
 
 def _meant(word: str, places: Mapping[str, str], known: list[str]) -> str:
-  """The end of a message: the place of a name that is a slip away, or else what there is.
+  """Returns the end of a message: the place of a similar name, or the list of fields.
 
   >>> _meant("epsilom", {"epsilon": "privacy.epsilon"}, ["privacy"])
   " (did you mean 'privacy.epsilon'?)"
@@ -346,7 +348,7 @@ def _update(config: Any, path: str, change: Callable, name: str, hint: Any = Any
 
 
 def _replaced(config: Any, values: dict[str, Any], name: str) -> Any:
-  """A copy; what the dataclass itself refuses of a field names where that stands."""
+  """Returns a copy. Errors of the dataclass about a field name the field's place."""
   try:
     return dataclasses.replace(config, **values)
   except UserError as error:
@@ -358,7 +360,7 @@ def _update_dict(config: dict, path: str, change: Callable, name: str, hint: Any
   value_hint = (typing.get_args(hint) or (str, Any))[1]
   if rest and isinstance(config.get(head), dict):
     return {**config, head: _update_dict(config[head], rest, change, name, Any)}
-  # Keys may hold dots.
+  # Keys may contain dots.
   return {**config, path: change(value_hint, f"{name}.{path}", None)}
 
 
@@ -367,7 +369,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
     raise _wrong(value, kind, name)
   hints = hints_of(kind)
   for given in getattr(value, "__dict__", ()):
-    # A class keeps what it computes under a name of its own.
+    # A cached property of the class is stored there, too, but is no field.
     if not hasattr(kind, given):
       _check_field(value, given, name)
   fields = {
@@ -379,7 +381,7 @@ def _check_dataclass(value: Any, kind: Any, name: str) -> Any:
 
 def _check_union(value: Any, hint: Any, name: str) -> Any:
   if type(value) in _members(hint) and dataclasses.is_dataclass(value):
-    # Its error names the field at fault; that of a union would not.
+    # Its error names the field at fault. The error of a union would not.
     return _check_dataclass(value, type(value), name)
   for option in _members(hint):
     try:
@@ -415,13 +417,13 @@ def _is_number(value: Any) -> typing.TypeGuard[float]:
     return False
   try:
     return not math.isnan(value)
-  # An integer beyond every float.
+  # The integer exceeds every float.
   except OverflowError:
     return False
 
 
 def _bounded(value: Any, name: str) -> Any:
-  """The value, unless it is, or holds, an integer or a text that can be kept nowhere."""
+  """Returns the value, unless it contains an integer or a text that cannot be stored."""
   entries = value.values() if isinstance(value, dict) else value
   for entry in entries if isinstance(value, (dict, list, tuple)) else ():
     _bounded(entry, name)
@@ -437,7 +439,7 @@ def _bounded(value: Any, name: str) -> Any:
 
 
 def _is_writable(text: str) -> bool:
-  """False for bytes of the command line that are no UTF-8."""
+  """False for command-line bytes that are not UTF-8."""
   try:
     return bool(text.encode()) or not text
   except UnicodeEncodeError:
@@ -445,7 +447,8 @@ def _is_writable(text: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-  """Shows a value; of a long integer some digits, since Python refuses to write thousands."""
+  """Shows a value. A long integer is shortened, since Python refuses to write thousands of
+  digits."""
   long = isinstance(value, int) and value.bit_length() > 2 * _INT_BITS
   return f"{hex(value)[:12]}..." if long else repr(value)
 
@@ -455,7 +458,7 @@ def _literal(text: str) -> Any:
   words = {"true": True, "false": False, "inf": math.inf, "none": None}
   if text.lower() in words:
     return words[text.lower()]
-  # Both spellings: (1, 2) and None of Python, null and true of JSON.
+  # Both spellings are read: (1, 2) and None of Python, null and true of JSON.
   for read in (ast.literal_eval, json.loads) if text[:1] in "{[" else (ast.literal_eval,):
     try:
       return read(text)

@@ -1,4 +1,4 @@
-"""The mistake of a field that is set and that nothing would read."""
+"""The error for a field that is set although nothing reads it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpjax.validate import NO_VALUE, UserError
 
 
 class WouldBeIgnored(UserError):
-  """A field is set that nothing would read, or several are: one line for all.
+  """Raised for fields that are set although nothing reads them: one line for all.
 
   Attributes:
     faults: one mistake for each field.
@@ -19,7 +19,7 @@ class WouldBeIgnored(UserError):
 
   @classmethod
   def joined(cls, faults: Sequence[UserError]) -> Self:
-    """Returns one mistake of several fields.
+    """Joins several fields into one error.
 
     >>> faults = [UserError("would be ignored", field=name) for name in ("mu", "tau")]
     >>> print(WouldBeIgnored.joined(faults).within("algorithm"))

@@ -1,4 +1,4 @@
-"""The optimizers that a config names, each with the numbers that it alone reads."""
+"""Optimizers that a config can name, each with its own numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpjax.experiments.config.choices import settings
 
 
 class Noise(NamedTuple):
-  """Public numbers of the private gradient, which an optimizer may know."""
+  """Public numbers about the private gradient, which an optimizer may know."""
 
   std: Any  # of the mean gradient; see Plan.noise_std
   num_examples: int
@@ -19,7 +19,7 @@ class Noise(NamedTuple):
 
 def _sgd(rate: Any, noise: Noise | None, momentum: float) -> Any:
   """Stochastic gradient descent, with momentum unless it is 0."""
-  # 0 would keep a trace as large as the parameters, and use none of it.
+  # Momentum 0 would keep a trace as large as the parameters, without using it.
   return optax.sgd(rate, momentum=momentum or None)
 
 
@@ -32,7 +32,7 @@ def _dp_sgld(rate: Any, noise: Noise, prior_precision: float) -> Any:
   )
 
 
-# made of (schedule, noise)
+# name -> function of (schedule, noise)
 CENTRAL = {
   "sgd": settings(_sgd, momentum=0.9),
   "adam": settings(lambda rate, noise: optax.adam(rate), optax.adam),
@@ -60,7 +60,7 @@ CENTRAL = {
     prior_precision=0.0,  # of a normal prior on every parameter
   ),
 }
-# of a client, made of (rate, None): they start afresh in every round
+# name -> function of (rate, None), for clients, who start afresh in every round
 FEDERATED = {
   "sgd": settings(_sgd, momentum=0.0),
   "adam": settings(lambda rate, _: optax.adam(rate, b1=0.9, b2=0.99, eps=1e-3), optax.adam),

@@ -1,4 +1,4 @@
-"""Rules that stand beside a config's field: its range and its help, in the annotation.
+"""Rules in a config field's annotation: its range and its help.
 
   num_steps: Annotated[int, between(1, MOST_STEPS), "updates of the parameters"] = 200
 
@@ -16,14 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dpjax import names, validate
-from dpjax.experiments.config.choices import annotation_of, choice_of, leaves
+from dpjax.experiments.config.choices import (
+  annotation_of,
+  annotations_of,
+  choice_of,
+  leaves,
+)
 from dpjax.validate import UserError
 
-# Numbers that size a loop or an array, so that a slip of the keyboard is not a run without end.
+# Limits on numbers that size a loop or an array: a typing error must not start an endless
+# run.
 MOST_STEPS = 10**8  # of a run; rounds, epochs
-# Steps whose noise has a plan of its own for each: correlated noise, or noise levels.
+# Most steps with individual noise: correlated noise, or noise levels.
 MOST_SHAPED = 10**6
-# Of a client in a round, or of a net without noise.
+# Most epochs of a client in a round, or of a net without noise.
 MOST_EPOCHS = 10**4
 MOST_CLIENTS = 10**7
 MOST_THREADS = 1024
@@ -31,7 +37,7 @@ MOST_VIEWS = 1024  # of one example
 MOST_RUNS = 10**5  # of one sweep, or one experiment
 MOST_DRAWS = 10**7  # attacks of an audit
 MOST_TOKENS = 10**6  # of an example
-# Steps until each example was drawn once: 1 / sampling_prob.
+# Most steps until each example was drawn once on average: 1 / sampling_prob.
 MOST_PASSES = 10**9
 
 
@@ -56,7 +62,7 @@ SHARE = FieldRule(validate.share, "in [0, 1)")
 
 
 def _number(holds: Callable[[Any], bool], words: str) -> FieldRule:
-  """Returns the rule of a number for which something holds."""
+  """Returns a rule for a number that must satisfy a condition."""
 
   def check(**named: Any) -> None:
     for name, value in named.items():
@@ -133,12 +139,12 @@ def _check_float32(**named: Any) -> None:
       )
 
 
-# A positive number that float32 turns into 0 or infinity would be another number in the run.
+# A positive number that float32 rounds to 0 or infinity would change in the run.
 IN_FLOAT32 = FieldRule(_check_float32, "in the range of float32")
 
 
 def each(rule: FieldRule) -> FieldRule:
-  """Returns the rule of a sequence, each entry of which keeps another rule.
+  """Returns the rule of a sequence whose entries each follow another rule.
 
   >>> each(PROBABILITY).check(targets=(0.5, 2.0))
   Traceback (most recent call last):
@@ -155,7 +161,7 @@ def each(rule: FieldRule) -> FieldRule:
 
 
 def _carried(hint: Any) -> Iterator[Any]:
-  """Yields what an annotation carries, also those of the members of a union."""
+  """Yields everything attached to an annotation, and to the members of a union."""
   if typing.get_origin(hint) is typing.Annotated:
     yield from hint.__metadata__
     hint = hint.__origin__
@@ -165,7 +171,7 @@ def _carried(hint: Any) -> Iterator[Any]:
 
 
 def rules_of(hint: Any) -> list[FieldRule]:
-  """Returns the rules that an annotation carries, in their order.
+  """Returns the rules attached to an annotation, in order.
 
   >>> from typing import Annotated
   >>> [rule.words for rule in rules_of(Annotated[int | None, at_least(1), "of a batch"])]
@@ -175,7 +181,7 @@ def rules_of(hint: Any) -> list[FieldRule]:
 
 
 def help_of(hint: Any) -> str:
-  """Returns the help that an annotation carries, "" where there is none.
+  """Returns the help attached to an annotation, or "".
 
   >>> from typing import Annotated
   >>> help_of(Annotated[int | None, at_least(1), "of a batch"])
@@ -185,10 +191,10 @@ def help_of(hint: Any) -> str:
 
 
 def check(config: Any, *, prefix: str = "") -> None:
-  """Raises UserError for the first field whose value breaks one of its rules.
+  """Raises UserError for the first field whose value breaks a rule.
 
   Args:
-    config: whose fields have the types of their annotations.
+    config: config whose fields have the types of their annotations.
     prefix: dotted, of the fields' names, where the config is a section of another.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
@@ -202,6 +208,26 @@ def check(config: Any, *, prefix: str = "") -> None:
       continue
     for rule in rules_of(annotation_of(config, leaf.path)):
       rule.check(**{f"{prefix}{leaf.path}": leaf.value})
+
+
+def check_settings(settings: Any) -> None:
+  """Raises UserError for the first field of one dataclass that breaks a rule beside it.
+
+  For the `__post_init__` of settings, which refuses a wrong value where it is made. Fields of
+  sections are not looked at.
+
+  >>> from dpjax.experiments.kinds.secure.config import InferTask
+  >>> InferTask(num_images=0)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: num_images=0: must be an integer in [1, 100000000]
+  """
+  hints = annotations_of(type(settings))
+  for field in dataclasses.fields(settings):
+    value = getattr(settings, field.name)
+    if value is not None:
+      for rule in rules_of(hints[field.name]):
+        rule.check(**{field.name: value})
 
 
 class Described(NamedTuple):

@@ -1,4 +1,4 @@
-"""Settings that nothing would read: tables of them, and the one line that refuses them.
+"""Tables of settings that nothing reads, and the one-line error that refuses them.
 
 A table says of a dotted field, or of a whole section, what it would need to be read. A field at
 its default, or an optional one at None, is not set.
@@ -16,7 +16,7 @@ Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
 
 
 def needs(condition: bool, what: str, *fields: str) -> Unused:
-  """The fields, where the condition that they need does not hold.
+  """Returns the fields if the condition that they need is false.
 
   >>> needs(False, "text", "data.max_length")
   {'data.max_length': 'text'}
@@ -25,7 +25,7 @@ def needs(condition: bool, what: str, *fields: str) -> Unused:
 
 
 def reason(path: str, unused: Unused) -> str | None:
-  """Returns what a field would need to be read; None where it is read.
+  """Returns the condition that a field needs; None if it is read.
 
   >>> reason("audit.kind", {"audit": "audit"}), reason("audits", {"audit": "audit"})
   ('audit', None)
@@ -36,7 +36,7 @@ def reason(path: str, unused: Unused) -> str | None:
 
 
 def within(section: str, unused: Unused) -> Unused:
-  """The same fields where their config is a section of another.
+  """Returns the same fields as a section of another config names them.
 
   >>> within("train", {"seed": "a run of its own"})
   {'train.seed': 'a run of its own'}

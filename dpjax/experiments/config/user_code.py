@@ -1,5 +1,5 @@
-"""A user's own parts of a run, by import path (`dpjax.names`): how each is called, what it
-must return, and what is promised then.
+"""A user's own parts of a run, by import path (`dpjax.names`): how each is called, its
+required results, and the guarantee that remains.
 
 | field                    | called with                           | returns                    |
 | ------------------------ | ------------------------------------- | -------------------------- |
@@ -52,7 +52,7 @@ def wrong(field: str, path: str, wanted: str, made: object) -> UserError:
 
 
 def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
-  """`loss(apply) -> loss_fn(params, example)`, as those of `dpjax.losses`.
+  """Loads `loss(apply) -> loss_fn(params, example)`, like those of `dpjax.losses`.
 
   >>> loss("dpjax.losses:softmax_cross_entropy").__name__
   'made'
@@ -67,7 +67,7 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
       inspect.signature(loss_fn).bind(None, None)
     except TypeError as error:
       raise UserError(f"must return {wanted}: {error}", field="loss", value=path) from error
-    # Native code has no signature to look at.
+    # Native code has no signature to inspect.
     except ValueError:
       pass
 
@@ -85,7 +85,8 @@ def loss(path: str) -> Callable[[Callable[..., Array]], LossFn]:
 def optimizer(
   path: str, rate: float | optax.Schedule, room: str = "optimizer"
 ) -> optax.GradientTransformation:
-  """`make(rate)`; it runs after the private transform and is never taken for one.
+  """Loads `make(rate)`. The optimizer runs after the private transform, and never counts as
+  private.
 
   Args:
     rate: a learning rate, or a schedule: step -> learning rate.
@@ -111,7 +112,7 @@ def optimizer(
       raise wrong(field, path, f"updates of shapes {shapes(updates)!r:.60}", shapes(made))
     return made, state
 
-  # An error of a user's code names the field and the line, not ours.
+  # An error in a user's code names the field and the user's line, not dpjax's.
   guarded = (names.guarded(path, field, part) for part in (init, update))
   return optax.GradientTransformation(*guarded)
 
@@ -125,7 +126,7 @@ def shapes(tree: ArrayTree) -> Any:
 
 
 def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
-  """Returns the sampler at a path: of a class with a rule for its size, or of a function.
+  """Returns the sampler at a path: a class with a rule for its size, or a function.
 
   A class is asked for `sized(size)`, a function is called with (num_examples=, sampling_prob=).
 
@@ -163,7 +164,7 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
         "accounting.PROVED, that says under which relations it is true, or None, not "
         f"{event!r:.60} with law {made.law!r}"
       )
-    # One draw now: a bad one is refused before the first step.
+    # One draw now: a bad sampler is refused before the first step.
     sampling.taken(made, size.num_examples, seed=0, step=0)
 
   names.guarded(path, field, check)()

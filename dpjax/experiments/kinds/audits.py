@@ -1,4 +1,4 @@
-"""Shared parts of audits of all kinds of runs: the check of settings, and the report."""
+"""Shared parts of all audits of runs: the check of settings, and the report."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _Canaries = TypeVar("_Canaries", bound=_Coins)
 
 
 def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   if not config.enabled:
     return
   validate.integer_at_least(2, **{"audit.num_canaries": config.num_canaries})
@@ -53,7 +53,7 @@ def check(config: AuditConfig, kinds: tuple[str, ...], scores: tuple[str, ...]) 
 
 @dataclasses.dataclass(frozen=True)
 class AuditClaim:
-  """The claim that an audit tries to refute. Its numbers are computed when asked for."""
+  """The claim that an audit tries to refute. Its numbers are computed on request."""
 
   relation: str  # what a canary that is out leaves
   delta: float
@@ -63,9 +63,9 @@ class AuditClaim:
 
   @classmethod
   def of_plan(cls, plan: Plan) -> AuditClaim:
-    """Returns what the noise of a plan promises; where nothing is proved, canaries are exchanged,
-    so that a sampler which knows the number of examples still fits."""
-    # With nothing proved there is no relation of the plan's to hold canaries to.
+    """Returns the guarantee of a plan's noise. If nothing is proved, canaries replace
+    records, which also suits samplers that know the number of examples."""
+    # If nothing is proved, the plan has no relation for the canaries.
     known = plan.sampler.law != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
@@ -73,7 +73,8 @@ class AuditClaim:
 
   @classmethod
   def of_promise(cls, promise: Promise, num_steps: int) -> AuditClaim:
-    """Returns what a proof says that is not a plan's: clients' own noise, or their shares."""
+    """Returns a guarantee that is proved outside a plan: clients' own noise, or their
+    shares."""
     event = promise.remaining_event(0)
     pairs = functools.partial(
       accounting.all_pairs,
@@ -85,10 +86,10 @@ class AuditClaim:
     return cls(promise.relation, promise.delta or 0.0, lambda: event, epsilon, pairs)
 
   def pairs(self, epsilon: float | None) -> accounting.TradeOff | None:
-    """Returns all pairs that are claimed, where `epsilon`, of what ran, is as planned."""
+    """Returns all claimed pairs, if `epsilon` of the actual steps is the planned one."""
     if epsilon is None or not math.isfinite(epsilon):
       return None
-    # A run that ended early claims less than the planned curve, so its pairs are not known.
+    # A run that ended early claims less than the planned curve, so its pairs are unknown.
     return self.trade_off() if math.isclose(epsilon, self.epsilon()) else None
 
 
@@ -98,7 +99,7 @@ def insert(
   claim: AuditClaim,
   make: Callable[..., tuple[_Data, _Canaries]],
 ) -> tuple[_Data, _Canaries | None]:
-  """(what to train on, canaries), or the data as they are where no audit is asked for.
+  """Returns (training data, canaries), or the data unchanged where no audit is requested.
 
   Args:
     held: a data set, or a federation.
@@ -106,7 +107,7 @@ def insert(
   """
   if not config.audit.enabled:
     return held, None
-  # Canaries are told by a label of their own, or have a wrong one.
+  # Canaries are recognised by their own label, or have a wrong one.
   needs_classes(held, "audit.enabled=True")
   auditing.check_event(config.audit.method, claim.event())
   _warn_of_ceiling(config.audit, claim)
@@ -122,7 +123,7 @@ def insert(
 
 
 def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
-  """Warns, before anything trains, where no scores could refute the claim."""
+  """Warns, before training, where no scores could refute the claim."""
   epsilon = claim.epsilon()
   if not math.isfinite(epsilon):
     return
@@ -147,12 +148,12 @@ def _warn_of_ceiling(config: AuditConfig, claim: AuditClaim) -> None:
 
 
 def check_coins(included: np.ndarray, seed: int) -> None:
-  """Raises UserError, before anything trains, where coins leave nothing to tell apart.
+  """Raises UserError, before training, where coins leave nothing to compare.
 
   Args:
     included: [m] bool.
   """
-  # Without both sides there is nothing to compare, and no bound.
+  # Without both groups there is nothing to compare, and no bound.
   if included.all() or not included.any():
     raise UserError(
       f"the coins of seed={seed} put all of them on one side; must be more, or "
@@ -174,13 +175,13 @@ def facts(
   seed: int,
   note: str,
 ) -> dict[str, Any]:
-  """The audit's part of result.json.
+  """Returns the audit's part of result.json.
 
   Args:
-    score: what told them.
+    score: the score by which they were guessed.
     claim: as it was planned.
     included: [m] bool, the coins; seed: theirs.
-    delta, epsilon: of what ran; epsilon None: nothing is claimed.
+    delta, epsilon: those of the steps that ran; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
   """
   found = auditing.audit(

@@ -1,4 +1,4 @@
-"""Checks of fields that several kinds of config share, beyond the rules beside the fields."""
+"""Checks of fields shared by several kinds of config, in addition to the fields' own rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def typed(config: Any) -> None:
-  """Raises unless every field has the type of its annotation, and keeps the rules beside it.
+  """Raises unless every field has its annotated type, and follows its own rules.
 
   NaN is never a number. All types are looked at before the first range.
 
@@ -35,8 +35,8 @@ def typed(config: Any) -> None:
 
 
 def names_fields(call: _F) -> _F:
-  """`call(config, ...)` with errors that name fields of the config by their dotted names,
-  also where a lower room raised them about an argument."""
+  """Wraps `call(config, ...)` so that errors use dotted names of the config's fields, also
+  for errors about an argument from a lower-level package."""
 
   @functools.wraps(call)
   def told(config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def names_fields(call: _F) -> _F:
 
 @contextlib.contextmanager
 def within(room: str) -> Iterator[None]:
-  """Errors name fields of that room of the config.
+  """Makes errors name fields of that section of the config.
 
   >>> with within("train"):
   ...   raise UserError("must be >= 0", field="seed", value=-1)
@@ -66,7 +66,7 @@ def within(room: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def renamed(config: Any, **field_of: str) -> Iterator[None]:
-  """Errors about an argument name the field that gives it, where that has another name.
+  """Makes errors about an argument name the config's field, where the names differ.
 
   >>> with renamed(TrainConfig(memory_budget_gb=1e-6), memory_budget="memory_budget_gb"):
   ...   raise UserError("must be >= 2900 bytes", field="memory_budget", value=1000)
@@ -84,7 +84,7 @@ def renamed(config: Any, **field_of: str) -> Iterator[None]:
 
 
 def dotted(error: UserError, config: Any) -> UserError:
-  """Returns the error with the dotted name of the one field that has its name and its value.
+  """Returns the error with the dotted name of the only field with its name and its value.
 
   The error as it is, where no field has both, or more than one.
 
@@ -100,13 +100,13 @@ def dotted(error: UserError, config: Any) -> UserError:
     for leaf in fields.leaves(config)
     if error.is_about(leaf.path.rpartition(".")[2], leaf.value)
   ]
-  # Two fields of one name and value: naming either could blame the wrong one.
+  # With two fields of this name and value, naming either could blame the wrong one.
   return error.of(field=paths[0]) if len(paths) == 1 else error
 
 
 def named(room: str, config: Any, *names: str) -> dict[str, Any]:
-  """The fields of a room ("": of the config itself) by their dotted names, those at None,
-  and those that a chosen value has not, left out.
+  """Returns the fields of a section ("": of the config itself) by dotted names. Fields at
+  None, and fields that a chosen value lacks, are left out.
 
   >>> named("data", DataConfig(limit=3), "limit", "data_dir")
   {'data.limit': 3}
@@ -117,13 +117,13 @@ def named(room: str, config: Any, *names: str) -> dict[str, Any]:
 
 
 def data(config: DataConfig) -> None:
-  """Raises UserError for a user's own function of data that cannot be found."""
+  """Raises UserError for a user's data function that cannot be found."""
   if names.is_path(config.name):
     names.find(config.name, "data.name")
 
 
 def limit(config: DataConfig, num_examples: int) -> None:
-  """Raises UserError for a limit that leaves all of that many examples."""
+  """Raises UserError for a limit that keeps all examples."""
   if config.limit is not None and config.limit > num_examples:
     raise UserError(
       f"must be <= {num_examples}, the training examples of data.name={config.name!r}, "
@@ -134,14 +134,14 @@ def limit(config: DataConfig, num_examples: int) -> None:
 
 
 def model(config: ModelConfig, room: str = "model") -> None:
-  """Raises UserError for a model or an option that does not exist, or a value of one of ours
-  that suits no data; a user's own model is built when there are data."""
+  """Raises UserError for an unknown model or option, or a value of one of dpjax's that fits
+  no data. A user's model is built when there are data."""
   names.one_of(models.names(), **{f"{room}.name": config.name})
   for option, value in config.options.items():
     _written(value, f"{room}.options.{option}")
   models.check_options(config.name, config.options, prefix=f"{room}.options.")
   if config.options.get("dtype") is not None and not names.is_path(config.name):
-    # of activations: those for which the bound of clipped sums is shown (tests/gradients)
+    # activations for which the bound on clipped sums is tested (tests/gradients)
     validate.one_of(
       ("float32", "bfloat16", "float16"),
       **{f"{room}.options.dtype": config.options["dtype"]},
@@ -153,7 +153,7 @@ def model(config: ModelConfig, room: str = "model") -> None:
 
 @contextlib.contextmanager
 def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
-  """Errors of a model name its options as fields, and else the model itself.
+  """Makes errors of a model name its options as fields, or else the model itself.
 
   >>> with of_model(ModelConfig("mlp", {"features": [0]})):
   ...   raise UserError("must be an integer >= 1", field="features", value=0)
@@ -175,8 +175,8 @@ def of_model(config: ModelConfig, room: str = "model") -> Iterator[None]:
 
 
 def _written(value: Any, name: str) -> None:
-  """Raises UserError for what config.json would not hold as it is: objects are told by their
-  words there, and two of them may share those, and so their noise."""
+  """Raises UserError for values that config.json cannot hold unchanged. It holds the text
+  of objects, and two objects may share it, and so their noise."""
   if isinstance(value, dict) and all(isinstance(key, str) for key in value):
     for key, entry in value.items():
       _written(entry, f"{name}.{key}")
@@ -209,14 +209,15 @@ def privacy(config: Any) -> None:
 
 
 def steps(name: str, num_steps: int, privacy: Any) -> None:
-  """Raises UserError for too many steps or rounds whose noise has a plan of its own for each."""
+  """Raises UserError for too many steps or rounds with individual noise."""
   shaped = privacy.method == "dp_ftrl" or bool(getattr(privacy, "noise_levels", ()))
   if shaped:
     validate.integer_in(1, rules.MOST_SHAPED, **{name: num_steps})
 
 
 def training(config: TrainConfig) -> None:
-  """Raises UserError for what the rules beside the fields of a central run cannot say."""
+  """Raises UserError for errors of a central run that rules of single fields cannot
+  express."""
   data(config.data)
   model(config.model)
   privacy(config.privacy)

@@ -1,4 +1,4 @@
-"""Settings that nothing would read are refused, for every config, in one place.
+"""Refusal of settings that nothing would read, for every config, in one place.
 
 A config holds the fields of all methods; a run reads those of its own. `of_training` says
 which fields the others are and what each would need, as `kinds.federated.unused` does.
@@ -28,15 +28,15 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.names import is_path
 
-# What reads a declaration.
+# Kinds of data that have a declaration.
 _DECLARED = "a table, a text file or a folder of images"
-# what a loss of a whole batch does not read
+# fields that a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 
 
 def of_training(config: TrainConfig) -> Unused:
-  """The fields that this run does not read, and what each would need.
+  """Returns the fields that this run does not read, each with the condition that it needs.
 
   >>> of_training(TrainConfig())["audit.score"]
   'audit.enabled'
@@ -48,7 +48,7 @@ def of_training(config: TrainConfig) -> Unused:
   promise += ("clipping", "clip_schedule", "noise_levels")
   named = [f"privacy.{name}" for name in promise]
   reported = private or config.audit.enabled
-  # Private statistics normalise the inputs in place of the model's own groups.
+  # Private statistics normalise the inputs instead of the model's own groups.
   grouped = normalization.per_example(config)
   return (
     of_data(config.data)
@@ -77,7 +77,8 @@ def of_training(config: TrainConfig) -> Unused:
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
-  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the rest.
+  """Returns the unused fields that the name of the data reveals; `of_dataset` adds the
+  others.
 
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
@@ -86,7 +87,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   is_file = data.name.endswith(".npz") or declared
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()
-  # Images, or text in windows and lines of its own length.
+  # Images, or text with fixed windows and line lengths.
   published = data.name.partition(":")[0] in PUBLISHED
   text = not published and not is_file and not own
   return (
@@ -97,7 +98,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 
 
 def of_model(model: ModelConfig) -> Unused:
-  """The fields of a model that are of another kind of inputs, and options of other models."""
+  """Returns model fields for another kind of input, and options of other models."""
   of_features = models.needs_features(model.name) == "scattering"
   what = "a model on scattering features"
   features = needs(of_features, what, "model.mirrored", "model.colours")
@@ -105,12 +106,12 @@ def of_model(model: ModelConfig) -> Unused:
 
 
 def of_options(model: ModelConfig) -> Unused:
-  """The options that are set and that a model of this name does not take.
+  """Returns the set options that a model of this name does not take.
 
   >>> of_options(ModelConfig("linear", {"features": (8,)}))
   {'options.features': 'a model that takes it'}
   """
-  # Only its call tells.
+  # Only a call shows this.
   if is_path(model.name):
     return {}
   others = [name for name in model.options if name not in models.options(model.name)]
@@ -118,7 +119,7 @@ def of_options(model: ModelConfig) -> Unused:
 
 
 def of_dataset(dataset: Any) -> Unused:
-  """Returns the unread fields that only the loaded data tell."""
+  """Returns the unread fields that only the loaded data reveal."""
   return needs(dataset.vocab_size is not None, "text", "data.max_length")
 
 

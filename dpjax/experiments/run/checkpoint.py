@@ -1,6 +1,6 @@
 """Checkpoints: everything the next step needs, in one atomic directory per step.
 
-A checkpoint holds the noise key and a digest of the data. Whoever reads it can subtract the
+A checkpoint holds the noise key and a digest of the data. Anyone who reads it can subtract the
 noise from the updates, or confirm a guess of the data: keep it as secret as the data.
 
 What clients keep (`ClientStates`) lies beside the steps in `clients/`, rows that are only ever
@@ -38,17 +38,17 @@ from dpjax.validate import UserError
 FOLDER = "checkpoints"
 _ROWS = "clients"
 _ALONE = "state"
-# Where a step is written before it has its number.
+# Name of a step's folder while it is written.
 _NEW = ".new"
 _UNFINISHED = (
   "*.orbax-checkpoint-tmp*"  # what earlier versions left of a save that was cut off
 )
-# In a step's folder: the digest of each file in it.
+# File in a step's folder with the digest of each of its files.
 _DIGESTS = "sha256.json"
 
 
 def to_arrays(tree: ArrayTree) -> Any:
-  """Keys as their data. One process of several writes copies of its own."""
+  """Converts keys to their data. With several processes, each array becomes a copy on one."""
   arrays = jax.tree.map(
     lambda leaf: jax.random.key_data(leaf) if trees.is_key(leaf) else leaf,
     processes.own_copy(tree),
@@ -57,7 +57,7 @@ def to_arrays(tree: ArrayTree) -> Any:
 
 
 def to_keys(arrays: ArrayTree, like: ArrayTree) -> Any:
-  """The inverse of `to_arrays`; `like` tells what was a key."""
+  """Inverts `to_arrays`; `like` shows which leaves were keys."""
 
   def wrap(array, leaf):
     if not trees.is_key(leaf):
@@ -76,7 +76,7 @@ def _states(tree: ArrayTree) -> list[processes.client_states.ClientStates]:
 
 
 def _with_states(tree: ArrayTree, others: Sequence[Any], like: ArrayTree) -> Any:
-  """The tree with these, in order, where `like` has `ClientStates`."""
+  """Returns the tree with these states, in order, where `like` has `ClientStates`."""
   left = list(others)
   place = lambda old, leaf: (
     left.pop(0) if isinstance(leaf, processes.client_states.ClientStates) else old
@@ -90,38 +90,38 @@ def _filled(arrays: ArrayTree) -> Any:
 
 
 def _tree(arrays: ArrayTree) -> Any:
-  """Puts an array by itself in a dict, for the library saves containers alone."""
+  """Puts an array alone into a dict, since the library saves only containers."""
   alone = jax.tree_util.treedef_is_leaf(jax.tree.structure(arrays))
   return {_ALONE: arrays} if alone else arrays
 
 
 def newest(workdir: pathlib.Path) -> int | None:
-  """The newest complete checkpoint under `workdir`, of whichever phase, as its files have it
+  """Returns the newest complete checkpoint under `workdir`, of any phase, as its files are
   at this moment.
 
-  For whoever cannot wait for a `Checkpoints` that another thread is writing with.
+  For anyone who cannot wait for a `Checkpoints` that another thread is writing with.
   """
-  # A run of one phase has its steps here, one of several a folder for each phase.
+  # A run of one phase stores its steps here; one of several phases has a folder for each.
   found = (workdir / FOLDER).glob("*"), (workdir / FOLDER).glob("*/*")
   names = [path.name for paths in found for path in paths if path.is_dir()]
   return max((int(name) for name in names if name.isdigit()), default=None)
 
 
 def remove(workdir: pathlib.Path) -> None:
-  """Takes every checkpoint of every phase away."""
+  """Removes every checkpoint of every phase."""
   for path in (workdir / FOLDER).glob("*"):
     if path.is_dir():
       shutil.rmtree(path)
 
 
 def _numbers(directory: pathlib.Path) -> list[int]:
-  """The steps in a folder, in order."""
+  """Returns the steps in a folder, in order."""
   steps = (path.name for path in directory.glob("*") if path.is_dir())
   return sorted(int(name) for name in steps if name.isdigit())
 
 
 def _file_digests(step: pathlib.Path) -> dict[str, str]:
-  """SHA-256 of every file of a step but their list, by its path in the step's folder."""
+  """SHA-256 of every file of a step except the list itself, by path in the step's folder."""
   paths = sorted(path for path in step.rglob("*") if path.is_file())
   named = {path.relative_to(step).as_posix(): path for path in paths}
   return {name: files.sha256(path) for name, path in named.items() if name != _DIGESTS}
@@ -135,7 +135,7 @@ def write_digests(step: pathlib.Path) -> None:
 
 def meta_digest(meta: Mapping[str, Any]) -> str:
   """SHA-256 of JSON data, whatever the order of their keys."""
-  # Through JSON once, so that a tuple and the list that is read back are equal.
+  # Converted through JSON, so that a tuple equals the list that is read back.
   plain = json.loads(json.dumps(meta))
   return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
@@ -147,7 +147,7 @@ class Checkpoints:
   it reads goes to all.
 
   Args:
-    workdir: of the run.
+    workdir: directory of the run.
     phase: folder in it, for a run of several trainings; "" for one training.
     rows_on_disk: `ClientStates` lie there also between checkpoints.
 
@@ -169,11 +169,11 @@ class Checkpoints:
     self._latest = processes.on_first(lambda: max(_numbers(self.directory), default=None))
 
   def latest_step(self) -> int | None:
-    """The newest complete checkpoint, or None. A save that was cut off does not count."""
+    """Returns the newest complete checkpoint, or None. An interrupted save does not count."""
     return self._latest
 
   def begun(self, state: ArrayTree) -> Any:
-    """The state that a run begins with, its `ClientStates` where they are to lie."""
+    """Returns the first state of a run, with its `ClientStates` at their final location."""
     folder = lambda i: self.directory / f"{_ROWS}{i or ''}"
     self._keepers = [
       processes.client_states.Keeper(folder(i), states, on_disk=self._rows_on_disk)
@@ -194,12 +194,12 @@ class Checkpoints:
     rows = [keeper.saved(states) for keeper, states in pairs]
     arrays = to_arrays(_with_states(state, rows, state))
     if jax.process_count() > 1:
-      # Compared before the write: processes that drifted apart would be saved as one of
-      # them.
+      # Compared before the write: if processes have diverged, only one of them would be
+      # saved.
       processes.same(state=trees.sha256(arrays))
     if step != self._latest:
       processes.on_first(lambda: self._write(step, arrays, meta))
-      # Only now: rows of the step before must live until this one has its name.
+      # After the rename: rows of the previous step must exist until this one has its name.
       for keeper, _ in pairs:
         keeper.committed()
     self._latest = step
@@ -211,12 +211,12 @@ class Checkpoints:
     )
     new = self.directory / _NEW
     with writers.told_in_one_line(f"checkpoint={self.directory / str(step)}"):
-      # Left by a save that was cut off. It has no number, so no step is lost.
+      # Left by an interrupted save. It has no number, so no step is lost.
       shutil.rmtree(new, ignore_errors=True)
       writers.secret_folder(new)
       self._orbax.save(new / str(step), args=args)
       write_digests(new / str(step))
-      # Durable before it has its name, and its name before older steps go.
+      # Durable before it gets its name, and named before older steps are removed.
       writers.make_durable(new / str(step), secret=True)
       os.rename(new / str(step), self.directory / str(step))
       writers.sync_folder(self.directory)
@@ -239,7 +239,8 @@ class Checkpoints:
     meta = processes.on_first(lambda: self._read(like_arrays, read))
     arrays = read[0] if read else like_arrays
     if jax.process_count() > 1:
-      # The other processes have no files, so they receive what the first one read.
+      # The other processes have no files, so they receive the arrays that the first one
+      # read.
       arrays = processes.arrays_from_first(to_arrays(arrays))
       arrays = jax.tree.map(processes.placed_like, arrays, like)
     state = to_keys(arrays, like)
@@ -253,9 +254,9 @@ class Checkpoints:
     return _with_states(state, rows, like), meta
 
   def _read(self, like: Any, into: list[Any]) -> dict[str, Any]:
-    """The meta data; the arrays go `into` a list."""
+    """Returns the meta data, and puts the arrays into the list `into`."""
     step = self.directory / str(self._latest)
-    # Orbax leaves tasks of its own behind where a file is broken, which are heard of much later.
+    # For a broken file, Orbax leaves tasks behind whose errors appear much later.
     self._check_files(step)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(_filled(like)))
     args = ocp.args.Composite(
@@ -268,14 +269,14 @@ class Checkpoints:
       reason = (str(error).strip() or type(error).__name__).splitlines()[0][:120]
       raise self._unreadable(reason) from error
     found = restored.state if _tree(like) is like else restored.state[_ALONE]
-    # `_filled` put a value into each empty array, which the library cannot store.
+    # `_filled` put a value into each empty array, since the library cannot store those.
     arrays = jax.tree.map(lambda leaf, old: leaf if np.size(old) else old, found, like)
     meta = self._believed(restored.meta)
     into.append(arrays)
     return meta
 
   def _unreadable(self, reason: str) -> UserError:
-    # The end of a long folder's name is what tells it.
+    # The end of a long folder name identifies it.
     where = str(self.directory / str(self._latest))[-100:]
     return UserError(
       f"cannot be read ({reason}); nothing was changed, remove this directory "
@@ -285,7 +286,7 @@ class Checkpoints:
     )
 
   def _check_files(self, step: pathlib.Path) -> None:
-    """UserError: the step's files are not those that were saved."""
+    """Raises UserError unless the step's files are those that were saved."""
     listed = step / _DIGESTS
     if not listed.exists():
       writers.warn(
@@ -305,7 +306,8 @@ class Checkpoints:
         raise self._unreadable(f"its {name.split('/')[0]} is not what was saved")
 
   def _believed(self, meta: Any) -> dict[str, Any]:
-    """Returns what was given to `save` at this step. UserError: it is of another step."""
+    """Returns the data given to `save` at this step. Raises UserError if they are of
+    another step."""
     if not isinstance(meta, dict):
       raise self._unreadable("its meta data are no mapping")
     held = dict(meta)
@@ -314,7 +316,7 @@ class Checkpoints:
     return held
 
   def close(self) -> None:
-    """Releases what reads and writes."""
+    """Closes reader and writer."""
     if self._orbax is not None:
       self._orbax.close()
 
@@ -328,19 +330,20 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
 
 
 def _orbax(directory: pathlib.Path) -> ocp.Checkpointer:
-  """Writes and reads one step. Which steps there are is ours to say: `ocp.CheckpointManager` takes
-  older ones away before the newest would survive a loss of power."""
+  """Returns the library's reader and writer of one step. Steps are listed and removed here
+  instead. `ocp.CheckpointManager` removes older ones before the newest would survive a loss
+  of power."""
   # Orbax logs every save at INFO.
   logging.getLogger("absl").setLevel(logging.ERROR)
-  # One failed write fails many tasks of orbax. It tells each in thirty lines, through absl's
-  # logger, and so does asyncio, some of them at exit. What failed is raised to us.
+  # One failed write fails many tasks of Orbax. Each logs thirty lines through absl's
+  # logger, and asyncio does the same, sometimes at exit. The error itself is raised to the
+  # caller.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).addFilter(_is_not_of_orbax)
   writers.secret_folder(directory)
   for path in directory.glob(_UNFINISHED):
     shutil.rmtree(path, ignore_errors=True)
-  # Process 0 writes by itself. By default Orbax would wait for the others, which do not
-  # call it.
+  # Process 0 writes alone. By default Orbax would wait for the others, which make no call.
   alone = ocp.options.MultiprocessingOptions(
     primary_host=jax.process_index(), active_processes={jax.process_index()}
   )

@@ -1,4 +1,4 @@
-"""Digests of configs: the names by which two configs are kept from sharing noise and batches.
+"""Digests of configs: names that keep two configs from sharing noise and batches.
 
 | version | names what decides a run                        | runs       |
 | ------- | ----------------------------------------------- | ---------- |
@@ -23,12 +23,12 @@ import numpy as np
 
 from dpjax import names
 
-# Of runs that begin now.
+# Version of runs that begin now.
 VERSION = 2
 
 
 def canonical(value: object, exact: bool = False) -> Any:
-  """Returns JSON data that are equal for values that are.
+  """Converts values to JSON data that are equal exactly where the values are.
 
   A field has one type, so 1 and 1.0 are one number there. `exact`, as under any key
   "options": what a dict of options holds has the type that it is given with, and a model may
@@ -55,10 +55,10 @@ def canonical(value: object, exact: bool = False) -> Any:
 
 
 def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns the digest of a config by the version of today.
+  """Returns the digest of a config by the present version.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: everything that determines its result, the seed included.
 
   >>> of_config("central", {"a": 1, "b": 2}) == of_config("central", {"b": 2.0, "a": 1})
   True
@@ -67,22 +67,23 @@ def of_config(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def digest_v2(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns 32 bytes that name a config and the files that it names: equal for equal ones.
+  """Returns 32 bytes that identify a config and the files that it names: equal for equal
+  ones.
 
   The order of dicts is no matter (`canonical`), nor is the code that carries it out.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: everything that determines its result, the seed included.
   """
-  # The version is part of the name: no config has one name in both.
+  # The version is part of the name, so no config has one name in both versions.
   text = json.dumps([2, kind, canonical(fields), canonical(names.sources(fields))])
   return hashlib.sha256(f"dpjax config {text}".encode()).digest()
 
 
-# --- version 1, by which published results were named
+# --- version 1, for results published earlier
 
 
-# Fields that came later, in whichever section -> what every run did before them.
+# Later fields, in any section -> the behaviour of runs before they existed.
 _LATER: dict[str, Any] = {
   "normalization": {"name": "per_example"},
   "mirrored": False,
@@ -99,14 +100,14 @@ _LATER: dict[str, Any] = {
   "queries": 1,
   "attacker": dict.fromkeys(("tpr", "fpr", "advantage", "mu", "bayes_risk", "prior")),
 }
-# The same of fields of one kind of run alone, by their dotted names.
+# The same for fields of one kind of run, by dotted names.
 _LATER_OF: dict[str, dict[str, Any]] = {
   "central": {"loss": "auto"},
   "federated": {"loss": "auto", "secure_sum": {"name": "none"}},
   # A central run has always had a budget of memory.
   "attack": {"federate.memory_budget_gb": None},
 }
-# What an audit that is switched off said then, by its kind now.
+# Fields of a disabled audit as an earlier version wrote them, by the audit's present kind.
 _AUDITS_OFF: dict[Any, dict[str, Any]] = {
   "gradient": {
     "num_canaries": 1000,
@@ -120,7 +121,7 @@ _AUDITS_OFF: dict[Any, dict[str, Any]] = {
 
 
 def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """Returns the name of a config as results up to 0.2 know it; arguments as `digest_v2`."""
+  """Returns the name of a config as in results up to 0.2; arguments as in `digest_v2`."""
   sources = names.sources(fields)
   later = _LATER_OF.get(kind, {})
   before = _before(fields, later)
@@ -133,7 +134,7 @@ def digest_v1(kind: str, fields: Mapping[str, Any]) -> bytes:
 def _before(
   fields: Mapping[str, Any], later: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-  """Leaves out fields that came later, where they say what every run did before them."""
+  """Removes later fields whose value is the earlier behaviour."""
   kept = {}
   for name, entry in fields.items():
     path = prefix + name

@@ -1,4 +1,4 @@
-"""`--dry_run`: what a run would promise and need, and none of the run.
+"""`--dry_run`: the guarantee and needs of a run, without the run.
 
 Everything is built and refused as in the run itself; then a few steps are timed on zeros of the
 data's shape, their clients of equal size, with batches that are not the run's: so what is
@@ -37,7 +37,7 @@ from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
 from dpjax.validate import UserError
 
-# After the first step, which compiles.
+# Timed steps after the first one, which compiles.
 TIMED_STEPS = 5
 TIMED_SECONDS = 10.0  # of them together
 FINISHED = "holds this run, finished; it would not run again"
@@ -45,7 +45,7 @@ _TIMED_FEATURES = 256  # examples
 
 
 class Timing(NamedTuple):
-  """Seconds, of steps on zeros."""
+  """Seconds of steps on zeros."""
 
   start: float  # to the end of the first step, compilation included
   steps: tuple[float, ...]
@@ -53,13 +53,13 @@ class Timing(NamedTuple):
   num_parameters: int
 
   def whole(self, work: Work) -> float:
-    """Estimates the seconds of the work, without what is written to disk."""
+    """Estimates the seconds of the work, without writing to disk."""
     rows = sum(work.row_at(step + 1) is not None for step in range(work.num_steps))
     return self.start + (work.num_steps - 1) * self.step + rows * self.evaluation
 
   @property
   def step(self) -> float:
-    """The median."""
+    """Returns the median seconds of a step."""
     return statistics.median(self.steps) if self.steps else 0.0
 
 
@@ -82,11 +82,11 @@ class Rehearsal(NamedTuple):
 
 
 class _Enough(Exception):
-  """A work has been timed: the run ends here."""
+  """Raised when a work has been timed, to end the run."""
 
 
 def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
-  """The plan of a run, as lines.
+  """Returns the plan of a run, as lines.
 
   Raises:
     UserError: whatever the run would be refused for before its first step, in the same line;
@@ -107,8 +107,9 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
   work = found.work
   if work.promise is not None:
     work.promise.warn()
-  # Without a declared number of examples theirs is public: a promise under
-  # add_or_remove_one is refused without. Users' promise hides how many examples they have.
+  # Without a declared number of examples, theirs is public: a guarantee under
+  # add_or_remove_one would be refused. A guarantee for users hides their numbers of
+  # examples.
   data = loaded[0]
   held = data.dataset if isinstance(data, Federation) else data
   count = f"{held.nominal_size or len(held)} x "
@@ -130,21 +131,22 @@ def told(kind: RunKind, config: Any, workdir: pathlib.Path | str) -> str:
 
 
 def aligned(lines: dict[str, str]) -> str:
-  """A plan as text: names and what is said of them."""
+  """Formats a plan as text: names and their descriptions."""
   width = max(map(len, lines))
   head = "Plan only: nothing is trained, nothing is written."
   return "\n".join([head, *(f"{name:<{width}}  {line}" for name, line in lines.items())])
 
 
 def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
-  """The run on zeros of the shape of `loaded`, what `load_data(config, features=False)` gave.
+  """Returns the run on zeros in the shape of `loaded`, the result of `load_data(config,
+  features=False)`.
 
   Raises:
     UserError: whatever the run would be refused for before its first step.
   """
   began = time.monotonic()
   pretrained = getattr(config, "pretrained", None)
-  # Zeros would not be recognised as the data that the first parameters know.
+  # Zeros would not be recognised as the data on which the first parameters were trained.
   if pretrained is not None:
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
@@ -157,14 +159,14 @@ def rehearsed(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> Rehearsal:
     found.append(Rehearsal(work, timed(work)[0], before))
     raise _Enough
 
-  # `fit` ends the run by an exception, as nothing after the first work is wanted.
+  # An exception ends the run, since nothing after the first work is needed.
   with contextlib.suppress(_Enough):
     play(fit)
   return found[0]
 
 
 def state_of(job: loop.Job, folder: pathlib.Path) -> str:
-  """States what the run would find in its folder."""
+  """Describes the state that the run would find in its folder."""
   meta = owner.known(folder, job.config)
   done = owner.finished(folder, job.config) is not None
   if meta is not None and (folder / checkpoint.FOLDER / writers.LOCK).exists():
@@ -180,14 +182,15 @@ def state_of(job: loop.Job, folder: pathlib.Path) -> str:
 def _blank(
   kind: RunKind, model: Any, loaded: tuple[Any, Any]
 ) -> tuple[tuple[Any, Any], float]:
-  """Zeros for the data, as inputs of the model; estimated seconds for their features."""
+  """Returns zeros in place of the data, as inputs of the model, and the estimated seconds
+  for their features."""
   train, test = loaded
   held = train.dataset if isinstance(train, Federation) else train
   seconds = 0.0
   shape = held.x.shape[1:]
   if models.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
-    # The first compiles.
+    # The first iteration compiles.
     for _ in range(2):
       began = time.monotonic()
       shape = kind.featured(model, rows).x.shape[1:]
@@ -201,7 +204,7 @@ def _blank(
 
 
 def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-  """Returns as many examples, of that shape, all zero, of class 0."""
+  """Returns as many examples of that shape, all zero and of class 0."""
   y = np.zeros_like(dataset.y)
   if dataset.in_memory:
     x = np.zeros((len(dataset), *shape), dataset.x.dtype)
@@ -226,13 +229,13 @@ class _Zeros:
 
 
 def timed(work: Work) -> tuple[Timing, Any]:
-  """(how long a few of its steps take, the state after them)."""
+  """Returns (seconds of several steps, the state after them)."""
 
   def steps() -> Iterator[float]:
     nonlocal state
     began = time.monotonic()
     for draw in itertools.islice(work.draws(0), 1 + TIMED_STEPS):
-      # JAX returns before a step is computed, so the clock must wait for it.
+      # JAX returns before a step is computed, so the clock must wait for the result.
       state, _ = jax.block_until_ready(work.step(state, draw))
       yield time.monotonic() - began
       began = time.monotonic()
@@ -244,7 +247,7 @@ def timed(work: Work) -> tuple[Timing, Any]:
   spent: list[float] = []
   for seconds in steps():
     spent.append(seconds)
-    # Without the first step, whose compilation may take minutes.
+    # Without the first step, which may take minutes to compile.
     if sum(spent[1:]) > TIMED_SECONDS:
       break
   seconds = _evaluated(work, state)
@@ -253,7 +256,7 @@ def timed(work: Work) -> tuple[Timing, Any]:
 
 def _evaluated(work: Work, state: Any) -> float:
   seconds = 0.0
-  # The first compiles.
+  # The first iteration compiles.
   for _ in range(0 if work.evaluate is None else 2):
     began = time.monotonic()
     work.evaluate(state)  # type: ignore[misc]
@@ -276,7 +279,7 @@ def _minutes(found: Rehearsal) -> str:
 
 
 def memory() -> str:
-  """Returns the memory of this process until now: it held the data, compiled and took steps."""
+  """Returns the peak memory of this process: it held the data, compiled and took steps."""
   peak = provenance.peak_rss()
   line = f"about {peak / 1e9:.2g} GB at most (estimate: what this dry run took)"
   stats = jax.local_devices()[0].memory_stats() or {}

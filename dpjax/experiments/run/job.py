@@ -1,7 +1,8 @@
-"""A run before anything of it is computed: `Job`, its works, and what a loop must rely on.
+"""A run before any computation: `Job`, its works, and checks of what the loop relies on.
 
-A kind of run is `build(config) -> Job`, written by anybody. What it gives is checked where it
-is given, before the first step where that can be known: one line that names the field.
+A kind of run is a function `build(config) -> Job`, which a user may write. Its results are
+checked when they are returned, if possible before the first step. An error is one line that
+names the field.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ STEPS_ARE = (
   "steps_are"  # in result.json of a run that has a report: what its steps are called
 )
 _DIGEST_BYTES = 32
-# Keys of result.json that every run must know.
+# Keys of result.json that every run must know in advance.
 _PLANNED = ("task", "dataset", "method")
 
 
@@ -42,9 +43,9 @@ class Work(NamedTuple):
   step: Callable[[Any, Any], tuple[Any, Any]]  # (state, draw) -> (state, info)
   draws: Callable[[int], Iterable[Any]]  # from step t on, each a function of (stream, t)
   released: Callable[[Any], Any]  # of a state: what may leave
-  # of a state, on public data: scores by name, among them "accuracy" if any; None: no rows
+  # state -> scores on public data by name, with "accuracy" if there is one; None: no rows
   evaluate: Callable[[Any], Scores] | None
-  # (folder, the last state): files beside params.npz
+  # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
   promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
@@ -52,15 +53,15 @@ class Work(NamedTuple):
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early
   save_every: int | None = None  # steps; None: by the clock
   rows_on_disk: bool = False  # what clients keep (`ClientStates`) lies in the folder
-  # A tree of what was released before the first step: a run that goes on must have it again.
+  # A tree of releases from before the first step. A resumed run must get the same.
   before_steps: Any = None
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
-  # Of result.json what is known before the first step: of a `single` one its task, dataset
-  # and method, too.
+  # Parts of result.json known before the first step. For a `single` job these include its
+  # task, dataset and method.
   planned: Callable[[], Result] = dict
-  # What it says besides: (state, the promise's facts, rows of metrics).
+  # The other parts: (state, the guarantee's facts, rows of metrics).
   describe: Callable[[Any, Result, list[Result]], Result] = lambda state, facts, rows: {}
 
 
@@ -88,13 +89,13 @@ Play = Callable[[Fit], Ended]  # does the works of a run, in a row
 
 
 class Job(NamedTuple):
-  """A run before anything of it is computed: made by the `build` of its kind."""
+  """A run before any computation, made by its kind's `build`."""
 
   config: Config  # what config.json holds, and whose the folder is
   digest: bytes  # `streams.config_digest` of all in it that decides what is computed
   seed: int
   data_name: str  # for messages
-  # Reads them; 32 bytes of all that is trained on: `dpjax.data.digest`, or a SHA-256 of them.
+  # Reads the data and returns 32 bytes for them: `dpjax.data.digest`, or a SHA-256.
   data: Callable[[], bytes]
   start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
   release: bool = False  # its streams come from the operating system
@@ -102,7 +103,7 @@ class Job(NamedTuple):
 
 
 def every(count: int, step: int, num_steps: int) -> int | None:
-  """A `row_at`: each `count` steps, and the last.
+  """Makes a `row_at` for every `count` steps, and the last.
 
   >>> [every(2, step, 5) for step in range(1, 6)]
   [None, 2, None, 4, 5]
@@ -111,8 +112,8 @@ def every(count: int, step: int, num_steps: int) -> int | None:
 
 
 def single(work: Work) -> Play:
-  """A run of one work. Refused here, before its folder is claimed, if it would overspend or
-  would have no result."""
+  """Returns a job of one work. It is refused here, before its folder is claimed, if it
+  would overspend or would have no result."""
   checked_work(work)
   planned = work.planned()
   missing = [name for name in _PLANNED if name not in planned]
@@ -121,7 +122,7 @@ def single(work: Work) -> Play:
       f"must return {', '.join(missing)}, too; got {planned!r}", field="Work.planned"
     )
   if work.promise is not None:
-    # Here, so that no folder is claimed by a run that may not begin.
+    # Here, so that a run that may not begin claims no folder.
     work.promise.check_budget(Ledger())
 
   def play(fit: Fit) -> Ended:
@@ -164,7 +165,7 @@ def _result(work: Work, fitted: Fitted, folder: pathlib.Path) -> Result:
   }
 
 
-# --- what others' parts must give
+# --- checks of user-defined parts
 
 
 def _refuse(field: str, wanted: str, got: object) -> None:
@@ -172,7 +173,7 @@ def _refuse(field: str, wanted: str, got: object) -> None:
 
 
 def checked(job: Job) -> Job:
-  """The job. UserError, which names the field, for what is none."""
+  """Returns the job. Raises UserError, which names the field, for a malformed one."""
   if not isinstance(job, Job):
     _refuse("build", "return a dpjax.experiments.run.loop.Job", job)
   if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
@@ -186,7 +187,7 @@ def checked(job: Job) -> Job:
 
 
 def data_of(job: Job) -> bytes:
-  """The digest of its data, read now."""
+  """Reads the data now, and returns their digest."""
   found = job.data()
   wanted = "return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256)"
   _check_digest("Job.data", wanted, found)
@@ -202,7 +203,7 @@ def started(job: Job, random: Streams) -> Play:
 
 
 def checked_work(work: Work) -> Work:
-  """The work. UserError, which names the field, for what is none."""
+  """Returns the work. Raises UserError, which names the field, for a malformed one."""
   if not isinstance(work, Work):
     _refuse("Job.start", "do a dpjax.experiments.run.loop.Work", work)
   validate.integer_at_least(0, **{"Work.num_steps": work.num_steps})
@@ -220,7 +221,7 @@ def checked_work(work: Work) -> Work:
 
 
 def begun(work: Work) -> ArrayTree:
-  """Its first state."""
+  """Returns the first state of a work."""
   state = work.init()
   odd = [leaf for leaf in jax.tree.leaves(state) if not _is_array(leaf)]
   if odd or not jax.tree.leaves(state):
@@ -229,9 +230,8 @@ def begun(work: Work) -> ArrayTree:
 
 
 def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
-  """(the next state, info)."""
-  # Another structure would compile anew in each step, and no checkpoint could be read into
-  # it.
+  """Returns (the next state, info)."""
+  # Another structure would compile again in each step, and no checkpoint could restore it.
   before = jax.tree.structure(state)
   made = work.step(state, draw)
   if not isinstance(made, tuple) or len(made) != 2:
@@ -243,7 +243,7 @@ def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
 
 
 def scored(work: Work, state: ArrayTree) -> Scores:
-  """Its scores of a state, as a row calls them; none where it has no `evaluate`."""
+  """Returns the scores of a state, with the names of a row; none without `evaluate`."""
   if work.evaluate is None:
     return {}
   found = work.evaluate(state)
@@ -253,7 +253,7 @@ def scored(work: Work, state: ArrayTree) -> Scores:
 
 
 def _check_digest(field: str, wanted: str, found: object) -> None:
-  # The digest follows from the data, so a message may tell its type and size, not its
+  # The digest follows from the data, so a message may show its type and size, not its
   # content.
   if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
     size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
@@ -271,7 +271,7 @@ def _check_functions(part: Any, *names: str) -> None:
 def _is_array(leaf: Any) -> bool:
   if isinstance(leaf, processes.client_states.ClientStates):
     return True
-  # It would be saved, and could not be read again.
+  # It would be saved, but could not be restored.
   if isinstance(leaf, np.generic):
     return False
   dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype

@@ -1,4 +1,4 @@
-"""Defines `Kind`: what launchers need to know of one type of config, owned by that kind."""
+"""Defines `Kind`: what launchers need to know about one type of config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dpjax.experiments.config.unread import Unused
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
-  """A kind of config: of one run, or of a table of several.
+  """A type of config: of one run, or of a table of several.
 
   Attributes:
     config: the dataclass of its configs.
@@ -31,7 +31,7 @@ class Kind:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunKind(Kind):
-  """A kind of run that trains one model.
+  """A type of run that trains one model.
 
   Attributes:
     load_data: (config, features=True) -> (train, test).

@@ -57,12 +57,12 @@ from dpjax.validate import UserError, Verbatim
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-# Between two checkpoints of a work that does not say when.
+# Seconds between two checkpoints of a work that names none.
 SAVE_SECONDS = 10.0
 
 
 class Interrupted(Exception):
-  """The run was asked to stop; its state is saved."""
+  """Raised when the run was asked to stop; its state is saved."""
 
   def __init__(self, signum: int, step: int):
     super().__init__(f"stopped at step {step} and saved; run the same command to go on")
@@ -73,8 +73,8 @@ class Interrupted(Exception):
 
 
 def job_of(config: Config, data: object = None) -> Job:
-  """The job of a config: by `build(config, data)` of the module `build` that lies beside the
-  module of its type.
+  """Returns the job of a config, from `build(config, data)` in the module `build` beside
+  the module of its type.
 
   Args:
     data: as the `load_data` of that module returns them, to share them between runs.
@@ -83,7 +83,7 @@ def job_of(config: Config, data: object = None) -> Job:
   try:
     made_by = importlib.import_module(f"{room}.build" if room else "build")
   except ModuleNotFoundError as error:
-    # A build.py that fails to import something of its own must say so itself.
+    # If build.py itself fails to import something, its own error is the right one.
     if error.name != f"{room}.build".lstrip("."):
       raise
     raise UserError(
@@ -97,7 +97,7 @@ def job_of(config: Config, data: object = None) -> Job:
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
-  """`run` of the job of a config, of whichever kind."""
+  """Runs the job of a config of any kind."""
   return run(job_of(config, data), workdir)
 
 
@@ -107,7 +107,7 @@ def run(
   *,
   on_save: Callable[[int], None] = lambda step: None,
 ) -> Result:
-  """Carries out a job, or what is left of it, and returns the content of result.json.
+  """Carries out a job, or its remaining steps, and returns the content of result.json.
 
   Args:
     job: equal configs and data give equal parameters, bit for bit, on the same machine,
@@ -131,7 +131,7 @@ def run(
   folder = pathlib.Path(workdir)
   _check_processes(job_lib.checked(job))
   meta = processes.on_first(lambda: owner.known(folder, job.config))
-  # Before anything is drawn: a finished run is only looked at.
+  # Before any draw: for a finished run nothing more is done.
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
@@ -143,27 +143,27 @@ def run(
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
     begun = (folder / owner.CONFIG).exists()
-    # Release keys are never drawn twice for one folder, so it is not given back.
+    # Release keys are drawn only once for a folder, so it is not emptied.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
     secrets = streams.to_meta(data, kept, _own_code(job), run_id, code)
-    # Keys are on disk before anything is computed with them: a run killed later repeats its
+    # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
     held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
-    # What the ledger calls the noise key: nothing that follows from the data.
+    # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
     fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release)
     return _played(job, folder, play, fit, code)
 
 
 def _check_processes(job: Job) -> None:
-  """Raises UserError where several processes are there for a run of one."""
+  """Raises UserError for several processes where the run supports one."""
   count = jax.process_count()
   if count == 1:
     return
@@ -183,12 +183,12 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """(digest of data, streams, name of the run, its code), or UserError: `meta` is not of such a
-  run."""
+  """Returns (digest of data, streams, name of the run, its code). Raises UserError if
+  `meta` belongs to another run."""
   data = job_lib.data_of(job)
   code = streams.code_of(job.config)
   bound = streams.bound_data(data, code)
-  # Compared by what follows from it, and never shown.
+  # Processes compare values that follow from it, and never show it.
   processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data))
   random = _streams(job, bound, meta)
@@ -198,9 +198,9 @@ def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
 
 
 def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | None:
-  """The result of a run that is done."""
+  """Returns the result of a finished run."""
   done = owner.finished(folder, job.config)
-  # Otherwise its checkpoints were taken away, and what they remembered with them.
+  # Otherwise its checkpoints, and the memory in them, were removed.
   if done is not None and meta:
     _check_same(job, folder, meta, job_lib.data_of(job), done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
@@ -250,14 +250,14 @@ def _played(
       "seed": job.seed,
       "num_parameters": trees.size(ended.params),
       "params_sha256": trees.sha256(ended.params),
-      # Of a release it would tell: how long steps took follows the sizes of their batches.
+      # A release must not contain it: the time of a step depends on the size of its batch.
       "wall_seconds": None if job.release else round(fit.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
       "user_code": _own_code(job),
       streams.CODE: code.to_json(),
     }
-    # The parameters first: where a result stands, its model stands beside it.
+    # The parameters first: where a result exists, its model exists beside it.
     owner.save_params(folder / ended.saved_as, ended.params)
     ended.write(folder)
     result[owner.FILES] = owner.digests(folder)
@@ -273,8 +273,8 @@ def _played(
 
 @contextlib.contextmanager
 def signals() -> Iterator[list[int]]:
-  """Collects SIGINT, SIGTERM and SIGHUP instead of dying in the middle of a step. SIGHUP that is
-  ignored stays so: under `nohup` a run outlives its terminal."""
+  """Collects SIGINT, SIGTERM and SIGHUP, so that the run does not die in the middle of a
+  step. An ignored SIGHUP stays ignored: under `nohup` a run outlives its terminal."""
   received: list[int] = []
   previous = {}
   for signum in STOPPING:
@@ -285,7 +285,7 @@ def signals() -> Iterator[list[int]]:
       continue
     try:
       previous[signum] = signal.signal(signum, lambda s, _: received.append(s))
-    # Not in the main thread: the owner of that thread handles them.
+    # Not in the main thread, whose owner handles the signals.
     except ValueError:
       continue
   try:
@@ -297,7 +297,7 @@ def signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
-  """Closes them however the steps end, so that what reads them ahead ends, too."""
+  """Closes the batches however the steps end, so that a thread that reads ahead ends, too."""
   try:
     yield draws
   finally:
@@ -340,7 +340,7 @@ class _Fit:
         run_code.check_still(*self.code)
 
   def __call__(self, work: Work) -> Running:
-    """A `Fit`: from the newest checkpoint of that work, if it has one."""
+    """Carries out a work, from its newest checkpoint if there is one."""
     running = Running(work, self)
     with contextlib.closing(running), signals() as received:
       running.go(received)
@@ -348,8 +348,8 @@ class _Fit:
 
 
 def _alike(one: Any, other: Any) -> bool:
-  """Whether JSON data are equal but for the last digits of floats, which another machine's
-  calibration may round otherwise."""
+  """Whether JSON data are equal except for the last digits of floats. Calibration on
+  another machine may round them differently."""
   if isinstance(one, float) and isinstance(other, float):
     return math.isclose(one, other, rel_tol=1e-9) or one == other
   if isinstance(one, dict) and isinstance(other, dict):
@@ -360,7 +360,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 class Running:
-  """The state of a running work; one object so that each phase stays a short method."""
+  """The state of a running work. It is one object, so that each phase is a short method."""
 
   def __init__(self, work: Work, fit: _Fit):
     self.work = job_lib.checked_work(work)
@@ -384,7 +384,7 @@ class Running:
     promise = work.promise
     if promise is not None:
       promise.check_budget(self.ledger)
-      # Now, so that what cannot be accounted at the end is refused at the beginning.
+      # Computed now, so that a run that cannot be accounted is refused at the start.
       self.final_epsilon = processes.on_first(lambda: promise.curve(work.num_steps))
       processes.on_first(promise.warn)
     if work.evaluate is not None and processes.is_first():
@@ -431,7 +431,8 @@ class Running:
     self.fit.on_save(self.step)
 
   def _check_ledger(self, promise: Promise) -> None:
-    """UserError unless the ledger holds what this run's steps so far cost, by its promise."""
+    """Raises UserError unless the ledger holds the cost of this run's steps so far, by its
+    guarantee."""
     wanted = self._charges(promise)
     if not _alike(self.ledger.to_json(), wanted.to_json()):
       raise UserError(
@@ -442,13 +443,14 @@ class Running:
       )
 
   def _charges(self, promise: Promise) -> Ledger:
-    """The ledger of the steps so far. Steps alike are charged at once: it costs what they cost."""
+    """Returns the ledger of the steps so far. Equal steps are recorded together, at the
+    same cost."""
     ledger = Ledger()
     start = 0
     while start < self.step:
       event = promise.step_event(start)
       end = start + 1
-      # Equal steps in a row are one charge, as they were when the run made them.
+      # Equal steps in a row form one entry, as they did when the run made them.
       while end < self.step and promise.step_event(end) == event:
         end += 1
       ledger = ledger.charge(
@@ -466,16 +468,17 @@ class Running:
     return f"{self.fit.run_id} {self.work.phase}".rstrip()
 
   def _before_steps(self) -> str:
-    """A second release of it with the same noise would tell how the two differ."""
+    """Restores the releases of before the first step. A second release with the same noise
+    would reveal their difference."""
     return trees.sha256(self.work.before_steps)
 
   def _last_row(self) -> int | None:
-    """Number of the newest row that the checkpoint knows of."""
+    """Returns the number of the newest row that the checkpoint contains."""
     rows = map(self.work.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
-    """Charges one more step, also where nobody took part: its noise was released."""
+    """Records one more step, also for an empty batch: its noise was released."""
     promise = self.work.promise
     if promise is not None:
       self.ledger = self.ledger.charge(
@@ -488,8 +491,8 @@ class Running:
     self.step += 1
 
   def _measured(self) -> Scores:
-    """Scores, and epsilon of the steps so far: a point of its curve costs as much as the
-    accounting of a whole run."""
+    """Returns scores, and epsilon of the steps so far. One point of its curve costs as much
+    as accounting for a whole run."""
     work = self.work
     row = job_lib.scored(work, self.state)
     if work.promise is None or work.promise.kind == "none":
@@ -498,7 +501,7 @@ class Running:
     return row | {"epsilon": self.final_epsilon if last else work.promise.curve(self.step)}
 
   def record(self, row_number: int, info: object) -> Scores:
-    """Writes a row, and says what of it the bar shows."""
+    """Writes a row, and returns the values for the progress bar."""
     row = processes.on_first(self._measured)
     row |= self.work.observe(self.state, info, self.step)
     if self.metrics is not None:
@@ -516,7 +519,7 @@ class Running:
       "reached": self.reached,
     }
     if self.metrics is not None:
-      # Before the checkpoint that counts on them.
+      # Flushed before the checkpoint that refers to them.
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
@@ -528,29 +531,30 @@ class Running:
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def go(self, received: list[int]) -> None:
-    """Does the steps that are left."""
+    """Runs the remaining steps."""
     work = self.work
-    # Killed before its result was written.
+    # The run was killed before its result was written.
     if self.step == work.num_steps or self.reached:
       return
-    # Code that is loaded while JAX traces the first step must be of the run's digest, too.
+    # Code loaded while JAX traces the first step must be part of the run's digest, too.
     first = True
     with self._bar() as bar, _ended(work.draws(self.step)) as draws:
       for draw in draws:
         if first:
-          # Before anything of the step is written: what it called while JAX traced it.
+          # Checks the functions called while JAX traced the step, before the step writes
+          # anything.
           with run_code.watched(*self.fit.code):
             self.state, info = job_lib.stepped(work, self.state, draw)
           first = False
         else:
           self.state, info = job_lib.stepped(work, self.state, draw)
           self.fit.check_code()
-        # Before the row and the checkpoint, so that no epsilon is shown or saved without
-        # this step.
+        # Before the row and the checkpoint, so that no shown or saved epsilon lacks this
+        # step.
         self.charge()
         row = None if work.evaluate is None else work.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
-        # A signal reaches one process, and all must stop at the same step.
+        # A signal reaches one process, but all must stop at the same step.
         stop = processes.largest(received[0] if received else 0)
         last = self.step == work.num_steps or self.reached
         if last or stop or self._is_due():

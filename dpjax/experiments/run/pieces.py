@@ -1,4 +1,4 @@
-"""Works whose steps fill in arrays, piece by piece: no training, but it goes on like one."""
+"""Works whose steps fill arrays piece by piece: no training, but resumable in the same way."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def filled(
   evaluate: Callable[[Arrays], Scores] | None = None,
   phase: str = "",
 ) -> Work:
-  """The work whose step t is piece t; the arrays are what it leaves.
+  """Returns a work whose step t computes piece t; the arrays are its result.
 
   Args:
     init: the arrays before the first piece.
@@ -31,7 +31,7 @@ def filled(
   """
 
   def step(state: Arrays, piece: int) -> tuple[Arrays, None]:
-    # `fill` writes in place, and arrays that a checkpoint gave back may be read-only.
+    # `fill` writes in place, but arrays restored from a checkpoint may be read-only.
     held = jax.tree.map(np.array, state)
     fill(held, piece)
     return held, None

@@ -1,4 +1,4 @@
-"""The guarantee of a run. Every epsilon that a person sees is read from here.
+"""The guarantee of a run. Every epsilon shown to a user is read from here.
 
 A promise is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 KINDS = writers.EPSILON_KINDS
 _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
-# In result.json, the most that any attack on membership can do, by the proof of the epsilon.
+# Key of result.json: the most that any membership attack can do, by the proof of epsilon.
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
@@ -41,7 +41,7 @@ ADVANTAGE = "max_advantage"
 
 @dataclasses.dataclass(frozen=True)
 class Promise:
-  """A guarantee: whose epsilon, of which kind, under which neighbours.
+  """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
 
   >>> Promise("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
@@ -54,7 +54,7 @@ class Promise:
   relation: str
   unit: str = "example"
   accountant: str = ""
-  # What step t of THIS run is charged, and what its steps from t to the last are.
+  # The event of step t of THIS run, and of its steps from t to the last.
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
@@ -64,7 +64,7 @@ class Promise:
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
   budget: float | None = None  # no run that would spend more is started
   failed_assumptions: tuple[str, ...] = ()  # of a claim, or of a simulation's own run
-  # Of a simulation, whose steps are not those of the deployment that it stands for.
+  # Profile of the larger deployment, whose steps differ from those of its simulation.
   deployed_profile: Callable[[], accounting.Profile] | None = None
 
   def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Promise:
       raise ValueError("a claimed epsilon must name the assumptions that fail")
 
   def check_budget(self, ledger: Ledger) -> None:
-    """Refuses before the next step what would overspend at the last.
+    """Refuses, before the next step, a run that would overspend at its last step.
 
     Raises:
       BudgetExceeded: naming `privacy.epsilon_budget`.
@@ -93,7 +93,7 @@ class Promise:
       raise error.of(field="privacy.epsilon_budget") from error
 
   def charged(self, ledger: Ledger) -> float:
-    """Epsilon of the charges themselves, not of what was meant to run."""
+    """Returns epsilon of the recorded steps, not of the planned ones."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
       neighboring_relation=self.relation,
@@ -101,11 +101,12 @@ class Promise:
     )
 
   def profile(self, ledger: Ledger, epsilon: float) -> accounting.Profile | None:
-    """Returns every pair (epsilon, delta) that holds at once; None where no accountant has them.
+    """Returns every pair (epsilon, delta) that holds at once; None where no accountant
+    gives them.
 
     Args:
-      ledger: of what ran; an empty one stands for all steps.
-      epsilon: of the curve, after all steps.
+      ledger: ledger of the steps that ran; an empty one stands for all steps.
+      epsilon: epsilon on the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return None
@@ -122,7 +123,7 @@ class Promise:
     return overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def attackers(self, ledger: Ledger, epsilon: float) -> dict[str, float]:
-    """Returns what any attack on membership can do at most, by its keys in result.json."""
+    """Returns the most that any membership attack can do, by keys of result.json."""
     profile = self.profile(ledger, epsilon)
     if profile is None or not self.delta:
       return {}
@@ -134,10 +135,10 @@ class Promise:
     return known | rates | {ADVANTAGE: accounting.advantage(profile)}
 
   def facts(self, ledger: Ledger, epsilon: float) -> dict[str, Any]:
-    """The privacy part of result.json.
+    """Returns the privacy part of result.json.
 
     Args:
-      epsilon: of the curve, after all steps.
+      epsilon: epsilon of the curve, after all steps.
     """
     if self.kind == "none" or not math.isfinite(epsilon):
       return dict.fromkeys(_FACTS) | {"epsilon_kind": "none", "accountant": None}
@@ -154,12 +155,12 @@ class Promise:
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
       return facts | {"epsilon_of_this_run": self.charged(ledger)}
-    # Of what really ran: a run that ended early costs less than its plan.
+    # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
     return facts | ({"epsilon": self.charged(ledger)} if proved else {})
 
   def warn(self) -> None:
-    """Warns where delta is no smaller than 1 / number of records."""
+    """Warns where delta is not smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
     warning = delta_warning(self.delta, self.num_records)
@@ -179,13 +180,13 @@ def of_plan(
   note: str = "",
   release: bool = False,
 ) -> Promise:
-  """The promise of a plan that is carried out on so many records.
+  """Returns the guarantee of a plan that runs on that many records.
 
   Args:
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
       records: then the promise is simulated.
     unit: whose data are one record; "" for the plan's own word.
-    note: what stands before the plan's statement.
+    note: text before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
 
   Raises:
@@ -193,7 +194,7 @@ def of_plan(
   """
   if not plan.is_private or (release and not math.isfinite(plan.epsilon())):
     check_nothing_asked(budget=budget, release=release)
-  # The ledger is of what runs. The statement may be of a larger deployment.
+  # The ledger records the actual run. The statement may be about a larger deployment.
   runs = plan if ran is None else ran
   kind = "claimed" if plan.assumptions else ("proved" if ran is None else "simulated")
 
@@ -234,12 +235,12 @@ def of_event(
   budget: float | None = None,
   assumed: str = "",
 ) -> Promise:
-  """Returns the promise of a run without a `Plan`, each of whose steps is one event.
+  """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
 
   Whether the steps do what the event says cannot be checked here.
 
   Args:
-    event: of one step, such as `mechanism.event(relation)`.
+    event: event of one step, such as `mechanism.event(relation)`.
     l2_bound: largest norm of one record's part, to which the event's noise is relative.
     num_records: public; see `num_examples` of `accounting.privacy_statement`.
     assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
@@ -273,7 +274,7 @@ def of_event(
       **rules,
     )
 
-  # No noise: nothing is promised, and nothing may be asked for.
+  # No noise: there is no guarantee, and none may be requested.
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
     check_nothing_asked(budget=budget, release=False)
@@ -299,7 +300,7 @@ NONE = Promise("none", None, "")
 
 
 def named(assumptions: Iterable[str]) -> str:
-  """The names of failed assumptions, each of which precedes its words and a colon.
+  """Returns the names of failed assumptions; a name precedes its description and a colon.
 
   >>> named(["C1: the clip norm is a guess", "C4: no noise"])
   'C1, C4'
@@ -308,14 +309,14 @@ def named(assumptions: Iterable[str]) -> str:
 
 
 def check_nothing_asked(*, budget: float | None, release: bool) -> None:
-  """Raises for what a run that promises nothing would ignore."""
+  """Raises for settings that a run without a guarantee would ignore."""
   if release or budget is not None:
     given = "release=True" if release else f"privacy.epsilon_budget={budget!r}"
     raise UserError(f"{given}: needs an epsilon, and nothing is proved for this run")
 
 
 def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
-  """The same promise, whose statement begins with a note; "" for none.
+  """Returns the same guarantee with a note before its statement; "" for none.
 
   Args:
     assumed: what the promise rests on and nothing here can check: then it is a claim.
@@ -331,7 +332,8 @@ def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
 
 
 def asked(attack: accounting.AttackBound | None, delta: float) -> str:
-  """Returns the guarantee that a run's noise was calibrated to, in words; "" for an epsilon.
+  """Returns in words the guarantee to which a run's noise was calibrated; "" for an
+  epsilon.
 
   >>> asked(accounting.TruePositiveRate(tpr=0.1, fpr=0.01), 1e-5)[:45]
   'The noise was calibrated so that no test of m'
@@ -346,8 +348,9 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
 
 
 def released(plan: Plan) -> str:
-  """Returns what release mode adds to the privacy statement, and what it does not cover."""
-  # The grid must be fine beside the least noise of any step.
+  """Returns the additions of release mode to the privacy statement, and what it does not
+  cover."""
+  # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
   return textwrap.fill(
@@ -368,7 +371,8 @@ def released(plan: Plan) -> str:
 
 
 def told(result: Mapping[str, Any]) -> str:
-  """The promise of a result.json in a few words; a claim never comes without what fails.
+  """Returns the guarantee of a result.json in a few words; a claim always names the
+  assumptions that fail.
 
   >>> told({"epsilon_kind": "none"})
   'not private'
@@ -390,7 +394,8 @@ def told(result: Mapping[str, Any]) -> str:
 
 
 def attackers_told(result: Mapping[str, Any]) -> str:
-  """Says what an attacker can do at most, after an epsilon; "" where the result does not say.
+  """States the most that an attacker can do, after an epsilon; "" where the result has
+  none.
 
   >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
   ', mu=0.5, TPR at most 0.034 at FPR 0.01'

@@ -18,7 +18,8 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 
 
 def versions() -> dict[str, str | None]:
-  """Versions of what decides a result, and the git commit; None where unknown.
+  """Returns versions of everything that determines a result, and the git commit; None where
+  unknown.
 
   >>> sorted(versions())[:4]
   ['dp_accounting', 'dpjax', 'flax', 'git_commit']
@@ -29,8 +30,8 @@ def versions() -> dict[str, str | None]:
 
 
 def device(used: int | None = None, mesh: str | None = None) -> str:
-  """The devices of this process, or the `used` first of them and as which mesh, such as
-  "1 x NVIDIA H200", "1 x cpu, 2 cores" or "8 x NVIDIA H200, data:4,model:2"."""
+  """Describes the devices of this process, or the first `used` ones and their mesh.
+  Examples: "1 x NVIDIA H200", "1 x cpu, 2 cores", "8 x NVIDIA H200, data:4,model:2"."""
   devices = jax.devices()
   text = f"{used or len(devices)} x {devices[0].device_kind}"
   text += "" if mesh is None else f", {mesh}"
@@ -45,8 +46,8 @@ def device(used: int | None = None, mesh: str | None = None) -> str:
 
 
 def peak_rss() -> int:
-  """Bytes of memory that this process had at its peak; of Linux, since its program began: what
-  `getrusage` says there is at least what the process had that started it."""
+  """Peak memory of this process in bytes. On Linux it counts from the program's start:
+  `getrusage` reports at least the memory of the process that started it."""
   peak = process_memory("VmHWM")
   # ru_maxrss is in bytes on macOS and in kilobytes on Linux.
   unit = 1 if sys.platform == "darwin" else 1024
@@ -54,11 +55,11 @@ def peak_rss() -> int:
 
 
 def process_memory(field: str, *, forget_peak: bool = False) -> int | None:
-  """Bytes of this process by Linux's account, as "VmRSS" or "VmHWM", their peak; None
-  elsewhere.
+  """Memory of this process in bytes, as Linux reports it: "VmRSS", or the peak "VmHWM";
+  None elsewhere.
 
   Args:
-    forget_peak: the peak begins anew.
+    forget_peak: resets the peak first.
   """
   try:
     if forget_peak:

@@ -1,8 +1,4 @@
-"""The picture of a run, and what every picture here shares: a CSV file beside each.
-
-Drawn with matplotlib's object interface, so that no global state is touched and no
-display is needed. Colours are those of Okabe and Ito (2008), told apart by everyone.
-"""
+"""The picture of a run with a CSV file beside it, and what an epsilon means in one line."""
 
 from __future__ import annotations
 
@@ -12,25 +8,30 @@ import io
 import math
 import os
 import pathlib
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from matplotlib.axes import Axes
-from matplotlib.axis import Tick
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
+from dpjax import accounting, pictures
 from dpjax.accounting import upper
+from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.experiments.run import promise, writers
+from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PICTURE = "report.png"
 TABLE = "report.csv"
 FILES = (PICTURE, TABLE)
 WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
+# Seconds of a run from which on sixteen more points of its epsilon are worth their two seconds.
+_LONG = 60.0
+_POINTS = 12
+# Evaluations that are marked, each by itself.
+_FEW = 30
 Row = dict[str, Any]
 
 
@@ -46,7 +47,7 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   """
   workdir = pathlib.Path(workdir)
   by_step: dict[int, Row] = {}
-  # Several lines of a step are one row.
+  # Several lines of one step form one row.
   for line in writers.read_metrics(workdir):
     by_step.setdefault(line["step"], {}).update(line)
   rows = [by_step[step] for step in sorted(by_step)]
@@ -55,23 +56,60 @@ def train_report(workdir: str | os.PathLike, *, steps: str = "optimizer steps") 
   path = workdir / writers.RESULT
   result = writers.read_json(path) if path.exists() else {}
   write_csv(workdir / TABLE, rows)
+  dense = (result.get("wall_seconds") or 0) > _LONG
+  drawn = figure(rows, result, steps=steps, dense=dense)
+  if drawn is not None:
+    pictures.save(drawn, workdir / PICTURE)
+
+
+def figure(
+  rows: list[Row],
+  result: Row,
+  *,
+  steps: str = "optimizer steps",
+  dense: bool = True,
+  look: Look = PAGE,
+) -> Figure | None:
+  """Returns the picture of a run's rows, those of report.csv; None without scores and epsilon.
+
+  Epsilon is drawn as the accountant has it between two evaluations, where the ledger of the
+  result holds one kind of step. Elsewhere it is a staircase, which is never too low: between two
+  evaluations epsilon is at most what it is at the second.
+
+  Args:
+    rows: one for each evaluation.
+    result: result.json; {} of a run that has not finished.
+    steps: the name of a step.
+    dense: whether to account for steps between evaluations: a tenth of a second each.
+    look: sizes, fonts, style.
+  """
   # A task without accuracy is drawn by its first score.
   columns = [name for row in rows for name in row if name.startswith("test_")]
   score = "test_accuracy" if "test_accuracy" in columns else next(iter(columns), None)
   panels = [] if score is None else [functools.partial(_draw_score, score)]
-  panels += [_draw_epsilon] * bool(_series(rows, "epsilon")[0])
+  panels += [functools.partial(_draw_epsilon, dense)] * bool(_series(rows, "epsilon")[0])
   if not panels:
-    return
-  figure = Figure(figsize=(4.4 * len(panels), 3.4), layout="constrained")
-  axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    return None
+  # Two panels of less than 2.6 inches stand above each other.
+  wide = min(len(panels), look.across(2.6))
+  high = -(-len(panels) // wide)
+  height = min(look.width / wide, 3.45) * 0.72 * high
+  drawn = pictures.new_figure(look, height=height)
+  axes = drawn.subplots(high, wide, squeeze=False).flat
   for axis, draw in zip(axes, panels):
-    draw(axis, rows, result, steps)
-  save_figure(figure, workdir / PICTURE)
+    draw(axis, rows, result, steps, look)
+    if look.log_y is not None and draw is panels[0]:
+      axis.set_yscale("log" if look.log_y else "linear")
+    if look.log_x:
+      axis.set_xscale("log")
+  if look.title:
+    pictures.headline(drawn, look, look.title)
+  return drawn
 
 
 def redraw(workdir: pathlib.Path, steps: str) -> None:
-  """Draws `train_report` again where a part of it is gone or empty: a run may have been killed
-  between its result and its report."""
+  """Draws `train_report` again where a part of it is missing or empty. A run may have been
+  killed between its result and its report."""
   whole = all(
     (workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES
   )
@@ -79,60 +117,104 @@ def redraw(workdir: pathlib.Path, steps: str) -> None:
     train_report(workdir, steps=steps)
 
 
-def style(axes: Axes, *, title: str, xlabel: str, ylabel: str) -> None:
-  """The look of every picture here: labels, a light grid, and nothing to decorate it."""
-  axes.set_title(title, fontsize=9, loc="left")
-  axes.set_xlabel(xlabel, fontsize=9)
-  axes.set_ylabel(ylabel, fontsize=9)
-  axes.tick_params(labelsize=8, length=3)
-  axes.grid(True, color="#E5E5E5", linewidth=0.6)
-  axes.set_axisbelow(True)
-  axes.spines[["top", "right"]].set_visible(False)
-
-
 def meaning(result: Row) -> str:
   """Explains an epsilon in one line; empty where the result does not say.
 
   >>> meaning({"epsilon_kind": "proved", "delta": 1e-5, "unit": "example",
   ...          "neighboring_relation": "add_or_remove_one"})
-  'proved, delta = 1e-05, add_or_remove_one, per example'
+  'proved, delta = 1e-05, add or remove one example'
   >>> meaning({"epsilon_kind": "none"})
   'not private'
   """
   kind = result.get("epsilon_kind")
   if kind in (None, "none"):
     return "" if kind is None else "not private"
-  delta, relation, unit = (result[key] for key in WHAT_EPSILON_MEANS[1:])
+  delta = result["delta"]
+  relation = pictures.relation_in_words(result["neighboring_relation"], result["unit"])
   # Text where several runs have several deltas.
-  told = upper(delta) if isinstance(delta, float) else delta
-  return f"{kind}, delta = {told}, {relation}, per {unit}"
+  shown = upper(delta) if isinstance(delta, float) else delta
+  return f"{kind}, delta = {shown}, {relation}"
 
 
-def _draw_score(score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
-  (steps, values), title = _series(rows, score), score.replace("_", " ")
-  axes.plot(steps, values, color=PALETTE[0], marker="o", markersize=3, linewidth=1.4)
+def _draw_score(
+  score: str, axes: Axes, rows: list[Row], result: Row, xlabel: str, look: Look
+) -> None:
+  steps, values = _series(rows, score)
+  title = score.replace("_", " ")
+  # Markers of many evaluations would hide the line.
+  point = "o" if len(steps) <= _FEW else ""
+  axes.plot(steps, values, color=look.color(0), marker=point, markersize=2.5, linewidth=1.2)
   label = title
   if result:
     method = f", {result['method']}" if result["epsilon_kind"] != "none" else ""
     private = "" if method else f", {result['method']}: not private"
     last = writers.number(result[score])
     title = f"{result['dataset']}{method}{private}: {last:.3f} at the end"
-  style(axes, title=title, xlabel=xlabel, ylabel=label)
+  pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel=label)
 
 
-def _draw_epsilon(axes: Axes, rows: list[Row], result: Row, xlabel: str) -> None:
+def _draw_epsilon(
+  dense: bool, axes: Axes, rows: list[Row], result: Row, xlabel: str, look: Look
+) -> None:
   steps, values = _series(rows, "epsilon")
-  axes.plot(steps, values, color=PALETTE[1], linewidth=1.4)
+  between = _between(steps, values, result) if dense else {}
+  color = look.color(1)
+  if between:
+    axes.plot(list(between), list(between.values()), color=color, linewidth=1.2)
+    axes.plot(steps, values, color=color, linestyle="none", marker="o", markersize=2.5)
+  else:
+    # From a point the line goes up at once, to what the next evaluation will have cost.
+    axes.plot(
+      steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
+      linewidth=1.2, drawstyle="steps-pre",
+    )  # fmt: skip
+  letters = int(min(look.width, 3.3) / pictures.letter(look.font_size))
   lines = [f"epsilon {upper(values[-1])}", meaning(result)]
   lines.append(promise.attackers_told(result).removeprefix(", "))
-  title = "\n".join(line for line in lines if line)
-  style(axes, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
+  title = "\n".join(textwrap.fill(line, letters) for line in lines if line)
+  pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel="epsilon spent so far")
   axes.set_ylim(bottom=0)
 
 
+def _between(steps: list[int], values: list[float], result: Row) -> dict[int, float]:
+  """Returns epsilon at steps between evaluations, by the run's own accountant.
+
+  Empty where that cannot be told from the result: steps of several kinds, no ledger, or an
+  accountant that gives another epsilon at an evaluation than the run had.
+  """
+  charges = (result.get("ledger") or {}).get("charges", ())
+  accountant = result.get("accountant")
+  if len(charges) != 1 or accountant not in accounting.ACCOUNTANTS or len(steps) < 2:
+    return {}
+  event = accounting.event_from_json(charges[0]["event"])
+  relation = result["neighboring_relation"]
+  last = max(steps)
+  # Early steps cost most, so most points are early.
+  early = (round(last ** (part / _POINTS)) for part in range(_POINTS + 1))
+  wanted = sorted({*early, *steps, *(round(last * part / 4) for part in range(1, 5))})
+  delta = result["delta"]
+  # A part of delta may be set aside for batches above the capacity: then the plan accounts for
+  # the remainder.
+  for share in (1.0, 1 - OVERFLOW_SHARE):
+    try:
+      (check,) = accounting.epsilon_curve(
+        event, [steps[-1]], delta=share * delta, neighboring_relation=relation,
+        accountant=accountant,
+      )  # fmt: skip
+    except UserError:
+      return {}
+    if math.isclose(check, values[-1], rel_tol=1e-4):
+      curve = accounting.epsilon_curve(
+        event, wanted, delta=share * delta, neighboring_relation=relation,
+        accountant=accountant,
+      )  # fmt: skip
+      return dict(zip(wanted, map(float, curve)))
+  return {}
+
+
 def _series(rows: list[Row], name: str) -> tuple[list[int], list[float]]:
-  found = [(r["step"], r[name]) for r in rows if name in r and math.isfinite(r[name])]
-  return [step for step, _ in found], [value for _, value in found]
+  held = [row for row in rows if row.get(name) is not None and math.isfinite(row[name])]
+  return [row["step"] for row in held], [row[name] for row in held]
 
 
 def write_csv(path: pathlib.Path, rows: list[Row], header: Sequence[str] = ()) -> None:
@@ -152,18 +234,3 @@ def write_entries(path: pathlib.Path, entries: Sequence[Any]) -> None:
   where = {"platform": jax.default_backend(), "jax": jax.__version__}
   path.parent.mkdir(parents=True, exist_ok=True)
   write_csv(path, [{**entry._asdict(), **where} for entry in entries])
-
-
-def save_figure(figure: Figure, path: pathlib.Path) -> None:
-  """Writes a picture as PNG, atomically, without a display; names in it stay as they are."""
-  FigureCanvasAgg(figure)
-  # A title or a label may hold a path or a person's words, where "$" begins no formula; ticks of
-  # logarithmic axes do hold formulas, matplotlib's own.
-  ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
-  for text in figure.findobj(Text):
-    if isinstance(text, Text) and id(text) not in ticks:
-      text.set_parse_math(False)
-  # In memory first, so that a kill leaves the old picture or the new one.
-  content = io.BytesIO()
-  figure.savefig(content, format="png", dpi=150)
-  writers.replace_file(path, content.getvalue())

@@ -1,4 +1,4 @@
-"""Parameters that an earlier run has written, `params.npz`: read, and begun from.
+"""Parameters in a `params.npz` of an earlier run: reading them, and starting from them.
 
 A run that begins from them promises what it promises to records that they know nothing of.
 So where they come from must be known: their run's result.json, beside them and of these very
@@ -26,11 +26,11 @@ from dpjax.experiments.run import streams, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-# In result.json: data sets, the last one first.
+# Key of result.json: data sets, the last one first.
 PRETRAINED_ON = "pretrained_on"
-# Made of random numbers: no record of anybody is in them.
+# Data sets of random numbers, which contain nobody's record.
 SYNTHETIC = ("random_process",)
-# Of weights from elsewhere.
+# Name for the unknown data of weights from elsewhere.
 _UNNAMED = "data that nothing beside it names"
 HEAD = "head"  # the last layer of every model of ours
 
@@ -48,11 +48,12 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
 
 
 def _numbers(array: np.ndarray, told: str) -> np.ndarray:
-  """The array. UserError, beginning with `told`: it cannot be a parameter."""
+  """Returns the array. Raises UserError, beginning with `told`, if it cannot be a
+  parameter."""
   floats = jnp.issubdtype(array.dtype, jnp.floating)
   if not floats:
     raise UserError(f"{told}: must hold floating point numbers, not {array.dtype}")
-  # JAX takes numbers of the native byte order alone.
+  # JAX accepts only numbers of the native byte order.
   if not array.dtype.isnative:
     raise UserError(f"{told}: must be of this machine's byte order, not {array.dtype.str}")
   # One NaN would make every loss and every clipped gradient NaN.
@@ -64,7 +65,7 @@ def _numbers(array: np.ndarray, told: str) -> np.ndarray:
 def in_place_of(
   like: Params, arrays: Mapping[str, np.ndarray], told: str, fresh: tuple[str, ...] = ()
 ) -> Params:
-  """The arrays in the structure of `like`, whose leaves named in `fresh` stay as they are.
+  """Returns the arrays in the structure of `like`. Leaves named in `fresh` stay unchanged.
 
   Raises:
     UserError: beginning with `told`, other leaves or shapes: of another model; or numbers that
@@ -88,34 +89,36 @@ def in_place_of(
 
 
 def _cast(array: np.ndarray, dtype: Any, told: str) -> np.ndarray:
-  """The array in the dtype of the model. UserError, beginning with `told`: it does not fit."""
+  """Casts the array to the dtype of the model. Raises UserError, beginning with `told`, if
+  it does not fit."""
   if array.dtype == dtype:
     return array
   with np.errstate(over="ignore"):
     cast = array.astype(dtype)
   if not np.isfinite(np.asarray(cast, np.float64)).all():
     raise UserError(f"{told}: holds numbers beyond {dtype}, the type of the model's own")
-  # A cast rounds, so the model is not bit for bit the one that was trained.
+  # A cast rounds, so the model is not bit for bit the trained one.
   writers.warn(f"{told}: is {array.dtype}, cast to {dtype}")
   return cast
 
 
 def result_of(path: str, params: Mapping[str, Any] | Params) -> dict[str, Any] | None:
-  """The result.json beside a params.npz, if it is of these very parameters; else None."""
+  """Returns the result.json beside a params.npz, if it belongs to these exact parameters;
+  else None."""
   result = _beside(path)
   return result if result.get("params_sha256") == trees.sha256(params) else None
 
 
 def _beside(path: str) -> dict[str, Any]:
-  """The result.json in the folder of a file; empty where there is none."""
+  """Returns the result.json in a file's folder; empty where there is none."""
   file = pathlib.Path(path).parent / writers.RESULT
   result = writers.read_json(file) if file.exists() else {}
   return result if isinstance(result, dict) else {}
 
 
 def begun(path: str | None, params: Params) -> Params:
-  """First parameters from `pretrained`: all arrays of the file, but those of `head`, the
-  last layer, which begins afresh where the file's has another shape (other classes).
+  """Returns first parameters from `pretrained`: all arrays of the file. The last layer,
+  `head`, starts afresh where its shape differs (other classes).
 
   Raises:
     UserError: no params.npz, or that of another model.
@@ -140,7 +143,8 @@ def in_head(name: str) -> bool:
 
 
 def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list[str]:
-  """Data sets that the parameters in a file follow from, the last one first; [] for None.
+  """Returns the data sets that a file's parameters depend on, the last one first; [] for
+  None.
 
   Args:
     data_name, train: the run's own.
@@ -153,7 +157,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   if path is None:
     return []
   told = f"pretrained={path!r}"
-  # A result beside it may be of another file.
+  # A result beside safetensors may belong to another file.
   unbound = path.endswith(".safetensors")
   result = (
     _beside(path) if unbound else result_of(path, _nested(read(path, "pretrained"), told))
@@ -180,7 +184,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
 
 
 def _bare(name: str) -> str:
-  """The name of a data set without what may be spelt otherwise: a version, a way to a file.
+  """Returns the name of a data set without variable parts: a version, a path to a file.
 
   >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
   ('mnist', True)
@@ -191,7 +195,7 @@ def _bare(name: str) -> str:
 
 
 def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
-  """The tree whose leaves have these names."""
+  """Returns the tree whose leaves have these names."""
   split = {tuple(name.split("/")): leaf for name, leaf in arrays.items()}
   try:
     return traverse_util.unflatten_dict(split)
@@ -200,7 +204,8 @@ def _nested(arrays: Mapping[str, np.ndarray], told: str) -> dict[str, Any]:
 
 
 def assumed(path: str | None, known: list[str]) -> str:
-  """Names what a guarantee rests on where first parameters know data of people; "" for none.
+  """Returns the assumptions of a guarantee whose first parameters were trained on users'
+  data; "" for none.
 
   That none of this run's records is among those data cannot be checked: names may differ, and
   so may their order, number and preprocessing. So the promise is a claim, not a proof.
@@ -218,7 +223,7 @@ def assumed(path: str | None, known: list[str]) -> str:
 
 
 def statement(path: str | None, known: list[str]) -> str:
-  """Returns what stands before a privacy statement; "" for a run that begins at random.
+  """Returns the text before a privacy statement; "" for a run that starts at random.
 
   >>> print(statement("a/params.npz", ["random_process"]))
   First parameters. The run begins from a/params.npz, which was trained on synthetic images of

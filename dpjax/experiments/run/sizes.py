@@ -18,7 +18,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   """Returns the neighboring relation of a run that names none.
 
   Args:
-    kind: of the sampler; None: a user's own, which may be any.
+    kind: kind of the sampler; None: a user's own, which may be any.
   """
   if kind is None or kind.relation_must_be_named:
     return ADD_OR_REMOVE_ONE
@@ -34,14 +34,14 @@ def public(
   field: str,
   other: str,
 ) -> int:
-  """Returns the number of records from which plan, promise and results are computed.
+  """Returns the number of records from which plan, guarantee and results are computed.
 
   Args:
-    real: of the data: a secret under add_or_remove_one, public under the others.
-    declared: a constant that somebody declared; None: nobody did.
+    real: true number of records: secret under add_or_remove_one, public under the others.
+    declared: a constant that somebody declared; None: none was declared.
     relation: neighboring relation of the promise.
     promised: whether anything is promised at all. If not, the true number serves as well.
-    field: of the config that declares it. other: field=value that makes the number public.
+    field: field of the config that declares it. other: field=value that makes the number public.
 
   Raises:
     UserError: nobody declared it, or it is more than twice the true number. What is too small
@@ -55,7 +55,7 @@ def public(
   """
   if relation != ADD_OR_REMOVE_ONE:
     return real
-  # Nothing is promised, so the true number may be used where none near it was declared.
+  # Without a guarantee the true number may be used, if none close to it was declared.
   if not promised:
     return real if declared is None or 2 * real < declared else declared
   if declared is None:

@@ -1,4 +1,5 @@
-"""Every key of a run from one digest of its config AND its data; the memory of the data.
+"""Every key of a run, from one digest of its config AND its data; and the record of the
+data.
 
 Why the config: two runs with one seed and, say, two epsilons must not share their noise: from
 two sums with the same noise at two scales the exact sums follow. Nor may they share batches:
@@ -10,7 +11,7 @@ What may be seen. The digest of the data, and whatever follows from it without n
 confirm a guess of the data. So it leaves this process in checkpoints alone, which hold the
 noise key too and are as secret as the data; the initial parameters depend on the seed alone;
 and a ledger names a key by the config, not by the key (`ledger_name`). A run whose seed is
-known can be repeated by whoever guesses its data, and compared bit for bit: that is what
+known can be repeated by anyone who guesses its data, and compared bit for bit: that is what
 reproducible means. What is to be published is trained in release mode, whose keys depend on
 nothing at all (`fresh`).
 """
@@ -33,7 +34,7 @@ from dpjax.experiments.run import config_names
 from dpjax.types import Config
 from dpjax.validate import UserError
 
-# names in what a run remembers
+# keys of a run's memory
 _DATA = "data_sha256"
 _STREAMS = "release_streams"
 _OWN = "user_code"
@@ -58,13 +59,14 @@ class Streams(NamedTuple):
 
 
 def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
-  """32 bytes that name a config and the code that carries it out (`dpjax.run_code`). Public.
+  """Returns 32 bytes that identify a config and the code that carries it out
+  (`dpjax.run_code`). Public.
 
   Edited code, of the user or of dpjax, and another version of JAX are another config: with the
   same noise, the difference of two runs would be that of their exact sums.
 
   Args:
-    kind: of run. fields: all that decides what it computes, the seed included.
+    kind: kind of run. fields: all that decides what it computes, the seed included.
   """
   named = config_names.of_config(kind, fields)
   return hashlib.sha256(
@@ -73,8 +75,8 @@ def config_digest(kind: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def code_of(config: Config) -> run_code.Code:
-  """All code of the run of a config: what its fields name, and where it is of a type that is not
-  dpjax's, that type and the `build` beside it.
+  """Returns all code of a config's run: the code that its fields name. For a user's type of
+  config that type, and the `build` beside it, are added.
 
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> code_of(TrainConfig()).modules
@@ -84,13 +86,13 @@ def code_of(config: Config) -> run_code.Code:
 
 
 def digest_of(config: Config, digest: bytes) -> bytes:
-  """`config_digest` of a run, and of the code of its kind, where that is a user's own."""
+  """Returns `config_digest` of a run, with the code of a user-defined kind."""
   kind = run_code.of(_types(config))
   return hashlib.sha256(digest + kind.digest()).digest() if kind.modules else digest
 
 
 def _types(value: Any) -> list[Any]:
-  """Types of a config and of the values in it, and the modules that build the runs of them."""
+  """Returns types of a config and of its values, and the modules that build their runs."""
   found: list[Any] = []
   if isinstance(value, (list, tuple)):
     return [each for part in value for each in _types(part)]
@@ -109,18 +111,18 @@ def _types(value: Any) -> list[Any]:
 
 
 def derived(seed: int, config: bytes, data: bytes) -> Streams:
-  """The streams of a run that can be repeated.
+  """Returns the streams of a repeatable run.
 
   Args:
     config: `config_digest`. data: `dpjax.data.digest` of all that it trains on.
   """
   bound = hashlib.sha256(b"dpjax streams" + config + data).digest()
-  # Half of the digest enters the keys and half the sampler: the two stay independent.
+  # Half of the digest determines the keys, half the sampler: the two stay independent.
   key = jax.random.key(seed)
   for word in np.frombuffer(bound[:16], np.uint32):
     key = jax.random.fold_in(key, word)
   first, second = jax.random.split(key)
-  # Without the config: runs that differ in it alone have the same order.
+  # Without the config: runs that differ only in it have the same order.
   of_both = hashlib.sha256(f"dpjax order {seed} ".encode() + data).digest()
   return Streams(
     init=jax.random.key(seed),
@@ -132,9 +134,9 @@ def derived(seed: int, config: bytes, data: bytes) -> Streams:
 
 
 def fresh(seed: int) -> Streams:
-  """The streams of a release, from the operating system; only the initial parameters depend
-  on the seed. They live in the run's checkpoints alone, so the config, which gets published,
-  tells nothing about them."""
+  """Returns the streams of a release, from the operating system. Only the initial
+  parameters depend on the seed. The streams exist in the run's checkpoints alone, so a
+  published config reveals nothing about them."""
   return Streams(
     init=jax.random.key(seed),
     noise=noise.source.new_key(),
@@ -145,12 +147,13 @@ def fresh(seed: int) -> Streams:
 
 
 def joined(*digests: bytes) -> bytes:
-  """Joins the digests of several data sets; of one, its own."""
+  """Joins the digests of several data sets; a single one is returned unchanged."""
   return digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
 
 
 def bound_data(data: bytes, code: run_code.Code) -> bytes:
-  """Joins the digest of a run's data with that of what its code read and computed on import.
+  """Joins the digest of a run's data with that of data that its code read or computed on
+  import.
 
   The second may follow from the data. So the result is as secret as the data.
 
@@ -162,21 +165,21 @@ def bound_data(data: bytes, code: run_code.Code) -> bytes:
 
 
 def run_id(config: bytes, data: bytes, random: Streams) -> str:
-  """Names one run, by all that decides it; as secret as the data."""
-  # The key tells two releases of one config and one data set apart.
+  """Returns a name for one run, from everything that determines it; as secret as the data."""
+  # The key distinguishes two releases of one config on one data set.
   key = np.asarray(jax.random.key_data(random.noise)).tobytes()
   return hashlib.sha256(b"dpjax run" + config + data + key).hexdigest()
 
 
 def ledger_name(config: bytes) -> str:
-  """Names the noise key of a seeded run for its ledger, by the config alone.
+  """Returns a name for the noise key of a seeded run in its ledger, from the config alone.
 
   A fingerprint of the key itself would be a test for a guess of the data.
   """
   return hashlib.sha256(b"dpjax ledger" + config).hexdigest()[:16]
 
 
-# --- what a run remembers, in its checkpoints alone
+# --- a run's memory, in its checkpoints alone
 
 
 def to_meta(
@@ -186,7 +189,7 @@ def to_meta(
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
-  """Returns what a run must remember before anything is computed. Never write it elsewhere.
+  """Returns what a run must store before any computation. Never write it elsewhere.
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
@@ -205,13 +208,13 @@ def to_meta(
 
 
 def without_keys(meta: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what is kept of a run that is done: which data it had, and which code."""
-  # A run that is done draws nothing more, so its keys need not be kept.
+  """Returns the part that a finished run keeps: the identity of its data and code."""
+  # A finished run draws nothing more, so its keys need not be kept.
   return {name: value for name, value in meta.items() if name not in (_STREAMS, _RUN)}
 
 
 def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
-  """The streams of a release that `to_meta` was given.
+  """Returns the streams of a release that `to_meta` stored.
 
   Raises:
     UserError: there are none.
@@ -228,8 +231,8 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
 
 
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
-  """Raises UserError where what is remembered is another run (`run_id`): a folder of
-  checkpoints that was moved here."""
+  """Raises UserError where the stored run is another one (`run_id`), as after moving a
+  folder of checkpoints."""
   if meta and meta.get(_RUN, run) != run:
     raise UserError(
       "its checkpoints are those of another run; bring its own back, or choose "
@@ -240,7 +243,7 @@ def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> N
 
 
 def data_of(meta: Mapping[str, Any]) -> bytes | None:
-  """The digest of the data that is remembered, if any. Never write it elsewhere."""
+  """Returns the stored digest of the data, if any. Never write it elsewhere."""
   held = meta.get(_DATA)
   return bytes.fromhex(held) if isinstance(held, str) else None
 
@@ -248,10 +251,10 @@ def data_of(meta: Mapping[str, Any]) -> bytes | None:
 def check_data(
   meta: Mapping[str, Any] | None, data: bytes, *, name: str, workdir: object
 ) -> None:
-  """Raises UserError unless what a run remembers is these data; None: it has not begun.
+  """Raises UserError unless the stored data are these; None: the run has not begun.
 
   Args:
-    name: of the data, for the message. It never holds a digest.
+    name: name of the data, for the message. It never holds a digest.
   """
   if meta is None:
     return
@@ -279,14 +282,14 @@ def check_code(
   workdir: object,
   done: bool = False,
 ) -> None:
-  """Raises UserError unless what a run remembers is this code; None: it has not begun. Going on
-  with other code would give two steps the same noise.
+  """Raises UserError unless the stored code is this code; None: the run has not begun.
+  Resuming with other code would give two steps the same noise.
 
   Args:
     meta: what a run remembers, or its result. own: `names.sources`. code: `names.code`.
-    done: it has ended, so nothing is drawn any more. Then its own versions of dpjax and of
-      packages, which its result names, are no reason to refuse it, nor is a result that is older
-      than this record.
+    done: whether it has ended, so that nothing more is drawn. A finished run is accepted with
+      other versions of dpjax and packages, which its result names, and with a result older than
+      this record.
   """
   if meta is None:
     return
@@ -300,7 +303,7 @@ def check_code(
       value=own.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
-  # Its own hashes stand in checkpoints alone: a result never names them.
+  # Hashes of code are only in checkpoints: a result never contains them.
   if _DATA in meta:
     run_code.check_inputs(meta.get(_INPUTS), code, workdir=workdir)
   if done:

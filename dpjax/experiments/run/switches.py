@@ -1,4 +1,4 @@
-"""Switches of a config: what one leaves without a reader goes back to its default.
+"""Switches of a config: a field that a switch leaves unread goes back to its default.
 
 A switch is a field that decides which other fields are read, such as `privacy.method`. Where a
 command line, or a row of a table, sets a switch over a config, fields of that config may have no
@@ -9,17 +9,25 @@ the changed config does not read it, and they must still say so after the reset.
 that of the fields that stand in config.json, and no default comes into force by itself.
 Three things are still refused: a field that was asked for beside the switch, a config that
 contradicts itself without a switch, and a combination that nobody has proved.
+
+Of a config of several runs, a field is dropped where none of its runs reads it any more. Fields
+that its rows, variants or curves set are never dropped: they say what is compared. Where a switch
+leaves one of them without a reader, one line says which of the file's columns must be given, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dpjax.experiments.config import fields
+from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.config.unread import Unused, reason
+from dpjax.experiments.run.kind import Kind
+from dpjax.validate import UserError
 
-# A dict, whose keys are fields of their own.
+# A dict whose keys count as fields.
 _OPTIONS = "model.options"
 
 
@@ -29,7 +37,8 @@ def settled(
   unread: Callable[[Any], Unused],
   was_read: Callable[[str], bool],
 ) -> tuple[Any, list[str]]:
-  """The config without the values that nothing reads since a switch, and their dotted names.
+  """Returns the config without values that nothing reads since a switch, and their dotted
+  names.
 
   Args:
     explicit: fields that were set together with the switch; what is in them stays, too.
@@ -62,7 +71,8 @@ def settled(
     # A field may lose its only reader when another one goes back to its default.
     now = _at_default(now, found)
     dropped += found
-  # A default must never come into force: then all stays as it was, to be refused.
+  # A default must never take effect. If it would, everything stays as it was, to be
+  # refused.
   table = unread(now)
   kept = (path for path in dropped if not path.rpartition(".")[0].endswith(_OPTIONS))
   if any(reason(path, table) is None for path in kept):
@@ -71,7 +81,7 @@ def settled(
 
 
 def set_paths(config: Any) -> Iterator[str]:
-  """Dotted names of the fields that are set; a model's options one by one.
+  """Yields dotted names of the set fields; a model's options one by one.
 
   >>> from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
   >>> list(set_paths(TrainConfig(model=ModelConfig("mlp", {"features": (8,)}), seed=3)))
@@ -84,15 +94,15 @@ def set_paths(config: Any) -> Iterator[str]:
 
 
 def all_paths(config: Any) -> list[str]:
-  """Dotted names of all fields, and of the options that are set."""
+  """Returns dotted names of all fields, and of the set options."""
   return list(
     dict.fromkeys([*(leaf.path for leaf in fields.leaves(config)), *set_paths(config)])
   )
 
 
 def _at_default(config: Any, paths: Iterable[str]) -> Any:
-  """A copy whose fields of these names are as in a config of its class; whole ones first."""
-  # A whole value first: its default may not have the fields that come after.
+  """Returns a copy with the class's defaults for these fields; whole values first."""
+  # A whole value first: its default may lack the fields that come after it.
   for path in sorted(paths, key=lambda path: path.count(".")):
     parent, _, key = path.rpartition(".")
     if parent.endswith(_OPTIONS):
@@ -104,14 +114,15 @@ def _at_default(config: Any, paths: Iterable[str]) -> Any:
     leaf = next((leaf for leaf in fields.leaves(config) if leaf.path == path), None)
     if empty is not None:
       config = fields.replace(config, empty, None)
-    # Otherwise it went with the value whose field it was.
+    # Otherwise the field was removed with its value.
     elif leaf is not None:
       config = fields.replace(config, path, leaf.default)
   return config
 
 
 def _empty_room(config: Any, path: str) -> str | None:
-  """The part of a dotted name that a config of this class leaves at None, if there is one."""
+  """Returns the part of a dotted name that is None by default in this class, if there is
+  one."""
   names = path.split(".")
   usual = type(config)()
   for count in range(1, len(names)):
@@ -127,12 +138,12 @@ def told(
   dropped: Iterable[str],
   unread: Callable[[Any], Unused],
 ) -> str:
-  """Says in one line what was dropped and by which switch; "" where nothing was.
+  """Reports in one line the dropped fields and the switch of each; "" where there are none.
 
   Args:
     before: the config of the file.
     steps: (field, config from this field on), in the order in which they were set.
-    dropped: of `settled`.
+    dropped: the dropped fields, as `settled` returns them.
   """
   tables = [unread(before), *(unread(config) for _, config in steps)]
   causes: dict[str, list[str]] = {}
@@ -142,7 +153,7 @@ def told(
       for index in range(len(steps))
       if reason(path, tables[index]) is None and reason(path, tables[index + 1]) is not None
     ]
-    # What lost its reader only by another one's reset is told with the first switch.
+    # A field that lost its reader only by another reset is reported with the first switch.
     causes.setdefault(steps[at[-1] if at else 0][0], []).append(path)
   for path in _lost(before, steps):
     causes.setdefault(path.rpartition(".")[0], []).append(path)
@@ -158,7 +169,7 @@ def told(
 
 
 def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
-  """Fields of a chosen value that were set and that the value chosen in its place has not."""
+  """Returns set fields of a chosen value that the value replacing it lacks."""
   if not steps:
     return []
   there = {leaf.path for leaf in fields.leaves(steps[-1][1])}
@@ -170,3 +181,87 @@ def _lost(before: Any, steps: Sequence[tuple[str, Any]]) -> list[str]:
     for path in fields.set_fields(before)
     if path not in there and path.rpartition(".")[0] in switches
   ]
+
+
+# --- a command line over a config of whichever kind
+
+
+def of_command_line(
+  before: Any, steps: Sequence[tuple[str, Any]], kind: Kind
+) -> tuple[Any, str]:
+  """(the config of a command line without what its switches leave unread, a line that says so).
+
+  Args:
+    before: the config of the file.
+    steps: (field, config from this field on), in the order in which they were set.
+    kind: kind of the config.
+
+  Raises:
+    UserError: one line: a switch makes a field of the file's rows, variants or curves meaningless.
+
+  >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
+  >>> from dpjax.experiments.kinds.central.kind import CENTRAL
+  >>> file = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0))
+  >>> plain = TrainConfig(privacy=PrivacyConfig(l2_clip_norm=0.1, epsilon=3.0, method="sgd"))
+  >>> config, line = of_command_line(file, [("privacy.method", plain)], CENTRAL)
+  >>> config == TrainConfig(privacy=PrivacyConfig(method="sgd"))
+  True
+  >>> print(line)
+  privacy.method='sgd': takes no epsilon, l2_clip_norm; the file's values are dropped
+  """
+  if not steps:
+    return before, ""
+  config = steps[-1][1]
+  line = ""
+  # What is wrong with a value is told where the run checks it.
+  with contextlib.suppress(UserError):
+    unread = kind.unread
+    table = unread(before)
+    given = {*set_paths(before)}
+    was_read = lambda path: path in given and reason(path, table) is None
+    config, dropped = settled(config, [path for path, _ in steps], unread, was_read)
+    line = told(before, steps, dropped, unread)
+  _check(before, config, [path for path, _ in steps], kind, dropped=bool(line))
+  return config, line
+
+
+def unread_by_all(config: Any, tables: Sequence[Mapping[str, str]]) -> Unused:
+  """Returns the fields of a config that every one of its runs' tables holds."""
+  found = {path: [reason(path, dict(table)) for table in tables] for path in
+           all_paths(config)}  # fmt: skip
+  return {
+    path: str(reasons[0]) for path, reasons in found.items() if reasons and all(reasons)
+  }
+
+
+def _check(
+  before: Any, config: Any, explicit: Sequence[str], kind: Kind, *, dropped: bool
+) -> None:
+  """Raises UserError where the run would, so that an error stands alone, without the line; and
+  where a switch makes a field of the file's own columns meaningless."""
+  columns = [name for name in kind.columns if getattr(config, name)]
+  columns = [] if {path.partition(".")[0] for path in explicit} & {*columns} else columns
+  if not (dropped or columns):
+    return
+  try:
+    kind.check(config)
+  except WouldBeIgnored as error:
+    faults = error.fields()
+    asked = any(path.removeprefix("base.") in faults for path in explicit)
+    if not columns or asked or not _is_whole(before, kind):
+      raise
+    raise UserError(
+      f"leaves without a reader what the file's {' and '.join(columns)} set "
+      f"({faults[0]:.80}); give "
+      f"{' and '.join(f'--config.{name}' for name in columns)}, too",
+      field=f"{', '.join(explicit):.80}",
+    ) from error
+
+
+def _is_whole(config: Any, kind: Kind) -> bool:
+  """Whether the runs of the file itself are accepted."""
+  try:
+    kind.check(config)
+  except UserError:
+    return False
+  return True

@@ -1,4 +1,4 @@
-"""The folder of one run: whose it is, what it remembers, who works in it, its result."""
+"""The folder of one run: its owner, memory, lock and result."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dpjax.validate import UserError, Verbatim
 
 CONFIG = "config.json"
 PARAMS = "params.npz"
-# In result.json: digests of what lies beside it.
+# Key of result.json: digests of the files beside it.
 FILES = "files_sha256"
-# In result.json and in what the run remembers.
+# Key of result.json and of the run's memory.
 _SEAL = "run_sha256"
-# In what the run remembers: the digest of the rest of it.
+# Key of the run's memory: the digest of its other entries.
 _SELF = "sha256"
-# Written before the result, or after it, or drawn again.
+# Files written before the result, or after it, or redrawn.
 _UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *report.FILES)
 
 
@@ -48,12 +48,13 @@ def _short(value: object) -> str:
 
 
 def _where(config: Config) -> tuple[str, ...]:
-  """Fields that do not make two runs two: a run may go on where it was not begun."""
+  """Returns fields that do not change a run's identity, such as its devices: a run may
+  continue elsewhere."""
   return getattr(config, "where", ())
 
 
 def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """Returns what the run of this very config remembers; None: it has not begun.
+  """Returns the memory of the run with this exact config; None: it has not begun.
 
   Raises:
     UserError: the directory holds another config's run, or what is of no run; it can be none.
@@ -75,7 +76,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
     return remembered(workdir)
   held = [path for path in workdir.rglob("*") if path.name != writers.LOCK]
   begun = writers.half_written(path)
-  # Files of somebody else would be overwritten by names that a run uses, too.
+  # Other people's files could be overwritten, since a run uses fixed names.
   if workdir.exists() and not all(p.is_dir() or p in begun for p in held):
     raise UserError(
       "must be a new, an empty or a run's own directory", field="workdir", value=workdir
@@ -84,7 +85,7 @@ def known(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def claim(workdir: pathlib.Path, config: Config) -> None:
-  """Makes the directory this run's own, or raises as `known`."""
+  """Makes the directory this run's own, or raises as `known` does."""
   known(workdir, config)
   if not (workdir / CONFIG).exists():
     writers.write_json(workdir / CONFIG, fields.to_dict(config))
@@ -92,7 +93,7 @@ def claim(workdir: pathlib.Path, config: Config) -> None:
 
 @contextmanager
 def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
-  """Empties a folder that a run has claimed if it is refused before its first step.
+  """Empties a claimed folder if the run is refused before its first step.
 
   The setting that is mended makes another config, which the folder would otherwise refuse.
 
@@ -107,7 +108,7 @@ def given_back(workdir: pathlib.Path, *, fresh: bool) -> Iterator[None]:
       for name in (checkpoint.FOLDER, writers.EVENTS):
         shutil.rmtree(workdir / name, ignore_errors=True)
       for name in (writers.METRICS, writers.LOCK, CONFIG):
-        # What refuses to be written refuses this, too.
+        # A file system that refuses writes refuses this, too.
         with contextlib.suppress(OSError):
           (workdir / name).unlink(missing_ok=True)
     raise
@@ -127,7 +128,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
     held = writers.read_json(path)
     if isinstance(held, dict):
       digest = held.pop(_SELF, None)
-      # Earlier versions wrote none.
+      # Earlier versions wrote no digest.
       if digest is None or digest == checkpoint.meta_digest(held):
         return held
     raise UserError(
@@ -135,14 +136,14 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
       "directory, nothing was changed"
     )
   begun = checkpoint.newest(workdir) is not None or (workdir / writers.RESULT).exists()
-  # Rows were released with keys that are gone: a release must not draw others for them.
+  # Rows were released with keys that are lost: a release must not draw others for them.
   return {} if begun or writers.read_metrics(workdir) else None
 
 
 def remember(
   workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
 ) -> None:
-  """Keeps what a run must know when it goes on (`streams.to_meta`), as secret as the data.
+  """Stores what a run needs in order to resume (`streams.to_meta`), as secret as the data.
 
   Raises:
     UserError: the folder does not remember `before` (None: nothing) any more: since it was
@@ -165,11 +166,11 @@ def _remember(workdir: pathlib.Path, meta: dict[str, Any]) -> None:
   writers.write_json(_memory(workdir), held, secret=True)
 
 
-# --- its result
+# --- result
 
 
 def _seal(config: Config, result: Mapping[str, Any]) -> str:
-  """Names a config and a result; of public things alone."""
+  """Returns a digest of config and result, from public values only."""
   told = {name: value for name, value in result.items() if name != _SEAL}
   held = fields.to_dict(config)
   for name in _where(config):
@@ -183,7 +184,7 @@ def write_result(
 ) -> dict[str, Any]:
   """Writes result.json, bound to its run (see `finished`); returns its content."""
   sealed = {**result, _SEAL: _seal(config, result)}
-  # First, so that a kill between the two is no contradiction.
+  # First, so that a kill between the two leaves no contradiction.
   if _memory(workdir).exists():
     held = remembered(workdir) or {}
     _remember(workdir, {**held, _SEAL: sealed[_SEAL]})
@@ -192,7 +193,7 @@ def write_result(
 
 
 def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
-  """The content of result.json of the run of this config; None: there is none yet.
+  """Returns the content of result.json of this config's run; None: there is none yet.
 
   `run_sha256` in it is a digest of config and result, which the run remembers beside its
   checkpoints. So the result of another config is told, and one that was edited; and while the
@@ -216,7 +217,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
       field="workdir",
       value=workdir,
     )
-  # Also where the checkpoints, which know it too, are gone.
+  # Also if the checkpoints, which hold it too, are gone.
   if "user_code" in result:
     own = names.sources(fields.to_dict(config))
     code = streams.code_of(config)
@@ -226,8 +227,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
 
 
 def digests(workdir: pathlib.Path) -> dict[str, str]:
-  """SHA-256 of each file that a run has written for its reader, by name, but of pictures that can
-  be drawn again."""
+  """SHA-256 of each file that a run has written for readers, by name. Pictures that can be
+  redrawn are left out."""
   paths = [path for path in sorted(workdir.iterdir()) if path.is_file()]
   wanted = [path for path in paths if path.name not in _UNBOUND and path.name[0] != "."]
   return {path.name: files.sha256(path) for path in wanted}
@@ -248,8 +249,8 @@ def _check_files(workdir: pathlib.Path, written: Mapping[str, str]) -> None:
 
 
 def save_params(path: pathlib.Path, params: Params) -> None:
-  """The released model alone, without the noise key: one array per path; an array by itself is
-  called "params"."""
+  """Saves the released model alone, without the noise key: one array per path. An array by
+  itself is named "params"."""
   leaves = trees.named_leaves(params)
   arrays: dict[str, Any] = {
     name or "params": np.asarray(leaf) for name, leaf in leaves.items()

@@ -55,19 +55,19 @@ RESULT_KEYS = (
 )
 EPSILON_KINDS = ("proved", "claimed", "simulated", "none")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# Between two progress lines where stderr is no terminal.
+# Seconds between two progress lines where stderr is no terminal.
 _LINE_SECONDS = 5.0
 _SILENT = ContextVar("silent", default=False)
 
 
 class Unwritable(UserError, OSError):
-  """A file system refuses what a run must write: full, read-only, damaged. One line, exit code 1:
-  no setting of the run is wrong."""
+  """Raised when a file system refuses a write: full, read-only, damaged. Ends in one line
+  with exit code 1, since no setting of the run is wrong."""
 
 
 def secret_folder(path: pathlib.Path) -> None:
-  """Makes a folder for what is as secret as the data: nobody but its owner may enter it. One that
-  is there is closed to others."""
+  """Makes a folder for data as secret as the training data: only its owner may enter it. An
+  existing folder is closed to others."""
   make_folder(path.parent)
   if not path.is_dir():
     path.mkdir(mode=0o700)
@@ -75,20 +75,20 @@ def secret_folder(path: pathlib.Path) -> None:
   if stat.S_IMODE(path.stat().st_mode) & 0o077:
     try:
       path.chmod(0o700)
-    # Of another owner, or a file system without modes.
+    # The folder has another owner, or the file system has no modes.
     except OSError:
       warn(f"{path}: is open to other users, who can read what is as secret as the data")
 
 
 def make_durable(folder: pathlib.Path, *, secret: bool = False) -> None:
-  """Files and folders under this one survive a loss of power; `secret`: they are their owner's
-  alone."""
+  """Flushes files and folders under this one to survive a loss of power; `secret`: only
+  their owner may read them."""
   for path in (*folder.rglob("*"), folder):
     mode = 0o700 if path.is_dir() else 0o600
     files.sync(path, mode if secret else None)
 
 
-# Errors of a file system rather than of a program, as errno has them and as native code says them.
+# Errors of a file system rather than of a program: errno values, and words of native code.
 _REFUSALS = (
   errno.ENOSPC,
   errno.EDQUOT,
@@ -105,7 +105,8 @@ _SAID = {os.strerror(code): code for code in _REFUSALS}
 
 
 def refusal(error: BaseException | None) -> int | None:
-  """The errno of a file system that refuses, by an error or what led to it; None for another error.
+  """Returns the errno of a refusing file system, from an error or its cause; None for
+  another error.
 
   >>> refusal(ValueError("UNKNOWN: Error writing: [OS error 5: EIO Input/output error]"))
   5
@@ -117,7 +118,7 @@ def refusal(error: BaseException | None) -> int | None:
   code = getattr(error, "errno", None)
   if code in _REFUSALS:
     return code
-  # Native code has no errno, only its words.
+  # Native code has only words, no errno.
   if not isinstance(error, OSError):
     for words, known in _SAID.items():
       if words in str(error):
@@ -127,7 +128,7 @@ def refusal(error: BaseException | None) -> int | None:
 
 @contextmanager
 def told_in_one_line(what: str) -> Iterator[None]:
-  """Ends in one line where the file system refuses what the block writes.
+  """Makes the block end in one line where the file system refuses a write.
 
   Libraries that write raise errors of many types, most of many lines.
 
@@ -152,7 +153,7 @@ def told_in_one_line(what: str) -> Iterator[None]:
 
 @contextmanager
 def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iterator[None]:
-  """Ends in one line where the disk is full, or refuses.
+  """Makes the block end in one line where the disk is full, or refuses a write.
 
   Args:
     saved: the step that is saved at that moment.
@@ -164,12 +165,12 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iter
     yield
   except Exception as error:
     code = refusal(error)
-    # A user's mistake about a file has its own line.
+    # A user's error about a file has its own line.
     if code is None or (isinstance(error, UserError) and not isinstance(error, Unwritable)):
       raise
     try:
       step = saved()
-    # Not even the folder can be read.
+    # Even reading the folder fails.
     except OSError:
       step = None
     kept = "nothing was saved" if step is None else f"step {step} is saved"
@@ -185,7 +186,7 @@ def room_on_disk(workdir: pathlib.Path, saved: Callable[[], int | None]) -> Iter
 
 @contextmanager
 def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
-  """Keeps every other process out of the same block, by `workdir`/`room`/lock.
+  """Excludes every other process from the same block, by `workdir`/`room`/lock.
 
   The operating system releases the lock with the process, however that ends, and with those that
   have inherited the file descriptor, which the block is given. Two runs in one
@@ -200,14 +201,15 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
   if room:
     secret_folder(path.parent)  # the state of a run
   private = lambda name, flags: os.open(name, flags, 0o600)
-  # A pipe without a reader would be opened for ever, and a device locked for all runs.
+  # Opening a pipe without a reader would never return, and locking a device would lock it
+  # for all runs.
   validate.no_pipe(path, str(path))
   with open(
     path, "ab", opener=private
   ) as file:  # network file systems lock what is written
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      # A lock on a file that was taken away in between excludes nobody.
+      # A lock on a file that was deleted in between excludes nobody.
       held = os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
       held = False
@@ -221,7 +223,7 @@ def alone_in(workdir: pathlib.Path, room: str = "") -> Iterator[int]:
 
 
 def plain(value: object) -> Any:
-  """The value as strict JSON data: NaN becomes None, infinity "inf" or "-inf".
+  """Converts a value to strict JSON data: NaN becomes None, infinity "inf" or "-inf".
 
   >>> plain({"epsilon": float("inf"), "loss": float("nan"), "sizes": (1, 2)})
   {'epsilon': 'inf', 'loss': None, 'sizes': [1, 2]}
@@ -231,7 +233,7 @@ def plain(value: object) -> Any:
   if isinstance(value, (list, tuple)):
     return [plain(entry) for entry in value]
   item = getattr(value, "item", None)
-  # NumPy and JAX scalars.
+  # Scalars of NumPy and JAX have `item`.
   value = item() if callable(item) else value
   if isinstance(value, float) and not math.isfinite(value):
     return None if math.isnan(value) else str(value)
@@ -239,7 +241,7 @@ def plain(value: object) -> Any:
 
 
 def number(value: float | str | None) -> float:
-  """The float that `plain` wrote: None is NaN, "inf" infinity.
+  """Returns the float that `plain` wrote: None is NaN, "inf" infinity.
 
   >>> number(None), number("inf"), number(0.5)
   (nan, inf, 0.5)
@@ -248,13 +250,14 @@ def number(value: float | str | None) -> float:
 
 
 def write_json(path: str | os.PathLike, data: object, *, secret: bool = False) -> None:
-  """Writes strict JSON atomically, keys in the order given; `secret` as `replace_file` has it."""
+  """Writes strict JSON atomically, with keys in the given order; `secret` as in
+  `replace_file`."""
   text = json.dumps(plain(data), indent=2, allow_nan=False, ensure_ascii=False)
   replace_file(path, f"{text}\n".encode(), secret=secret)
 
 
 def read_json(path: str | os.PathLike) -> Any:
-  """The JSON data of a file, non-finite numbers as `write_json` spells them.
+  """Reads the JSON data of a file, with non-finite numbers as `write_json` spells them.
 
   Raises:
     UserError: the file is missing or is not JSON; one line.
@@ -265,7 +268,7 @@ def read_json(path: str | os.PathLike) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
   except (FileNotFoundError, NotADirectoryError):
     raise UserError(f"{path}: no such file") from None
-  # Not UTF-8, or not JSON.
+  # The file is not UTF-8, or not JSON.
   except (ValueError, RecursionError, MemoryError) as error:
     reason = str(error)[:100] or type(error).__name__
     raise UserError(f"{path}: is not valid JSON ({reason})") from None
@@ -332,8 +335,9 @@ class MetricsWriter:
       self._events.write(int(step), scalars)
 
   def durable(self) -> dict[str, Any]:
-    """Length and digest of all lines so far, which survive a loss of power from now on."""
-    # The checkpoint names these bytes. Were it durable before them, a resume would be
+    """Returns length and digest of all lines so far. From now on they survive a loss of
+    power."""
+    # The checkpoint refers to these bytes. If it became durable first, a resume would be
     # refused.
     os.fsync(self._file.fileno())
     return {"bytes": self._size, "sha256": self._digest.hexdigest()}
@@ -356,7 +360,7 @@ class MetricsWriter:
 
 
 def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
-  """The bytes that a file began with when `MetricsWriter.durable` was asked."""
+  """Returns the bytes of a file up to the last call of `MetricsWriter.durable`."""
   validate.no_pipe(path, str(path))
   try:
     with path.open("rb") as file:
@@ -372,7 +376,8 @@ def _beginning(path: pathlib.Path, held: Mapping[str, Any]) -> bytes:
 
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """The lines of `workdir`/metrics.jsonl; `step` is an int, all else floats.
+  """Reads the lines of `workdir`/metrics.jsonl; `step` is an int, all other values are
+  floats.
 
   A last line that was cut off is left out; a missing file has no lines.
   """
@@ -383,7 +388,7 @@ def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
-  """(text, data) of each whole line."""
+  """Returns (text, data) of each whole line."""
   path = workdir / METRICS
   if not path.exists():
     return []
@@ -401,7 +406,7 @@ def _lines(workdir: pathlib.Path) -> list[tuple[str, dict[str, Any]]]:
 
 def _entry(line: str) -> dict[str, Any] | None:
   try:
-    # A line without its end was cut off, even where it happens to be JSON.
+    # A line without its end was cut off, even if it happens to be JSON.
     entry = json.loads(line) if line.endswith("\n") else None
   except ValueError:
     return None
@@ -410,13 +415,13 @@ def _entry(line: str) -> dict[str, Any] | None:
 
 
 class _Events:
-  """An event file for TensorBoard, written in this thread, where a full disk can be told."""
+  """An event file for TensorBoard, written in this thread, so that a full disk raises here."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int):
     from tensorboardX import event_file_writer, summary
     from tensorboardX.proto import event_pb2
 
-    # Its names are made at run time.
+    # The module creates its names at run time, which type checkers do not see.
     proto: Any = event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -455,7 +460,7 @@ def write_result(workdir: str | os.PathLike, result: dict[str, Any]) -> None:
 
 
 def headline(result: Mapping[str, Any]) -> str:
-  """The score of a run, for a line: its accuracy, or what stands in place of one.
+  """Returns the score of a run, for a line: its accuracy, or a replacement.
 
   >>> headline({"test_accuracy": 0.93891, "test_loss": 0.2})
   'test_accuracy=0.9389'
@@ -469,7 +474,7 @@ def headline(result: Mapping[str, Any]) -> str:
 
 
 def took(result: Mapping[str, Any]) -> str:
-  """How long a run took, for a line; nothing where its result does not say.
+  """Returns the duration of a run as text; empty where its result has none.
 
   >>> took({"wall_seconds": 12.3}), took({"wall_seconds": None})
   (' in 12 s', '')
@@ -510,7 +515,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def silent() -> Iterator[None]:
-  """Without reports of progress: those of several runs at once would overwrite each other."""
+  """Suppresses progress reports: those of several runs at once would overwrite each other."""
   before = _SILENT.set(True)
   try:
     yield
@@ -519,8 +524,8 @@ def silent() -> Iterator[None]:
 
 
 def progress(total: int, initial: int = 0, desc: str = "") -> Progress:
-  """A progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
-  # There may be no stderr (`2>&-`): Python has None for it.
+  """Returns a progress report on stderr: a bar on a terminal, elsewhere a line every 5 s."""
+  # There may be no stderr (`2>&-`): Python then has None.
   if _SILENT.get() or sys.stderr is None:
     return _Silence(total, initial, desc)
   if sys.stderr.isatty():
@@ -539,18 +544,19 @@ class Progress:
     self._start = time.monotonic()
     self._next = self._start + _LINE_SECONDS
     self._postfix: dict[str, Any] = {}
-    # Nothing done, nothing to say.
+    # With no progress there is nothing to report.
     self._said = initial
 
   def update(self, n: int = 1, **postfix: Any) -> None:
-    """Counts n more; `postfix` are values to show, the newest of each name. 0: time goes on."""
+    """Counts n more. `postfix` are values to show, the newest of each name. 0 only lets
+    time pass."""
     self._count += n
     self._postfix.update(postfix)
     if time.monotonic() >= self._next:
       self._say()
 
   def close(self) -> None:
-    """Says how far it came, unless the last line did, or it came nowhere."""
+    """Reports the final count, unless the last line did, or there was no progress."""
     if self._said != self._count:
       self._say()
 
@@ -558,7 +564,8 @@ class Progress:
     now = time.monotonic()
     self._next = now + _LINE_SECONDS
     self._said = self._count
-    # Without what a resumed run found done: that took no time of this process.
+    # Without the part that a resumed run had done before: it took none of this process's
+    # time.
     speed = (self._count - self._initial) / max(now - self._start, 1e-9)
     values = "".join(
       f" {name}={_short(name, value)}" for name, value in self._postfix.items()
@@ -575,7 +582,7 @@ class Progress:
 
 
 class _Silence(Progress):
-  """Progress of which nothing is said."""
+  """Progress without reports."""
 
   def _say(self) -> None:
     pass

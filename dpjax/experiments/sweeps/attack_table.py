@@ -25,7 +25,7 @@ from dpjax.validate import UserError
 
 
 def alone_as(config: AttackConfig) -> str:
-  """The label of a config without rows."""
+  """Returns the label of a config without rows."""
   return f"{name_of(config, 'attack')}, as configured"
 
 
@@ -63,8 +63,8 @@ def points(config: AttackConfig) -> list[Point]:
 
 
 def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
-  """Leaves the room that this row does not attack as it is by default."""
-  # What a row changes in the other section would be shown as its defence.
+  """Resets the section that this row does not attack to its default."""
+  # A row's changes in the unused section would be shown as its defence.
   for name, value in changes.items():
     if name.partition(".")[0] == other(run):
       raise WouldBeIgnored(
@@ -77,15 +77,15 @@ def _settle(run: AttackConfig, changes: Mapping[str, Any], where: str) -> None:
 
 @bounds.names_fields
 def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """`labelled.run_all`, with attacks.md and attacks.csv (one line for every method and
-  defence) and attacks.png (the curves beside the lines that no attack may cross, and how often
-  inversions succeed) beside sweep.json.
+  """Runs `labelled.run_all`, and writes files beside sweep.json. attacks.md and attacks.csv
+  have one line for every method and defence. attacks.png shows the curves beside the
+  allowed lines, and how often inversions succeed.
 
   Raises:
     UserError: a wrong config, and as there.
   """
   loader = lambda of: build.LOADERS["federate" if isinstance(of, FedConfig) else "train"]
-  # One memory for both kinds, so that rows on the same data read them once.
+  # One cache for both kinds, so that rows on the same data read them once.
   last = engine.LastData(lambda attacked: loader(attacked)(attacked))
 
   def job(run: AttackConfig) -> Job:
@@ -103,13 +103,13 @@ def run_all(config: AttackConfig, workdir: pathlib.Path | str) -> list[Row]:
 
 
 def is_above(row: Row) -> bool:
-  """Whether an attack of a finished run exceeds what its promise allows."""
+  """Whether an attack of a finished run exceeds its guarantee."""
   found = row.get("attacks", {}).values()
   return any(one["against_line"] == "above" for one in found)
 
 
 def _unread_of_table(config: AttackConfig) -> Unused:
-  """The fields that no row reads; `beside` is read where it names rows."""
+  """Returns the fields that no row reads; `beside` is read if it names rows."""
   alone = alone_as(config)
   rows = labelled.unread_of_rows(config, alone, unread)
   labels = config.rows or {alone: {}}

@@ -1,4 +1,4 @@
-"""The table: what each method claims, what is proved, what an attack shows, how well it does."""
+"""The table of each method's claim, proof, attack result and accuracy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _row(key: tuple, group: list[Row]) -> Row:
     "audited_lower_bound": _largest(group, "epsilon_audited_lower"),
     "audited_by": first.get("audit", {}).get("strongest"),
     "verdict": verdict(group),
-    # The mean hides how far seeds lie apart, so the range stands beside it.
+    # The mean hides how much seeds differ, so the range stands beside it.
     "test_accuracy": statistics.mean(accuracies),
     "accuracy_range": f"{min(accuracies):.3f}-{max(accuracies):.3f}",
     "seeds": len(group),
@@ -63,7 +63,7 @@ def _largest(group: list[Row], name: str) -> float | None:
 
 
 def verdict(group: Sequence[Row]) -> str:
-  """States what the attacks say of the epsilon that the method states.
+  """Compares the attacks with the epsilon that the method states.
 
   >>> verdict([{"epsilon": 2.0, "epsilon_audited_lower": 5.0, "epsilon_kind": "claimed"}])
   'claim refuted'
@@ -75,7 +75,7 @@ def verdict(group: Sequence[Row]) -> str:
     return "no epsilon is stated"
   number = writers.number
   over = any(number(r["epsilon_audited_lower"]) > number(r["epsilon"]) for r in audited)
-  # before a shuffler
+  # The local epsilon of features, before the shuffler, may be refuted as well.
   over |= any(r.get("audit", {}).get("refuted", False) for r in audited)
   if not over:
     return "not refuted"
@@ -102,5 +102,5 @@ def _cell(value: Any, name: str) -> str:
     return str(value)
   if name == "test_accuracy":
     return f"{value:.3f}"
-  # A bound that an attack proves is rounded down, every other epsilon up.
+  # A lower bound is rounded down, every other epsilon up.
   return lower(value) if name == "audited_lower_bound" else upper(value)

@@ -1,4 +1,4 @@
-"""The cost of the runs of a grid together: the sum of their epsilons, where there is one."""
+"""The total cost of the runs of a grid: the sum of their epsilons, where it is valid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_RELEASED = (
 
 
 def charge(rows: list[Row]) -> dict[str, Any]:
-  """An upper bound on what the release of all finished runs together reveals.
+  """Returns an upper bound on the epsilon of releasing all finished runs together.
 
   Basic composition (Dwork and Roth 2014, theorem 3.16): independent runs that are
   (epsilon_i, delta_i) each are (sum epsilon_i, sum delta_i) together, and so is any choice
@@ -41,7 +41,7 @@ def charge(rows: list[Row]) -> dict[str, Any]:
   done = [row for row in rows if row["status"] == "done"]
   kinds = {row["epsilon_kind"] for row in done}
   meanings = {(row["neighboring_relation"], row["unit"]) for row in done}
-  # Several ways to deal records to users: what one run hides as one user, another does not.
+  # Several partitions into users: one run's user is not a user of another run.
   dealt = len(_populations(rows)) > 1 and any(row["unit"] == "user" for row in done)
   # Basic composition needs one relation, one unit and a proof for each of the runs.
   if not done or kinds & {"none", "simulated"} or len(meanings) > 1 or dealt:
@@ -65,7 +65,7 @@ def _populations(rows: list[Row]) -> set[str | None]:
 
 
 def population(config: Any) -> str:
-  """Describes the data of a run, and for a federated run what makes records one user.
+  """Describes the data of a run, and for a federated run how records form users.
 
   Where two descriptions are equal, so are the units that are hidden.
   """
@@ -73,7 +73,7 @@ def population(config: Any) -> str:
   part = getattr(config, "partition", None)
   if part is not None:
     partition = fields.to_dict(config)["partition"]
-    # Clients that the data decide are the same users, however much of them is left out.
+    # Clients that the data determine are the same users, even if some data are left out.
     users = (partition["name"], partition.get("client_id"))
     natural = partition["name"] in NATURAL
     held["partition"] = ":".join(filter(None, users)) if natural else partition
@@ -81,10 +81,10 @@ def population(config: Any) -> str:
 
 
 def statement(rows: list[Row], others: int = 0) -> str:
-  """Explains what the epsilons of a sweep do and do not promise.
+  """Explains what the epsilons of a sweep guarantee, and what not.
 
   Args:
-    rows: of `engine.run`.
+    rows: rows of `engine.run`.
     others: finished runs in the same folder that are not part of the sweep any more.
   """
   total = charge(rows)

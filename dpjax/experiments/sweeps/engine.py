@@ -1,5 +1,5 @@
-"""The one grid engine: points from variants and axes, and their runs, one after another or, in
-several processes, side by side.
+"""The grid engine: points from variants and axes, and their runs, one after another or side
+by side in several processes.
 
 It can be killed at any moment and started again: finished runs are kept, the interrupted one
 resumes, and what is drawn is drawn again after each.
@@ -49,24 +49,25 @@ class Point(NamedTuple):
 
 
 class Grid(NamedTuple):
-  """Runs of whichever kind, and what is told of them; picklable where they may run side by side."""
+  """Runs of one kind, and their report. Picklable if they may run side by side."""
 
   config: Any  # a dataclass, of the whole: for sweep.json
   points: list[Point]
-  # (point, its folder, what `load` gave) -> the content of result.json; resumes by itself
+  # (point, its folder, result of `load`) -> the content of result.json; resumes by itself
   train: Callable[[Point, pathlib.Path, Any], Row]
   load: LoadFn
   kept: Callable[[Point, Row], Row]  # what of a result its row holds
   draw: Callable[[pathlib.Path, list[Row]], None]  # files about the finished runs
   y: str = "test_accuracy"  # key of a result, for the progress lines
   tell: Callable[[Row], str] | None = None  # a finished run in one line; None: its y
-  # Where the runs are not to be released, so that what they cost does not add up: why.
+  # The reason why the runs are not released, so that their costs do not add up; "" if they
+  # are.
   unreleased: str = ""
-  only: str | None = None  # pattern of the points to be run now, as of `part`
+  only: str | None = None  # pattern of the points to be run now, as in `part`
 
 
 class Changed(NamedTuple):
-  """A run of a grid before its fields are looked at."""
+  """A run of a grid, before its fields are checked."""
 
   variant: str
   changes: dict[str, Any]  # the fields that the variant and the axes set
@@ -82,13 +83,13 @@ def spread(
   name: str,
   where: str,
 ) -> list[Changed]:
-  """The runs of `expand`, which says more of the arguments."""
+  """Expands variants and axes into runs; see `expand` for the arguments."""
   bases = {
     variant: fields.replace_all(base, fixed, name=f"{where}[{variant!r}]")
     for variant, fixed in variants.items()
   }
   axes = {variant: axes_of(config) for variant, config in bases.items()}
-  # Counted before they are made: a slip in an axis may ask for billions.
+  # Counted before they are made: a typing error in an axis may ask for billions.
   count = sum(math.prod(map(len, own.values())) for own in axes.values())
   if count > rules.MOST_RUNS:
     raise UserError(f"has {count} runs; must be at most {rules.MOST_RUNS}", field=name)
@@ -106,7 +107,7 @@ def resettled(
   runs: Sequence[tuple[Any, Mapping[str, Any]]],
   unread: Callable[[Any], Unused],
 ) -> list[tuple[Any, list[str]]]:
-  """Each of (run, the fields that it sets over the base) without what it does not read.
+  """Removes unread fields from each (run, fields that it sets over the base).
 
   A value of the base stays, to be refused, where neither the base nor any run reads it, or where
   the run sets it itself. Beside each run are the names of the fields that it drops.
@@ -139,8 +140,8 @@ def expand(
     variants: name -> the fields that it sets together.
     axes_of: (variant's config) -> its axes, whose values are written over its own.
     point: (variant's name, config of the run, the axes' values) -> the run.
-    check: of the config of a run, for what can be told without data.
-    name, where: of the whole and of the variants, for errors.
+    check: (config of a run) -> None; refuses whatever can be judged without data.
+    name, where: names of the whole and of the variants, for errors.
     unread: (config) -> the fields that its run does not read. What only other runs read of the
       base is then dropped (`resettled`). None: all of the base stays.
 
@@ -156,7 +157,7 @@ def expand(
   found = []
   for run, (config, dropped) in zip(runs, configs):
     made = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
-    # An error names its run: a grid has many.
+    # An error names its run, since a grid has many.
     try:
       check(made.config)
     except UserError as error:
@@ -166,7 +167,7 @@ def expand(
 
 
 def slug(label: str) -> str:
-  """The words of a label, as part of a folder's name.
+  """Converts a label to a part of a folder name.
 
   >>> slug("DLG, top-k")
   'dlg-top-k'
@@ -180,7 +181,7 @@ def folder(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[Point]:
-  """Returns the points asked for and those that have run: tables show all that there is.
+  """Returns the requested points and those that have run: tables show all results.
 
   Args:
     only: name of a variant or of a run, or a pattern of it, as of files in a shell; None for all.
@@ -197,13 +198,14 @@ def part(points: list[Point], only: str | None, workdir: pathlib.Path) -> list[P
     known = list(dict.fromkeys(told(point)[1] for point in points))
     some = ", ".join([*known[:3], "..."] if len(known) > 3 else known)
     raise UserError(f"must be a pattern of one of {some}", field="only", value=only)
-  # What has run is drawn with the rest, so that a table never loses rows.
+  # Finished points are drawn with the others, so that a table never loses rows.
   there = lambda point: _result_of(point, workdir).exists()
   return [point for point in points if point.name in wanted or there(point)]
 
 
 def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Row]:
-  """Runs what is left of a grid; after each run writes sweep.json and what `grid.draw` does.
+  """Runs the remaining points of a grid; after each run writes sweep.json and calls
+  `grid.draw`.
 
   Args:
     num_processes: more than 1: as many runs at a time, each in a process of this machine, which
@@ -234,7 +236,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     )
   now = grid._replace(points=part(grid.points, grid.only, workdir))
   workdir.mkdir(parents=True, exist_ok=True)
-  # Said before the first run, which may take hours.
+  # Reported before the first run, which may take hours.
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
@@ -248,7 +250,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
-      # Finished runs are passed over without drawing the same picture for each of them.
+      # For finished runs the same picture is not drawn again.
       if ran or count == len(now.points):
         _save(grid, workdir, _in_order(grid, left_out | rows))
     print(writers.read_json(workdir / FILE)["statement"], flush=True)
@@ -256,7 +258,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
 
 
 def tell_dropped(points: Iterable[Point]) -> None:
-  """Prints one line on stderr where runs drop fields of the whole; see `resettled`."""
+  """Prints one line on stderr where runs drop fields of the whole config; see `resettled`."""
   names: dict[tuple[str, ...], list[str]] = {}
   for point in points:
     if point.dropped:
@@ -270,7 +272,7 @@ def tell_dropped(points: Iterable[Point]) -> None:
 
 
 def _failed_of_the_rest(grid: Grid, now: Grid, workdir: pathlib.Path) -> dict[str, Row]:
-  """Reads from sweep.json the failed points that this call leaves out."""
+  """Reads the failed points outside this call from sweep.json."""
   rest = {point.name for point in grid.points} - {point.name for point in now.points}
   if not rest or not (workdir / FILE).exists():
     return {}
@@ -294,7 +296,7 @@ def _result_of(point: Point, workdir: pathlib.Path) -> pathlib.Path:
 def _rows(
   grid: Grid, workdir: pathlib.Path, num_processes: int, lock: int
 ) -> Generator[tuple[Point, tuple[Row, bool]]]:
-  """The points with what `_Work` says of them, as they end."""
+  """Yields the points with the results of `_Work`, as they end."""
   work = _Work(grid, workdir)
   points = grouped(grid.points)
   left = sum(not _result_of(point, workdir).exists() for point in points)
@@ -304,8 +306,8 @@ def _rows(
 
 
 class _Work:
-  """(point) -> its row, once it has run, and whether it had not run before; with a memory of the
-  data of the last one."""
+  """Runs a point and returns its row, and whether it ran only now. Caches the data of the
+  last point."""
 
   def __init__(self, grid: Grid, workdir: pathlib.Path):
     self._grid = grid
@@ -315,13 +317,13 @@ class _Work:
   def __call__(self, point: Point) -> tuple[Row, bool]:
     ran = not _result_of(point, self._workdir).exists()
     row = _row(self._grid, point, folder(self._workdir, point.name), self._load)
-    # Otherwise holes that a run has left would add to the peak of the next.
+    # Otherwise fragmented memory of one run would add to the peak of the next.
     allocator.give_back()
     return row, ran
 
 
 def grouped(points: Iterable[Point]) -> list[Point]:
-  """The points, those that share data next to each other: data are prepared once."""
+  """Returns the points, ordered so that equal data are prepared once."""
   groups: dict[str, list[Point]] = {}
   for point in points:
     groups.setdefault(_data_key(point.config), []).append(point)
@@ -331,13 +333,13 @@ def grouped(points: Iterable[Point]) -> list[Point]:
 def _data_key(config: Any) -> str:
   held = fields.to_dict(config)
   rooms = [held[room] for room in ("data", "model", "partition") if room in held]
-  # features are standardised one by one, or left for statistics of them all
+  # features are standardised one by one, or left unscaled for statistics over all
   rooms.append(held.get("privacy", {}).get("normalization", {}).get("name"))
   return json.dumps(writers.plain(rooms))
 
 
 class LastData:
-  """`load_fn` with a memory of one: the data of the last config asked for."""
+  """Wraps `load_fn` with a cache of one: the data of the last config."""
 
   def __init__(self, load_fn: LoadFn):
     self._load_fn = load_fn
@@ -346,7 +348,7 @@ class LastData:
 
   def __call__(self, config: Any) -> Any:
     if self._key != _data_key(config):
-      # Free the old data before the new come.
+      # Frees the old data before the new ones are loaded.
       self._key = ""
       self._data = None
       self._data = self._load_fn(config)
@@ -363,7 +365,11 @@ def head(point: Point) -> Row:
 def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   row = head(point)
   try:
-    result = _finished(point, at)
+    result = None
+    # It has run to its end already, with this very config.
+    if (at / owner.CONFIG).exists():
+      owner.known(at, point.config)
+      result = owner.finished(at, point.config)
     # A run that remembers its data compares them itself, also when it has ended.
     if result is None or (at / checkpoint.FOLDER).is_dir():
       result = _train(grid, point, at, load)
@@ -373,21 +379,13 @@ def _row(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   return {**row, **grid.kept(point, result), **point.overrides}
 
 
-def _finished(point: Point, at: pathlib.Path) -> Row | None:
-  """The result of a point that has run to its end with this very config."""
-  if not (at / owner.CONFIG).exists():
-    return None
-  owner.known(at, point.config)
-  return owner.finished(at, point.config)
-
-
 def _train(grid: Grid, point: Point, at: pathlib.Path, load: LoadFn) -> Row:
   result = grid.train(point, at, load(point.config))
-  # Of a `train` that writes none.
+  # This `train` writes no result.
   if not (at / writers.RESULT).exists():
     owner.claim(at, point.config)
     owner.write_result(at, point.config, result)
-  # As a later start will see it: a tuple is a list there, infinity a text.
+  # Read back as a later start will see it: a tuple is a list there, infinity a text.
   return writers.read_json(at / writers.RESULT)
 
 
@@ -410,7 +408,7 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
 
 
 def told(row: Row, y: str) -> str:
-  """Summarises a run in one line; a claim never comes without what fails."""
+  """Summarises a run in one line; a claim always names the assumptions that fail."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))

@@ -26,7 +26,8 @@ from dpjax.validate import UserError
 
 @bounds.names_fields
 def points(config: RelevanceConfig) -> list[Point]:
-  """Every run of an experiment, checked before the first one begins; seed after seed.
+  """Returns every run of an experiment, checked before the first one begins; ordered by
+  seed.
 
   >>> config = RelevanceConfig(epsilons=[1.0, 2.0], num_seeds=2)
   >>> [point.name for point in points(config)]
@@ -40,7 +41,7 @@ def points(config: RelevanceConfig) -> list[Point]:
   )  # fmt: skip
   if len({point.name for point in found}) < len(found):
     raise UserError("two labels or two epsilons give runs of the same name", field="curves")
-  # Seed after seed, so that an experiment that is cut off has every curve once.
+  # Ordered by seed, so that an interrupted experiment has every curve once.
   return sorted(found, key=lambda point: point.config.seed)
 
 
@@ -48,7 +49,7 @@ def _axes(curve: RelevanceConfig) -> engine.Axes:
   # A curve may have its own epsilons and seeds.
   check(curve)
   seeds = range(curve.seed, curve.seed + curve.num_seeds)
-  # Of the whole experiment: a run has one seed, no curves and no title.
+  # Fields of the whole experiment: a run has one seed, no curves and no title.
   whole = {"num_seeds": [1], "curves": [{}], "title": [""]}
   return {"epsilons": [[epsilon] for epsilon in curve.epsilons], "seed": seeds, **whole}
 
@@ -61,7 +62,7 @@ def _point(label: str, config: RelevanceConfig, chosen: dict[str, Any]) -> Point
 
 @bounds.names_fields
 def run_all(config: RelevanceConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """Every run, or what is left of them; their rows, which hold their whole results.
+  """Runs the remaining runs and returns all rows, which hold the whole results.
 
   A single run lives in `workdir` itself, several in `workdir`/points/NAME, with sweep.json
   beside them. Always: report.png and .csv (both metrics by epoch, a column of panels per
@@ -104,20 +105,20 @@ def _draw(
 
 
 def check_folders(found: list[Point], workdir: pathlib.Path) -> None:
-  """Raises UserError, before anything runs, where a run is of another config or other data."""
+  """Raises UserError, before anything runs, where a run has another config or other data."""
   folders = {point.name: engine.folder(workdir, point.name) for point in found}
   over = all((folder / writers.RESULT).exists() for folder in folders.values())
   load = engine.LastData(lambda config: {})
   for point in engine.grouped(found):
     held = owner.known(folders[point.name], point.config)
-    # {}: of an earlier version, so not added to
+    # {}: written by an earlier version, so nothing may be added
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
       streams.check_data(held, digest, name=point.config.data.name, workdir=workdir)
 
 
 def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
-  """Without privacy, runs that differ in their epsilon alone are one."""
+  """Trains a run. Without privacy, runs that differ only in epsilon are one run."""
   done = shared.setdefault("no_dp", {})
   alike = repr(dataclasses.replace(point.config, epsilons=[]))
   over = (folder / writers.RESULT).exists()
@@ -131,9 +132,9 @@ def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
 
 
 def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
-  """The run without privacy, for another panel."""
+  """Copies the run without privacy to another panel."""
   owner.claim(folder, point.config)
-  # The copy draws nothing, so it must not hold the keys of the run that it copies.
+  # The copy draws nothing, so it must not hold the keys of the original.
   held = streams.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):

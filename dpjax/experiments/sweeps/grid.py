@@ -1,4 +1,4 @@
-"""A sweep: one training run per point of a grid and per seed, a curve, and what it costs.
+"""A sweep: one training run per grid point and seed, a curve, and the total cost.
 
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
@@ -19,9 +19,11 @@ import os
 import pathlib
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
-from dpjax import validate
+from matplotlib.figure import Figure
+
+from dpjax import pictures, validate
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason, within
 from dpjax.experiments.kinds import bounds
@@ -29,14 +31,15 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.kinds.federated.kind import FEDERATED
-from dpjax.experiments.run import switched, writers
+from dpjax.experiments.run import switches, writers
 from dpjax.experiments.run.kind import Kind, RunKind
-from dpjax.experiments.sweeps import curve, engine, table, unused
+from dpjax.experiments.sweeps import curve, curve_picture, engine, table, unused
 from dpjax.experiments.sweeps.engine import LoadFn, Point, Row
 from dpjax.validate import UserError, Verbatim
 
 TrainFn = Callable[..., Row]  # (config, workdir, *, data) -> the content of result.json
-# Kept of a result, beside RESULT_KEYS: what fails of a claim, and of a federated one more.
+# Parts of a result that a row keeps beside RESULT_KEYS: failed assumptions, and one more
+# for federated runs.
 _MORE_KEYS = (
   "failed_assumptions",
   "epsilon_audited_lower",
@@ -52,10 +55,19 @@ _MORE_KEYS = (
 class SelectionConfig:
   """Private selection in place of a whole sweep; see `experiments/sweeps/tuning.py`."""
 
-  enabled: bool = False
-  mean_trials: float = 10.0  # mean of the random number of runs
-  shape: float = 1.0  # of its law: 1 geometric, 0 logarithmic, else neg. binomial
-  better: str = "max"  # of `y`: max | min
+  enabled: Annotated[bool, "release the best run alone, at a cost of its own"] = False
+  mean_trials: Annotated[
+    float,
+    rules.POSITIVE,
+    rules.within_range(1, rules.MOST_RUNS),
+    "mean of the random number of runs",
+  ] = 10.0
+  shape: Annotated[
+    float,
+    rules.NON_NEGATIVE,
+    "of that number: 1 geometric, 0 logarithmic, else negative binomial",
+  ] = 1.0
+  better: Annotated[str, rules.among(("max", "min")), "of `y`"] = "max"
 
 
 @dataclasses.dataclass
@@ -65,7 +77,7 @@ class SweepConfig:
   Fields are dotted names of the base's type (a TrainConfig, or a FedConfig for runs over
   clients), such as "privacy.epsilon". `x` and `series` are such names or keys of a result;
   `y` is a key of a result. A reference is (label, x, accuracy) of a published result, drawn
-  beside the curve.
+  beside the curve; at an epsilon of 0 it is a model that saw no private data, a horizontal line.
 
   A variant is a name and the fields that it sets together, such as a method with the
   learning rate that suits it; the whole grid is run for each. series="variant" draws one
@@ -89,7 +101,7 @@ class SweepConfig:
 
 
 def points(config: SweepConfig) -> list[Point]:
-  """The runs of a sweep, in grid order, variants outermost and seeds innermost.
+  """Returns the runs of a sweep in grid order, variants outermost and seeds innermost.
 
   Raises:
     UserError: empty grid, unknown field, ill-typed or repeated value, repeated seed; what a
@@ -112,7 +124,8 @@ def points(config: SweepConfig) -> list[Point]:
 
 
 def placed(config: SweepConfig) -> list[Point]:
-  """`points` of a sweep that draws a curve: each has its place in it, as far as can be known.
+  """Returns `points` of a sweep that draws a curve. Each has its place on it, as far as it
+  can be known.
 
   Raises:
     UserError: as there; an x that is no number, or none in some run.
@@ -128,20 +141,20 @@ def kind_of(base: TrainConfig | FedConfig) -> RunKind:
 
 
 def _is_private(config: Any) -> bool:
-  """Whether the run promises an epsilon."""
+  """Whether the run has a guarantee with an epsilon."""
   privacy = config.privacy
   return privacy.method not in ("none", "sgd") and privacy.noise_multiplier != 0
 
 
 def _check_alike(found: list[Point]) -> None:
-  """Raises UserError for two runs that are one, or that share their noise and batches: how a
-  federated run is executed rounds its sums differently, and decides no stream."""
+  """Raises UserError for two identical runs, and for runs that share noise and batches. The
+  execution of a federated run changes only the rounding, not the streams."""
   seen: dict[Any, str] = {}
   for point in found:
     config = point.config
     digest = kind_of(config).digest(config)
     private = _is_private(config) and not config.release
-    # Without a promise, or with fresh keys, equal runs share no noise that could be
+    # Without a guarantee, or with fresh keys, equal runs share no noise that could be
     # subtracted.
     where = (config.data.data_dir, config.data.declaration)
     alike = (digest, *where) if private else point.name
@@ -159,13 +172,13 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
   values: dict[str, Any] = {"variant": variant} if variant else {}
   values |= {path: fields.get(config, path) for path in chosen}
   if config.privacy.epsilon == math.inf:
-    # The row keeps infinity as its place, the config says what it means: clipping without
+    # The row keeps infinity as its place; the config expresses it as clipping without
     # noise.
     values["privacy.epsilon"] = math.inf
     without_noise = {"privacy.epsilon": None, "privacy.noise_multiplier": 0.0}
     config = fields.replace_all(config, without_noise, name="grid")
   held = json.dumps(writers.plain(fields.to_dict(config)), sort_keys=True)
-  # Words may be cut or alike. The digest keeps two runs out of one folder.
+  # Words may be cut or alike. The digest gives each run its own folder.
   digest = hashlib.sha256(held.encode()).hexdigest()[:8]
   words = "_".join(
     f"{path.split('.')[-1]}={_word(value)}" for path, value in values.items()
@@ -175,8 +188,8 @@ def _point(variant: str, config: Any, chosen: dict[str, Any]) -> Point:
 
 
 def _lines(config: SweepConfig, rows: list[Row]) -> tuple[list[Row], str | None]:
-  """(rows, what tells their lines apart): variants of one line have one name; runs that differ in
-  more than the seed are never one point, so where they would be each setting is a line."""
+  """Returns (rows, the key of their line). Variants of one line share a name. Runs that
+  differ in more than the seed are never one point: each setting then gets its own line."""
   varied = [name for name in ("variant", *config.grid) if name != config.x]
   named = [
     {**row, "variant": row["variant"].split(" @ ")[0]} for row in rows if "variant" in row
@@ -205,7 +218,9 @@ def run_sweep(
   num_processes: int = 1,
   only: str | None = None,
 ) -> list[Row]:
-  """Runs what is left of a sweep: sweep.json, curve.csv, curve.png and table.md.
+  """Runs the remaining points of a sweep: sweep.json, curve.csv, curve.png and table.md.
+
+  After the last run curve.pdf and curve.svg are written beside them, for a paper.
 
   Args:
     config: the sweep.
@@ -236,7 +251,13 @@ def run_sweep(
   kept = functools.partial(_kept, config)
   draw = functools.partial(_draw, config)
   grid = engine.Grid(config, found, train, load, kept, draw, config.y, only=only)
-  return engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+  rows = engine.run(grid, pathlib.Path(workdir), num_processes=num_processes)
+  finished = [row for row in rows if row["status"] == "done"]
+  if finished:
+    # Once, since three files of a picture take three times as long as one.
+    drawn = _figure(config, *_lines(config, finished))
+    pictures.save(drawn, pathlib.Path(workdir) / "curve.pdf", also=(".svg",))
+  return rows
 
 
 def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> Row:
@@ -244,7 +265,7 @@ def _train(train_fn: TrainFn, point: Point, folder: pathlib.Path, data: Any) -> 
 
 
 def _no_data(config: Any) -> None:
-  """Runs load their own."""
+  """Loads nothing: each run loads its own data."""
 
 
 def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
@@ -254,6 +275,14 @@ def _draw(config: SweepConfig, folder: pathlib.Path, rows: list[Row]) -> None:
   title = config.title
   curve.sweep_report(rows, folder, **drawn, references=references, title=title)
   table.write(rows, folder, **drawn)
+
+
+def _figure(config: SweepConfig, rows: list[Row], series: str | None) -> Figure:
+  """Returns the picture that `_draw` writes as PNG."""
+  axes: dict[str, Any] = {"x": config.x, "y": config.y, "series": series}
+  groups = curve.summarize(rows, **axes)
+  shown: dict[str, Any] = {"references": config.references, "title": config.title}
+  return curve_picture.figure(groups, **axes, **shown)
 
 
 def _check(config: SweepConfig) -> None:
@@ -282,20 +311,11 @@ def _check(config: SweepConfig) -> None:
 
 
 def _check_selection(config: SweepConfig) -> None:
-  law = config.selection
-  validate.positive(**{"selection.mean_trials": law.mean_trials})
-  if not 1 <= law.mean_trials <= rules.MOST_RUNS:
-    raise UserError(
-      f"must be in [1, {rules.MOST_RUNS}]",
-      field="selection.mean_trials",
-      value=law.mean_trials,
-    )
-  validate.non_negative(**{"selection.shape": law.shape})
-  validate.one_of(("max", "min"), **{"selection.better": law.better})
+  rules.check(config.selection, prefix="selection.")
   if config.selection.enabled and not isinstance(config.base, TrainConfig):
     raise UserError(
       "base must be a TrainConfig; a private selection among federated runs is "
-      "not charged here",
+      "not accounted here",
       field="selection.enabled",
       value=True,
     )
@@ -309,7 +329,7 @@ def _check_variants(config: SweepConfig) -> None:
       value=Verbatim("inf"),
     )
   for name, fixed in config.variants.items():
-    # A whole value that the grid replaces would lose what a variant set inside it.
+    # If the grid replaced a whole value, fields that a variant set inside it would be lost.
     varied = {"seed", *config.grid}
     twice = [path for path in fixed if reason(path, dict.fromkeys(varied, "")) is not None]
     if twice:
@@ -321,7 +341,7 @@ def _check_variants(config: SweepConfig) -> None:
 
 
 def _check_positions(config: SweepConfig, found: list[Point]) -> None:
-  """Raises UserError for an x that is known beforehand to place a run nowhere."""
+  """Raises UserError for an x that is already known to give a run no place."""
   if config.x == "variant":
     raise UserError(
       "must be a number; series='variant' draws one line for each",
@@ -331,7 +351,7 @@ def _check_positions(config: SweepConfig, found: list[Point]) -> None:
   for point in found if config.x in _config_axes(config) else ():
     value = fields.get(point.config, config.x)
     placed = value is not None and not isinstance(value, str | bool)
-    # Runs without a promise are drawn without a position.
+    # Runs without a guarantee are drawn without a position.
     if placed or not _is_private(point.config):
       continue
     raise UserError(
@@ -348,7 +368,7 @@ def _unique(values: Any, name: str) -> None:
 
 
 def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
-  """Picks what a row holds from a result; raises unless what is to be drawn is there."""
+  """Picks the values of a row from a result; raises if a value to be drawn is missing."""
   axes = {path: fields.get(point.config, path) for path in _config_axes(config)}
   drawn = {"x": config.x, "y": config.y, "series": config.series}
   given = {*axes, *point.overrides, None}
@@ -363,7 +383,7 @@ def _kept(config: SweepConfig, point: Point, result: Row) -> Row:
 
 
 def _config_axes(config: SweepConfig) -> list[str]:
-  """Lists which of x and series name a field of the base config, not a key of the result."""
+  """Returns which of x and series name a field of the base config, not a key of the result."""
   known = {field.name for field in dataclasses.fields(config.base)}
   return [
     path for path in (config.x, config.series) if path and ("." in path or path in known)
@@ -371,7 +391,7 @@ def _config_axes(config: SweepConfig) -> list[str]:
 
 
 def _unread_of_sweep(config: SweepConfig) -> Unused:
-  """Returns the fields that its runs do not read, or set themselves."""
+  """Returns the fields that the sweep's runs do not read, or set themselves."""
   axes = {**config.grid, "seed": config.seeds}
   variants = config.variants or {"": {}}
   runs = engine.spread(
@@ -379,7 +399,9 @@ def _unread_of_sweep(config: SweepConfig) -> Unused:
   )
   unread = kind_of(config.base).unread
   tables = [unread(run.config) | dict.fromkeys(run.changes, "a run's own") for run in runs]
-  return unused.of_sweep(config) | within("base", switched.of_all(config.base, tables))
+  return unused.of_sweep(config) | within(
+    "base", switches.unread_by_all(config.base, tables)
+  )
 
 
 SWEEP = Kind(

@@ -1,4 +1,4 @@
-"""Tables of runs that their config names: label -> the fields in which that run differs.
+"""Tables of runs in one config: label -> the fields in which that run differs.
 
 A row is a run of its own, in a folder of its own, so that the table goes on where it was cut
 off and may get more rows.
@@ -14,12 +14,12 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.run import loop, switched
+from dpjax.experiments.run import loop, switches
 from dpjax.experiments.sweeps import engine
 from dpjax.experiments.sweeps.engine import Grid, Point, Row
 from dpjax.validate import UserError
 
-# Bytes of a folder's name; most file systems take 255.
+# Longest folder name in bytes; most file systems allow 255.
 _LONGEST = 200
 
 
@@ -47,7 +47,7 @@ def points(
 
   Args:
     alone: the label where the config is one run.
-    check: of a run.
+    check: (run) -> None; raises UserError if the run is refused.
     told: (label, run) -> what tells it from the other runs.
     unread: (run) -> the fields that it does not read (`engine.resettled`).
     settle: (run, its changes, their place), before it is checked.
@@ -76,7 +76,7 @@ def points(
 
 
 def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
-  """(label, run) of every row, before its fields are looked at.
+  """Returns (label, run) of every row, before its fields are checked.
 
   Raises:
     UserError: an unknown field or value, or a field of the whole table.
@@ -96,7 +96,7 @@ def runs_of(config: Config, alone: str) -> list[tuple[str, Config]]:
 
 def unread_of_rows(config: Any, alone: str, unread: Callable[[Any], Unused]) -> Unused:
   """Returns the fields that none of the rows reads, and what each would need."""
-  return switched.of_all(config, [unread(run) for _, run in runs_of(config, alone)])
+  return switches.unread_by_all(config, [unread(run) for _, run in runs_of(config, alone)])
 
 
 def _folder(label: str) -> str:
@@ -119,13 +119,13 @@ def run_all(
   tell: Callable[[Row], str],
   unreleased: str,
 ) -> list[Row]:
-  """Every run of a table, or what is left of them; their rows, which hold their results.
+  """Runs the remaining rows of a table and returns all rows, which hold their results.
 
   Each lives in `workdir`/points/NAME, with sweep.json beside them.
 
   Args:
     found: `points`.
-    job: of the config of a run.
+    job: job of the config of a run.
     write: `write(folder, rows, title=...)`, files about the finished runs.
     tell, unreleased: as `engine.Grid` has them.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from dpjax import noise, validate
+from dpjax import noise, pictures, validate
 from dpjax.experiments.run import report, writers
 from dpjax.mechanisms import additive
+from dpjax.pictures import PAGE, Look
 
 _EPSILON = 1.0
 _DELTA = 1e-3
@@ -29,7 +30,7 @@ _BINS = 120
 
 
 class Law(NamedTuple):
-  """A noise of the figure."""
+  """Noise distribution of the figure."""
 
   name: str
   sample: Callable[[jax.Array, jax.Array, float], jax.Array]  # (key, like, scale)
@@ -39,7 +40,7 @@ class Law(NamedTuple):
 
 
 def laws(num_features: int) -> list[Law]:
-  """Returns the noises: the paper's two, and the least Gaussian that is proved.
+  """Returns the noises: the paper's two, and the least Gaussian noise with a proof.
 
   The paper's factor sqrt(2 ln(1.25 / delta)) is proved for epsilon < 1 alone, and the figure
   has epsilon 1.
@@ -71,13 +72,14 @@ def run(
   num_features: int = 784,
   seed: int = 0,
 ) -> dict[str, Any]:
-  """Draws, and writes figure_9.png, figure_9.csv (histograms) and result.json to a folder.
+  """Draws noise, and writes figure_9.png, figure_9.csv (histograms) and result.json to a
+  folder.
 
   Args:
     out: the folder; made where it is missing.
-    num_draws: of each noise, at least 2.
+    num_draws: number of draws of each noise, at least 2.
     num_features: d, of a record in [0, 1]^d.
-    seed: of the draws. They protect nothing.
+    seed: seed of the draws. They protect nothing.
 
   Returns:
     What result.json holds: for each noise its scale, the mean size and standard deviation of
@@ -91,8 +93,6 @@ def run(
     {"from": a, "to": b} for a, b in itertools.pairwise(edges)
   ]
   rows = []
-  figure = Figure(figsize=(5.2, 3.4), layout="constrained")
-  axes = figure.subplots()
   for index, law in enumerate(laws(num_features)):
     # A key for each noise, so that their draws are independent.
     key = jax.random.fold_in(jax.random.key(seed), index)
@@ -101,10 +101,7 @@ def run(
     for row, count in zip(histograms, counts):
       row[law.name] = int(count)
     rows.append(_row(law, draws))
-    axes.stairs(counts, edges, label=law.name)
-  report.style(axes, title="Figure 9", xlabel="noise", ylabel=f"of {num_draws} draws")
-  axes.legend()
-  report.save_figure(figure, folder / "figure_9.png")
+  pictures.save(figure(histograms, title="Figure 9"), folder / "figure_9.png")
   report.write_csv(folder / "figure_9.csv", histograms)
   result = {
     "epsilon": _EPSILON,
@@ -117,6 +114,31 @@ def run(
   }
   writers.write_json(folder / "result.json", result)
   return result
+
+
+def figure(rows: Sequence[dict[str, Any]], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the histograms of figure_9.csv: how many draws fell between two numbers.
+
+  Args:
+    rows: with the keys "from", "to" and one for each noise.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  drawn = pictures.new_figure(look, height=3.0)
+  axes = drawn.subplots()
+  edges = [rows[0]["from"], *(row["to"] for row in rows)]
+  names = [name for name in rows[0] if name not in ("from", "to")]
+  for index, name in enumerate(names):
+    counts = [row[name] for row in rows]
+    how = {"color": look.color(index), "linestyle": look.dash(index), "linewidth": 1.2}
+    axes.stairs(counts, edges, label=name, **how)
+  width = rows[0]["to"] - rows[0]["from"]
+  labels = {"xlabel": "noise", "ylabel": f"draws in {width:.2g} of the noise"}
+  pictures.dress(axes, look, **labels)
+  pictures.headline(drawn, look, title)
+  handles, _ = axes.get_legend_handles_labels()
+  pictures.key(drawn, look, handles)
+  return drawn
 
 
 def _row(law: Law, draws: np.ndarray) -> dict[str, Any]:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import pathlib
 import statistics
-import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from dpjax import pictures
 from dpjax.accounting import upper
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import report
+from dpjax.pictures import PAGE, Look
 
 Row = dict[str, Any]
-_METRICS = (("test_accuracy", "test accuracy"), ("test_loss", "test cross-entropy (nats)"))
+_METRICS = (("test_accuracy", "test accuracy"), ("test_loss", "cross-entropy (nats)"))
 _OF_RUN = ("curve", "dataset", "epsilon_target", "seed")
 _MEANING = (
   "epsilon_kind",
@@ -29,10 +30,21 @@ _MEANING = (
   "unit",
 )
 _STYLES = {"proved": "-", "claimed": "--", "none": ":"}
-# Of a heading, above one panel.
-_LETTERS = 42
-# Beyond seven curves the colours begin again, and markers tell them apart.
-_MARKERS = ("", "o", "s")
+# Curves that one panel holds: the colours that are told apart at a glance.
+_MOST = 5
+# Inches of a panel.
+_WIDE = 1.7
+_WIDE_WITH_KEY = 3.2
+_HIGH = 1.4
+
+
+class Column(NamedTuple):
+  """Panels that share their curves: accuracy above, cross-entropy below."""
+
+  dataset: str
+  epsilon: float
+  relation: str  # in words; "": nobody promises anything here
+  curves: list[str]
 
 
 def draw(
@@ -41,39 +53,129 @@ def draw(
   results: Sequence[Row],
   metrics: Sequence[list[Row]],
 ) -> None:
-  """Writes `workdir`/report.csv (every epoch of every run) and report.png: accuracy above,
-  cross-entropy below, one column for each data set and epsilon, one line for each curve
-  (the mean over seeds; the band spans them).
+  """Writes `workdir`/report.csv (every epoch of every run) and report.png (`figure`).
 
   Args:
-    results: of the runs. metrics: their rows of metrics.jsonl.
+    workdir: the folder.
+    config: of the experiment; its title, or its data set and curves, is the title.
+    results: of the runs.
+    metrics: their rows of metrics.jsonl.
   """
   rows = [row for own in map(_by_epoch, results, metrics) for row in own]
   report.write_csv(workdir / "report.csv", rows)
-  panels = list(dict.fromkeys((row["dataset"], row["epsilon_target"]) for row in rows))
-  figure = Figure(figsize=(3.9 * len(panels) + 2.4, 6.2), layout="constrained")
-  axes = figure.subplots(2, len(panels), squeeze=False)
   curves = list(dict.fromkeys(row["curve"] for row in rows))
-  for column, (dataset, epsilon) in enumerate(panels):
-    mine = [
-      row for row in rows if (row["dataset"], row["epsilon_target"]) == (dataset, epsilon)
-    ]
-    title = f"({chr(97 + column)}) {dataset}, epsilon = {upper(epsilon)}"
-    for axis, (metric, label) in zip(axes[:, column], _METRICS):
-      _panel(axis, mine, curves, metric)
-      report.style(axis, title=title, xlabel="epoch", ylabel=label)
-  _legend(figure, list(axes[0]))
   title = config.title or f"{config.data.name}: {', '.join(curves)}"
-  lines = (title, "solid: proved, dashed: claimed (no guarantee), dotted: not private")
-  # Beside one panel a longer line would run into the legend.
-  wrapped = [textwrap.fill(line, _LETTERS * len(panels)) for line in lines]
-  figure.suptitle(
-    "\n".join(wrapped),
-    fontsize=9,
-    x=0.01,
-    ha="left",  # the legend stands on the right
+  pictures.save(figure(rows, title=title), workdir / "report.png")
+
+
+def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the picture of an experiment: accuracy above, cross-entropy below.
+
+  There is a column for each data set, epsilon and neighbouring relation, and a line for each
+  curve: the mean over seeds, the band spans them. A column has five curves at most; more curves
+  fill more columns. Runs without privacy stand in every column.
+
+  Args:
+    rows: of report.csv, one for each epoch of each run.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  columns = _columns(rows)
+  names = list(dict.fromkeys(row["curve"] for row in rows))
+  # As many curves as there are colours have one key; more have one below each column.
+  shared = len(names) < len(pictures.PALETTE)
+  relations = [column.relation for column in columns]
+  # Columns of one relation fill rows of their own, where they fit.
+  alike = max(map(relations.count, relations))
+  wide = min(alike, look.across(_WIDE if shared else _WIDE_WITH_KEY))
+  blocks = -(-len(columns) // wide)
+  keys = 0.16 * max(len(column.curves) for column in columns)
+  height = (2 * _HIGH + (0.3 if shared else keys)) * blocks + 0.9
+  drawn = pictures.new_figure(look, height=height)
+  # A row of its own below each block for keys that differ between columns.
+  ratios = [1.0, 1.0] if shared else [1.0, 1.0, keys / _HIGH]
+  grid = drawn.subplots(
+    len(ratios) * blocks, wide, squeeze=False, height_ratios=ratios * blocks
   )
-  report.save_figure(figure, workdir / "report.png")
+  for axes in grid.flat:
+    axes.set_axis_off()
+  kinds = {}
+  for index, column in enumerate(columns):
+    block, place = divmod(index, wide)
+    top = len(ratios) * block
+    mine = [row for row in rows if _is_in(row, column)]
+    heading = [f"{column.dataset}, epsilon = {upper(column.epsilon)}"]
+    # Where there is one relation, the note below the title names it.
+    several = len({other.relation for other in columns}) > 1
+    heading += [column.relation] * bool(several and column.relation)
+    for axes, (metric, label) in zip(grid[top : top + 2, place], _METRICS):
+      axes.set_axis_on()
+      handles = _panel(axes, mine, column.curves, metric, look, names if shared else None)
+      is_top = metric == _METRICS[0][0]
+      pictures.dress(
+        axes, look, title="\n".join(heading) if is_top else "",
+        xlabel="" if is_top else "epoch", ylabel=label if place == 0 else "",
+      )  # fmt: skip
+      axes.title.set_fontsize(look.font_size - 0.5)
+    kinds |= {handle.get_label(): handle for handle in handles}
+    if not shared:
+      grid[top + 2, place].legend(
+        handles=handles, loc="upper left", fontsize=look.font_size - 1, frameon=False,
+        handlelength=1.6, borderaxespad=0.0, labelspacing=0.25,
+      )  # fmt: skip
+  relations = list(dict.fromkeys(filter(None, relations)))
+  note = "solid: proved, dashed: claimed (no guarantee), dotted: not private"
+  note += f"; {relations[0]}" if len(relations) == 1 else ""
+  pictures.headline(drawn, look, title, note)
+  if shared:
+    pictures.key(drawn, look, list(kinds.values()))
+  return drawn
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+  """Returns the columns: those of one neighbouring relation follow each other."""
+  columns = []
+  relations = list(dict.fromkeys(_relation(row) for row in rows if _is_private(row)))
+  for relation in relations or [""]:
+    alike = [row for row in rows if not _is_private(row) or _relation(row) == relation]
+    for dataset, epsilon in dict.fromkeys(
+      (row["dataset"], row["epsilon_target"])
+      for row in alike
+      if _is_private(row) or not relation
+    ):
+      mine = [
+        row
+        for row in alike
+        if (row["dataset"], row["epsilon_target"]) == (dataset, epsilon)
+      ]
+      private = list(dict.fromkeys(row["curve"] for row in mine if _is_private(row)))
+      free = [row["curve"] for row in mine if not _is_private(row)]
+      others = list(dict.fromkeys(free))
+      room = max(1, _MOST - len(others))
+      parts = -(-len(private) // room) or 1
+      # Parts of equal size, so that no panel holds a single curve that was left over.
+      for part in range(parts):
+        mine = private[part * len(private) // parts : (part + 1) * len(private) // parts]
+        columns.append(Column(dataset, epsilon, relation, [*mine, *others]))
+  return columns
+
+
+def _is_private(row: Row) -> bool:
+  return row["epsilon_kind"] != "none"
+
+
+def _relation(row: Row) -> str:
+  """Returns a run's neighbouring relation in words; "" where an older table has none."""
+  relation = row.get("neighboring_relation")
+  return (
+    pictures.relation_in_words(relation, row.get("unit") or "example") if relation else ""
+  )
+
+
+def _is_in(row: Row, column: Column) -> bool:
+  place = (row["dataset"], row["epsilon_target"]) == (column.dataset, column.epsilon)
+  alike = not _is_private(row) or _relation(row) == column.relation
+  return place and alike and row["curve"] in column.curves
 
 
 def _by_epoch(result: Row, lines: list[Row]) -> list[Row]:
@@ -85,51 +187,47 @@ def _by_epoch(result: Row, lines: list[Row]) -> list[Row]:
   return [of_run | epoch | score | meaning for epoch, score in zip(epochs, scores)]
 
 
-def _panel(axis: Axes, rows: list[Row], curves: list[str], metric: str) -> None:
-  for index, curve in enumerate(curves):
+def _panel(
+  axes: Axes,
+  rows: list[Row],
+  curves: list[str],
+  metric: str,
+  look: Look,
+  names: list[str] | None,
+) -> list[Any]:
+  """Draws the curves; returns what stands for each in a key. `names`: colours by their place."""
+  handles = []
+  for place, curve in enumerate(curves):
+    index = names.index(curve) if names else place
     mine = [row for row in rows if row["curve"] == curve]
-    if not mine:
-      continue
+    kind = mine[0]["epsilon_kind"]
     epochs = sorted({row["epoch"] for row in mine})
     values = [[row[metric] for row in mine if row["epoch"] == epoch] for epoch in epochs]
-    color = report.PALETTE[index % len(report.PALETTE)]
-    label = f"{curve} ({_kind(mine[0])})"
-    marker = _MARKERS[index // len(report.PALETTE) % len(_MARKERS)]
-    axis.plot(
+    # Black stands for no privacy in every panel.
+    index = index if kind != "none" else len(pictures.PALETTE) - 1
+    color = look.color(index)
+    # A marker now and then tells curves apart in grey, too.
+    (line,) = axes.plot(
       epochs,
       list(map(statistics.mean, values)),
-      label=label,
+      label=f"{curve} ({kind if kind != 'none' else 'not private'})",
       color=color,
-      linewidth=1.4,
-      linestyle=_STYLES[mine[0]["epsilon_kind"]],
-      marker=marker,
-      markersize=3,
+      linewidth=1.1,
+      linestyle=_STYLES[kind],
+      marker=pictures.marker(index),
+      markersize=2.5,
+      markevery=max(1, len(epochs) // 4),
     )
-    low = [min(v) for v in values]
-    high = [max(v) for v in values]
-    axis.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
-  axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-  if metric == "test_loss":
-    # A loss that runs away must not hide the others.
-    losses = [row[metric] for row in rows]
-    finite = [loss for loss in losses if math.isfinite(loss) and loss > 0]
-    if finite and max(finite) > 20 * statistics.median(finite):
-      axis.set_yscale("log")
-
-
-def _kind(row: Row) -> str:
-  """Explains an epsilon of the panel's title for this line."""
-  if row["epsilon_kind"] == "none":
-    return "not private"
-  kind = f"{row['epsilon_kind']}, {row['neighboring_relation']}"
-  return kind if row["unit"] == "example" else f"{kind}, per {row['unit']}"
-
-
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-  lines = {}
-  for axis in axes:
-    handles, labels = axis.get_legend_handles_labels()
-    lines |= dict(zip(labels, handles))
-  figure.legend(
-    list(lines.values()), list(lines), loc="outside right upper", fontsize=8, frameon=False
-  )
+    handles.append(line)
+    low = [min(each) for each in values]
+    high = [max(each) for each in values]
+    axes.fill_between(epochs, low, high, color=color, alpha=0.15, linewidth=0)
+  axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+  # Whole numbers at the ticks, not what is to be added to another number.
+  axes.ticklabel_format(axis="y", useOffset=False)
+  losses = [row[metric] for row in rows if math.isfinite(row[metric]) and row[metric] > 0]
+  # A loss that runs away must not hide the others.
+  is_wide = bool(losses) and max(losses) > 20 * statistics.median(losses)
+  if metric == "test_loss" and (is_wide if look.log_y is None else look.log_y):
+    axes.set_yscale("log")
+  return handles

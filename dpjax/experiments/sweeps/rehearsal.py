@@ -1,4 +1,4 @@
-"""`--dry_run` of several runs: what they would promise and need together, and none of them.
+"""`--dry_run` of several runs: their guarantees and needs together, without running them.
 
 Each run is rehearsed on zeros, as `experiments/run/dry_run.py` has it. Runs that differ in their
 seed alone are rehearsed once. Everything is refused that the runs would be refused before the
@@ -45,8 +45,8 @@ def told(
   num_processes: int = 1,
   only: str | None = None,
 ) -> str:
-  """The plan of a sweep, as lines; of a private selection what the choice costs. `num_processes`
-  and `only` are those of `grid.run_sweep`.
+  """Returns the plan of a sweep, as lines; for a private selection also the cost of the
+  choice. `num_processes` and `only` are those of `grid.run_sweep`.
 
   Raises:
     UserError: a fault of the sweep itself. One of a run that only its data tell is told with
@@ -77,7 +77,7 @@ def told(
 
 
 def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
-  """The plan of an experiment of relevance; attacks of an audit are not in its minutes."""
+  """Returns the plan of a relevance experiment; its minutes exclude an audit's attacks."""
   shared: dict[Any, Any] = {}
   found = experiment.points(config)
   workdir = pathlib.Path(workdir)
@@ -86,7 +86,7 @@ def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
 
   def state(point: Point, folder: pathlib.Path) -> str:
     job = of_relevance.build(point.config, shared, curve=point.overrides["variant"])
-    # It lives in the folder of the experiment.
+    # A single run lives in the folder of the experiment.
     if len(found) == 1:
       job = job._replace(config=config)
       folder = workdir
@@ -111,8 +111,8 @@ def _of_points(
   for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
-      # Runs that differ in their seed alone take as long, and promise the same: a
-      # calibration takes seconds, and no seed enters it.
+      # Runs that differ only in their seed take equally long, and have the same guarantee.
+      # A calibration takes seconds, and does not depend on the seed.
       alike = repr(fields.replace(point.config, "seed", 0))
       if alike not in seen:
         seen[alike] = rehearse(point)
@@ -145,7 +145,7 @@ def _of_points(
 
 
 def _shown(found: list[Point]) -> Iterator[Point]:
-  """The same, with a progress bar: a calibration of each may take a while."""
+  """Yields the same items under a progress bar: each calibration may take a while."""
   with writers.progress(len(found), 0, "rehearsed") as bar:
     for point in found:
       yield point
@@ -170,14 +170,14 @@ def _of_selection(
 
 
 def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
-  """Every training of the method, a few steps of each; all else as in the run."""
+  """Runs every training of the method for several steps; everything else as in the run."""
   config = point.config
   began = time.monotonic()
   counted = []
   zeros = {
     key: tuple(map(_blank, held))
     for key, held in shared.items()
-    # What runs share holds more than data sets: compiled steps among them.
+    # Runs share more than data sets, compiled steps among them.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
   random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
@@ -190,10 +190,10 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     return state[0]
 
   loaded = of_relevance.load_data(config, zeros)
-  # It refuses what the run itself would be refused for.
+  # Refuses everything that the run itself would refuse.
   of_relevance.build(config, zeros, curve="").start(random)
   job = of_relevance.make_job(config, *loaded, zeros, random, trainer)
-  # Zeros among zeros would be refused as copies of private records.
+  # Equal zeros would be refused as copies of private records.
   if job.public is not None:
     train, _ = of_relevance.load_data(config, shared)
     relevance.check_public(train, of_relevance.load_public(config, shared))

@@ -20,7 +20,7 @@ UNRELEASED = (
 
 
 def alone_as(config: SecureConfig) -> str:
-  """The label of a config without rows."""
+  """Returns the label of a config without rows."""
   return f"{name_of(config, 'task')}, as configured"
 
 
@@ -47,8 +47,8 @@ def points(config: SecureConfig) -> list[Point]:
 
 @bounds.names_fields
 def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
-  """`labelled.run_all`, with secure.md, secure.csv (one line for each row) and secure.png
-  (seconds and bytes) beside sweep.json.
+  """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
+  line for each row) and secure.png (seconds and bytes).
 
   Raises:
     UserError: a wrong config, and as there.

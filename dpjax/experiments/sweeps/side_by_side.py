@@ -1,4 +1,4 @@
-"""Tasks in several processes of this machine, which take the next one as they get free.
+"""Tasks in several processes of this machine. A free process takes the next task.
 
 For runs that leave cores idle, as those of small convolutional networks do. Each process loads
 data and compiles for itself.
@@ -28,13 +28,13 @@ from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
 T = TypeVar("T")
-# Between two updates of the progress bar.
+# Seconds between two updates of the progress bar.
 _LOOK_SECONDS = 1.0
 
 
 def check(num_processes: int) -> None:
-  """Raises UserError unless there is a core for each process, and no accelerator: its memory
-  would be the first one's."""
+  """Raises UserError unless there is a core for each process, and no accelerator, whose
+  memory the first one would take."""
   validate.integer_at_least(1, processes=num_processes)
   affinity = getattr(os, "sched_getaffinity", None)
   cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -82,7 +82,7 @@ def outcomes(
   doing = {}
 
   def give(pipe: Any) -> None:
-    # One task at a time, so that the slowest run does not hold up others behind it.
+    # One task at a time, so that the slowest run does not delay others behind it.
     for task in itertools.islice(waiting, 1):
       doing[pipe] = task
       _send(pipe, task)
@@ -103,7 +103,7 @@ def outcomes(
 def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
   try:
     pickle.dumps((work, tasks))
-  # Of whichever object: pickle raises errors of many types.
+  # pickle raises errors of many types for arbitrary objects.
   except Exception as error:
     raise UserError(
       f"what runs in several must be picklable: {error}", field="processes"
@@ -111,7 +111,7 @@ def _check_picklable(work: Callable[[Any], Any], tasks: Sequence[Any]) -> None:
 
 
 class _Held:
-  """An open file that a process inherits, and with it a lock that all of them must let go."""
+  """An open file that processes inherit, with a lock that ends when all of them close it."""
 
   def __init__(self, number: int):
     self.number = number
@@ -128,8 +128,8 @@ def _inherited(given: Any) -> _Held:
 def _crew(
   work: Callable[[Any], Any], count: int, lock: _Held | None
 ) -> Iterator[dict[Any, Any]]:
-  """Processes by the pipes to them."""
-  # A forked JAX may hang: its threads are gone in the child, and their locks are not.
+  """Yields processes by the pipes to them."""
+  # A forked JAX may hang: its threads are gone in the child, but their locks are not.
   context = multiprocessing.get_context("spawn")
   told = (work, allocator.keeps_freed_memory(), dict(jax.config.values), lock)
   processes = {}
@@ -137,11 +137,11 @@ def _crew(
     for _ in range(count):
       ours, theirs = context.Pipe()
       process = context.Process(target=_main, args=(theirs, *told))
-      # For the whole life of the process: this one tells the others of Ctrl-C.
+      # Blocked for the whole life of the child: the parent alone handles Ctrl-C.
       with _blocked(signal.SIGINT):
         process.start()
       processes[ours] = process
-      # Otherwise the end of the process would not be noticed.
+      # The child's end must be closed here. Otherwise its death would go unnoticed.
       theirs.close()
     yield processes
   except BaseException:
@@ -164,7 +164,7 @@ def _blocked(signum: int) -> Iterator[None]:
 
 
 def _send(pipe: Any, task: Any) -> None:
-  """To one that may have ended, which who reads its answer will notice."""
+  """Sends to a process that may have ended. The reader of its answer will notice that."""
   with contextlib.suppress(BrokenPipeError):
     pipe.send(task)
 
@@ -186,7 +186,7 @@ def _heard(pipe: Any, process: Any) -> Any:  # a Connection; Windows has another
   return outcome
 
 
-# --- within a process
+# --- inside a process
 
 
 def _main(
@@ -199,7 +199,7 @@ def _main(
   # The open descriptor alone holds the lock.
   del lock
   if keep_freed:
-    # First: a thread that is there has a heap of its own.
+    # First, since an existing thread already has its own heap.
     allocator.keep_freed_memory()
   threading.Thread(target=_end_with_first, daemon=True).start()
   for name, value in jax_config.items():
@@ -213,19 +213,19 @@ def _main(
 def _end_with_first() -> None:
   parent = multiprocessing.parent_process()
   wait([parent.sentinel] if parent else [])
-  # A run that gets SIGTERM ends its step and saves.
+  # A run that gets SIGTERM finishes its step and saves.
   os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _done(work: Callable[[Any], Any], task: Any) -> tuple[BaseException | None, Any]:
-  """(what it raised, its outcome)."""
+  """Returns (the error, the outcome)."""
   try:
     return None, work(task)
   except loop.Interrupted as stopped:
     sys.exit(128 + stopped.signum)
-  # A user's part may call sys.exit.
+  # A user's code may call sys.exit.
   except BaseException as error:
-    # By its traceback, which does not travel.
+    # Found now from the traceback, which cannot be sent.
     blamed = names.blame(error)
     if blamed is not None and not isinstance(error, KeyboardInterrupt):
       return UserError(blamed), None

@@ -24,8 +24,8 @@ def write(
   y: str,
   series: str | None = None,
 ) -> None:
-  """Writes `out_dir`/table.md: mean y (smallest to largest of the seeds) by series and x;
-  for federated runs also the rounds to each target accuracy, the most of the seeds.
+  """Writes `out_dir`/table.md: mean y (smallest to largest of the seeds) by series and x.
+  Federated runs also get the rounds to each target accuracy, the most over the seeds.
 
   Args:
     rows: one per finished run, as for `curve.sweep_report`.
@@ -37,7 +37,7 @@ def write(
 
 
 def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> str:
-  """The table of y by series and x.
+  """Returns the table of y by series and x.
 
   >>> runs = [{"alpha": 0.5, "acc": 0.9, "name": "avg"}, {"alpha": 0.5, "acc": 0.8, "name": "avg"}]
   >>> print(table(runs, x="alpha", y="acc", series="name"))
@@ -47,7 +47,7 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
   <BLANKLINE>
   """
   groups = curve.summarize(rows, x=x, y=y, series=series)
-  # Runs without an epsilon stand last, in a column of their own.
+  # Runs without an epsilon come last, in a separate column.
   columns = sorted({group[x] for group in groups}, key=lambda at: (at is None, at or 0))
   labels = list(dict.fromkeys(_label(group, series, y) for group in groups))
   cells = {(_label(group, series, y), group[x]): _cell(group, y) for group in groups}
@@ -60,8 +60,8 @@ def table(rows: Sequence[Row], *, x: str, y: str, series: str | None = None) -> 
 
 
 def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> str:
-  """Rounds to each target by series, and by x where a line has several; "" where no run
-  reports them, "-" where one of the seeds (or of the other settings) never got there.
+  """Returns rounds to each target by series, and by x where a line has several. "" where no
+  run reports them, "-" where one of the seeds (or settings) never reached it.
 
   >>> runs = [{"alpha": at, "rounds_to_accuracy": {"0.97": 9, "0.99": None}} for at in (1, 2)]
   >>> print(rounds_table(runs, x="alpha"))
@@ -91,7 +91,7 @@ def rounds_table(rows: Sequence[Row], *, x: str, series: str | None = None) -> s
     mine = [row["rounds_to_accuracy"] for row in told if label(row) == each]
     line = [each]
     for target in targets:
-      # The slowest seed; a dash where one of them never got there.
+      # The slowest seed; a dash where one of them never reached the target.
       rounds = [own.get(target) for own in mine]
       line.append("-" if None in rounds else str(max(rounds)))
     lines.append(line)
@@ -107,7 +107,7 @@ def _label(group: Row, series: str | None, y: str) -> str:
 
 
 def _cell(group: Row, y: str) -> str:
-  """Returns the mean of the seeds that ended with a finite number, and how many did not."""
+  """Returns the mean of seeds with a finite result, and the number of other seeds."""
   lost = group["not_finite"]
   seeds = group["seeds"]
   if lost == seeds:
@@ -118,7 +118,8 @@ def _cell(group: Row, y: str) -> str:
 
 
 def _number(value: float, y: str) -> str:
-  """Four decimals below 1, without the leading zero; else as short as it is."""
+  """Formats a number: four decimals below 1, without the leading zero; else as short as
+  possible."""
   if not is_promised(y) and 0 < abs(value) < 1:
     return f"{value:.4f}".lstrip("0")
   return by_name(y, value, digits=6)

@@ -1,4 +1,4 @@
-"""Choosing hyper-parameters privately: the best of a random number of runs, charged.
+"""Private choice of hyper-parameters: the best of a random number of runs, accounted.
 
 An ordinary sweep costs the sum of its runs (`cost.charge`). Here the number of runs is
 random and secret, each draws its setting from the grid at random, and only the best one is
@@ -39,13 +39,13 @@ from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
-# Secret: how many runs there are, and which settings they took.
+# Secret: the number of runs, and their settings.
 TRIALS = "trials.json"
-# Folder of what may be released.
+# Folder of the files that may be released.
 BEST = "best"
 # result.json and config.json stay secret: they hold the seed.
 _MODEL = "params.npz"
-# its plan, and what its promise rests on that nobody can check
+# (config, data) -> its plan, and the assumptions of its guarantee that nobody can check
 PlanFn = Callable[[TrainConfig, Any], tuple[Plan, tuple[str, ...]]]
 
 
@@ -56,7 +56,7 @@ def run_selection(
   load_fn: LoadFn,
   plan_fn: PlanFn | None = None,
 ) -> dict[str, Any]:
-  """Draws the trials, runs what is left of them, and writes the best one to `workdir`/best.
+  """Draws the trials, runs the remaining ones, and writes the best one to `workdir`/best.
 
   Args:
     config: a sweep with `selection.enabled` and one seed; its grid holds the settings.
@@ -67,7 +67,7 @@ def run_selection(
 
   Returns:
     The content of best/selection.json: the winning setting, its score, and both epsilons:
-    `epsilon_of_one_run` and `epsilon`, which is charged for the choice.
+    `epsilon_of_one_run` and `epsilon`, which is accounted for the choice.
 
   Raises:
     UserError: settings that do not cost the same event, a score that is not on test data, a
@@ -85,14 +85,14 @@ def run_selection(
     drawn = _trials(workdir, config, len(settings))
     results = []
     for index, (choice, seed) in enumerate(drawn):
-      # with a seed of its own, so that a setting drawn twice has other noise
+      # each trial has its own seed, so that a setting drawn twice gets other noise
       trial = fields.replace(settings[choice].config, "seed", seed, name="seeds")
       results.append(train_fn(trial, _folder(workdir, index), data=load(trial)))
-      # A fault of the config: told now, not after all of the runs.
+      # A fault of the config is reported now, not after all of the runs.
       curve.numeric(results[-1], config.y)
     sign = 1.0 if config.selection.better == "max" else -1.0
     scores = [sign * curve.numeric(result, config.y) for result in results]
-    # A run that diverged never wins, and ends no selection.
+    # A diverged run never wins, and does not end a selection.
     winner = int(np.argmax([s if math.isfinite(s) else -math.inf for s in scores]))
     overrides = settings[drawn[winner][0]].overrides
     found = {
@@ -111,7 +111,7 @@ def run_selection(
 def planned(
   config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
 ) -> tuple[list[Point], dict[str, Any]]:
-  """(the settings among which is chosen, what the choice costs: `charged`).
+  """Returns (the settings to choose among, the cost of the choice: `charged`).
 
   Raises:
     UserError: as `run_selection`, for what is known before anything runs.
@@ -137,7 +137,7 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
 def charged(
   plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
-  """Epsilon of one run and of the selection, with its delta.
+  """Returns epsilon of one run and of the selection, with its delta.
 
   Args:
     assumptions: that some run rests on and nobody can check; then it is a claim.
@@ -159,7 +159,7 @@ def charged(
       "a run of its settings has no finite epsilon, nor has the choice", field="grid"
     )
   growth = np.logaddexp(0, epsilon) - np.logaddexp(0, one_run)
-  # Beyond 700 exp overflows, and delta is no probability either.
+  # Above 700 exp overflows, and delta would be no probability either.
   growth = math.exp(min(growth, 700.0))
   delta = left + (plan.delta - left) * law.mean_trials * growth
   if not (math.isfinite(epsilon) and delta < 1):
@@ -229,8 +229,8 @@ def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
 def _common_plan(
   settings: list[Point], load: LoadFn, plan_fn: PlanFn
 ) -> tuple[Plan, tuple[str, ...]]:
-  """(the plan of any setting, what any of them rests on); refuses settings of which one
-  might cost more."""
+  """Returns (the plan of any setting, the assumptions of all). Refuses settings of which
+  one might cost more."""
   for point in settings:
     if point.config.data != settings[0].config.data:
       raise UserError("must not vary the data in a private selection", field="grid")
@@ -258,8 +258,8 @@ def _common_plan(
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """All that `charged` reads: under one of two samplers of one event a batch may overflow, and
-  how often follows from the accountant's epsilon."""
+  """Returns everything that `charged` reads. Two samplers of one event may differ in
+  overflow, whose rate follows from the accountant's epsilon."""
   return (
     plan.event(),
     plan.delta,
@@ -273,7 +273,8 @@ def _facts(plan: Plan) -> tuple[Any, ...]:
 def _trials(
   workdir: pathlib.Path, config: SweepConfig, count: int
 ) -> list[tuple[int, int]]:
-  """(setting, seed) of each run, drawn once from the operating system's entropy, then kept.
+  """Returns (setting, seed) of each run, drawn once from the operating system's entropy,
+  then kept.
 
   The seeds are random, not in a row: that of the winner must not tell how many ran.
   """
@@ -284,7 +285,7 @@ def _trials(
     if saved["config"] != identity:
       raise UserError(f"{path}: holds the trials of another config; use a new workdir")
     return [(choice, seed) for choice, seed in saved["trials"]]
-  # The number of trials must be unknown, so no seed of a config may decide it.
+  # The number of trials must be unknown, so no seed of a config may determine it.
   rng = np.random.default_rng(secrets.randbits(256))
   law = config.selection
   number = accounting.tuning.draw_trials(rng, mean_trials=law.mean_trials, shape=law.shape)

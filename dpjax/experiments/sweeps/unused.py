@@ -1,4 +1,4 @@
-"""Which fields of a grid its runs read; see `unused`.
+"""Fields of a grid that its runs do not read; see `unused`.
 
 Of a sweep, a point must read every field that it is given, and a field of the base must be read
 by a point that does not replace it. Of an experiment, whose curves are of several methods, a
@@ -17,21 +17,21 @@ from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.run import switches
 
-# Of the curve, and the table beside it.
+# Fields of the curve and of the table beside it.
 _DRAWN = ("x", "series", "title", "references")
-# A curve has neither.
+# Fields of an experiment that a curve does not have.
 _OF_EXPERIMENT = ("curves", "title")
 
 
 def refuse(config: Any, points: list[Any]) -> None:
-  """Raises UserError for a field of the SweepConfig that nothing reads; what a point does not
-  read is refused where it is checked."""
+  """Raises UserError for a field of the SweepConfig that nothing reads. Fields that a point
+  does not read are refused where the point is checked."""
   unread_lib.refuse(config, of_sweep(config))
   unread_lib.refuse(config.base, _replaced(config, points), "base.")
 
 
 def of_sweep(config: Any) -> Unused:
-  """Fields of a SweepConfig, beside its base, that it does not read."""
+  """Returns fields of a SweepConfig, outside its base, that it does not read."""
   law = config.selection
   others = ("mean_trials", "shape", "better")
   return (
@@ -42,8 +42,8 @@ def of_sweep(config: Any) -> Unused:
 
 
 def _replaced(config: Any, points: list[Any]) -> Unused:
-  """Fields of the base that no run keeps; a number of a chosen value is kept where another
-  name is picked over it (`fields.replace`)."""
+  """Returns fields of the base that no run keeps. A number of a chosen value is kept when
+  another name replaces it (`fields.replace`)."""
   grid = {"seed", *config.grid}
   chosen = [grid | set(fixed) for fixed in config.variants.values()] or [grid]
   kept = lambda path, names: unread_lib.reason(path, dict.fromkeys(names, "")) is None
@@ -62,13 +62,13 @@ def _replaced(config: Any, points: list[Any]) -> Unused:
 
 
 def refuse_curves(config: RelevanceConfig) -> None:
-  """Raises UserError for a setting of an experiment that no curve reads, or not the one that
-  sets it."""
+  """Raises UserError for a setting of an experiment that no curve reads, or that the wrong
+  curve sets."""
   unread_lib.refuse(config, of_curves(config))
 
 
 def of_curves(config: RelevanceConfig) -> Unused:
-  """Fields of an experiment that no curve reads.
+  """Returns fields of an experiment that no curve reads.
 
   Raises:
     UserError: a curve sets what it does not read itself.

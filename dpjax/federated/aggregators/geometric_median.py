@@ -21,23 +21,24 @@ from dpjax.federated.aggregators.robust import (
 from dpjax.federated.described import aggregator, minority
 from dpjax.types import Array
 
-# In units of the messages' own spread (their median distance from the median of each
-# coordinate): how far a message is looked at, and how near is the same point.
+# Distances in units of the messages' spread (their median distance from the coordinate-wise
+# median): the furthest that counts, and the nearest that counts as apart.
 _FAR = 1e15
 _NEAR = 1e-5
-# Of the certificate, per message.
+# Tolerance of the certificate, per message.
 _TOLERANCE = 1e-4
 
 
 class Certificate(NamedTuple):
-  """How good the last geometric median was. Computed from raw messages: NOT private."""
+  """Quality of the last geometric median. Computed from raw messages: NOT private."""
 
   residual: Array  # [] least subgradient there / n; 0 at the exact minimum
   num_iterations: Array  # []
 
 
 def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
-  """(centre, unit, points): messages = centre + unit * points, `kept` ones near 1 for most.
+  """Rescales messages: (centre, unit, points) with messages = centre + unit * points. Most
+  `kept` points have a length near 1.
 
   The centre is the median of each coordinate and the unit the median distance from it:
   neither is in the hands of a minority. A point beyond `_FAR` is drawn in to there, which
@@ -55,7 +56,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
   lengths = largest_entries(away)
   ordered = jnp.sort(jnp.where(kept, lengths, jnp.inf))
   unit = ordered[jnp.sum(kept) // 2 % kept.shape[0]]
-  # Where most messages agree there is no spread to measure by.
+  # Where most messages agree there is no spread as a unit.
   unit = jnp.where((unit > TINY) & jnp.isfinite(unit), unit, 1.0)
   far = lengths > _FAR * unit
   factor = jnp.where(far, _FAR / jnp.where(far, lengths, 1.0), 1.0 / unit)
@@ -64,7 +65,7 @@ def _centred(messages: Any, kept: Array) -> tuple[Any, Array, Any]:
 
 
 class _Look(NamedTuple):
-  """View of Weiszfeld's algorithm from a point."""
+  """State of Weiszfeld's algorithm at a point."""
 
   residual: Array  # [] norm of the least subgradient / n
   step: Any  # to the next point
@@ -72,13 +73,13 @@ class _Look(NamedTuple):
 
 
 def _look(points: Any, kept: Array, point: Any) -> _Look:
-  """Vardi and Zhang 2000: messages at the point itself hold it with one unit each."""
+  """Vardi and Zhang 2000: each message at the point itself holds it with a force of one."""
   away = jax.tree.map(lambda leaf, p: leaf - p[None], points, point)
   distances = row_lengths(away)
   apart = kept & (distances > _NEAR)
   inverse = jnp.where(apart, 1 / jnp.maximum(distances, _NEAR), 0.0)
   pull = jax.tree.map(lambda leaf: jnp.tensordot(inverse, leaf, axes=1), away)
-  # Lengths without overflow: one message may hold any number of float32.
+  # Lengths without overflow: a message may hold any float32 numbers.
   strength = row_lengths(jax.tree.map(lambda leaf: leaf[None], pull))[0]
   free = jnp.maximum(strength - jnp.sum(kept & ~apart), 0.0)
   scale = free / jnp.maximum(strength, TINY) / jnp.maximum(jnp.sum(inverse), TINY)
@@ -90,11 +91,11 @@ def _look(points: Any, kept: Array, point: Any) -> _Look:
 
 
 def _weiszfeld(points: Any, kept: Array, most: int) -> tuple[Any, Certificate]:
-  """(the geometric median of the kept points, its certificate)."""
+  """Returns (the geometric median of the kept points, its certificate)."""
   look = lambda point: _look(points, kept, point)
 
   def or_nearest(point: Any) -> tuple[Any, _Look]:
-    """The point, or the message nearest to it where that is a minimum: an exact end."""
+    """Returns the point, or the nearest message if that is the minimum: an exact result."""
     there = look(point)
     message = jax.tree.map(lambda leaf: leaf[there.nearest], points)
     here = look(message)

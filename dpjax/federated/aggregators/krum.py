@@ -21,7 +21,8 @@ from dpjax.types import Array
   options={"num_byzantine": 1},
 )
 def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
-  """The mean of the `num_selected` messages nearest to their k nearest others.
+  """Returns the mean of the `num_selected` messages that are closest to their k nearest
+  others.
 
   k is n - f - 2 where all n clients of the round send a message that counts, as in the paper.
   Else let m messages count, b clients send NaN, infinity or an impossible weight, and z send
@@ -55,26 +56,27 @@ def krum(num_byzantine: int, *, num_selected: int = 1) -> Aggregator:
   least = max(2 * num_byzantine + 3, num_byzantine + num_selected)  # clients
 
   def attackers(counts: Counts) -> Array:
-    """g: those among the messages that count."""
+    """Returns g: the number of attackers among the messages that count."""
     excused = jnp.where(counts.faulty <= num_byzantine, counts.faulty, 0)
     return num_byzantine - excused
 
   def enough(counts: Counts) -> Array:
     left = attackers(counts)
-    # where more than f are left out, some of them are honest, and f may still attack
+    # if more than f are left out, some of those are honest, and f may still attack
     without = jnp.maximum(2 * left + 3, left + num_selected)
     fewest = jnp.minimum(counts.clients - num_byzantine, without)
     return jnp.where(counts.clients >= least, fewest, least)
 
   def combine(messages: Any, kept: Array, counts: Counts) -> Any:
     apart = kept[:, None] & kept[None, :] & ~jnp.eye(kept.shape[0], dtype=bool)
-    # by differences: no cancellation where messages nearly agree
+    # by differences, which do not cancel where messages nearly agree
     away = lambda one: row_lengths(jax.tree.map(lambda a, b: a[None] - b, one, messages))
     distances = jnp.where(apart, jax.lax.map(away, messages), jnp.inf)  # [C, C]
     distances = jnp.sort(distances, axis=1)
     left = attackers(counts)
     near = jnp.arange(kept.shape[0]) < jnp.maximum(counts.kept - left - 2, left)
-    # A root orders as its square does, and is finite for every message of the majority.
+    # Roots have the same order as squares, and are finite for every message of the
+    # majority.
     scores = row_lengths(jnp.where(near[None], distances, 0.0))
     ranks = jnp.argsort(jnp.argsort(jnp.where(kept, scores, jnp.nan)))  # NaN comes last
     chosen = kept & (ranks < num_selected)

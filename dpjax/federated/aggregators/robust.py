@@ -31,12 +31,12 @@ from dpjax.federated.aggregation import Aggregator, at_least_one, finite
 from dpjax.types import Array
 from dpjax.validate import UserError
 
-# Below this float32 loses its digits: treated as zero.
+# Numbers below this lose digits in float32, and are treated as zero.
 TINY = 1e-37
 
 
 def kept_messages(messages: Any, mask: Array, weights: Array | None) -> Array:
-  """[C] the messages that count."""
+  """Returns [C]: the messages that count."""
   kept = finite(messages, mask)
   return kept if weights is None else kept & (jnp.asarray(weights) > 0)
 
@@ -68,7 +68,8 @@ def robust(
   least: Callable[[Counts], Array] = _at_least_one,
   wants: str = "",
 ) -> Aggregator:
-  """`combine(messages, kept [C], counts) -> (update, state)`, with finite numbers in messages.
+  """Makes an aggregator from `combine(messages, kept [C], counts) -> (update, state)`, with
+  finite messages.
 
   Fewer than `least(counts)` messages, but some, are refused; NaN under jit, where nothing can
   be.
@@ -105,17 +106,17 @@ def robust(
 
 
 def along(values: Array, leaf: Array) -> Array:
-  """[C] values in the rank of a leaf [C, ...]."""
+  """Reshapes values [C] to the rank of a leaf [C, ...]."""
   return values.reshape((-1,) + (1,) * (jnp.ndim(leaf) - 1))
 
 
 def by_rank(messages: Any, kept: Array, weight_of_rank: Array) -> Any:
-  """sum over ranks of weight_of_rank [C] * (the messages sorted, coordinate by coordinate)."""
+  """Sums weight_of_rank [C] * (messages sorted in each coordinate) over ranks."""
 
   def leaf(values: Array) -> Array:
-    # Those that do not count are sorted to the end, where no rank reaches.
+    # Messages that do not count are sorted to the end, beyond every used rank.
     ordered = jnp.sort(jnp.where(along(kept, values), values, jnp.inf), axis=0)
-    # Their weight is 0, and 0 x infinity would be NaN.
+    # Their weight is 0, but 0 x infinity would be NaN.
     ordered = jnp.where(jnp.isfinite(ordered), ordered, 0)
     return jnp.tensordot(weight_of_rank, ordered, axes=1)
 
@@ -132,13 +133,14 @@ def coordinate_median(messages: Any, kept: Array) -> Any:
 
 
 def largest_entries(tree: Any) -> Array:
-  """[C] the largest absolute entry of each row of leaves [C, ...]."""
+  """Returns [C]: the largest absolute entry of each row of leaves [C, ...]."""
   rows = [jnp.abs(leaf).reshape(leaf.shape[0], -1) for leaf in jax.tree.leaves(tree)]
   return jnp.max(jnp.stack([jnp.max(row, axis=1, initial=0.0) for row in rows]), axis=0)
 
 
 def row_lengths(tree: Any) -> Array:
-  """[C] l2 norms of rows, in which no square over- or underflows; inf beyond float32."""
+  """Returns [C]: l2 norms of rows, without over- or underflow of squares; inf beyond
+  float32."""
   largest = largest_entries(tree)
   usable = (largest > TINY) & jnp.isfinite(largest)
   # A power of two first: the reciprocal of a huge number would be flushed to zero.

@@ -15,7 +15,7 @@ from dpjax.validate import UserError
 
 
 def _trimmed(n: int, *, trim: float) -> int:
-  # As the mean itself rounds: 0.2 * 5 is 1 in floats, too.
+  # Rounded as the mean is: 0.2 * 5 is 1 in floats, too.
   return int(trim * n + 1e-6)
 
 

@@ -15,7 +15,7 @@ _adaptive = functools.partial(
   algorithm,
   client="as `fed_avg`",
   source="Reddi et al. 2021",
-  # A config names it by --config.server_optimizer.rule.
+  # A config selects it by --config.server_optimizer.rule.
   options=None,
   optimizers=("client_tx",),
   wraps_clients=True,

@@ -1,4 +1,4 @@
-"""APFL (Deng et al. 2020): each client mixes a model of its own with the shared one.
+"""APFL (Deng et al. 2020): each client mixes its own model with the shared one.
 
 What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
 promised for what the server sees and for its parameters.
@@ -49,9 +49,9 @@ def mixed(own: Params, shared: Params, alpha: ArrayLike) -> Params:
 def apfl_client(
   loss_fn: LossFn, client_tx: ClientTx, *, alpha_learning_rate: float = 0.0
 ) -> ClientAlgorithm:
-  """Local training of w, which is sent, and of the client's own v, which is kept: v follows
-  the gradient of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha
-  move from where they stood before the step."""
+  """Trains w, which is sent, and the client's own v, which is kept. v follows the gradient
+  of the loss of alpha v + (1 - alpha) w with respect to v. All of w, v and alpha step from
+  their values before the step."""
   shared = clients.local_training(loss_fn, client_tx)
   grad_fn = clients.mean_grad(loss_fn)
   own_tx = lambda key: clients.make_tx(
@@ -63,13 +63,13 @@ def apfl_client(
     return Personal(local, memory.params, own_tx(key).init(memory.params), memory.alpha)
 
   def step(received: Received, own: Personal, examples: Any, mask: Array) -> Personal:
-    # All three move from the values before the step, as algorithm 1 has it.
+    # All three step from the values before the step, as in algorithm 1.
     mixture = mixed(own.params, own.local.params, own.alpha)
     gradient, _ = grad_fn(mixture, examples, mask)
     updates, opt_state = own_tx(own.key).update(
       trees.scale(gradient, own.alpha), own.opt_state, own.params, mask=mask
     )
-    # alpha moves at the first local step of a round, within [0, 1]
+    # alpha moves only at the first local step of a round, within [0, 1]
     slopes = jax.tree.map(
       lambda v, w, g: jnp.sum((v - w) * g), own.params, own.local.params, gradient
     )
@@ -93,7 +93,7 @@ def apfl_client(
   client="trains w, which it sends, and v, which it keeps",
   server="as `fed_avg`",
   source="Deng et al. 2020",
-  # A run of dpjax evaluates the server's model alone.
+  # A run of dpjax evaluates only the server's model.
   options=None,
   weighted=False,
   keeps_state=True,

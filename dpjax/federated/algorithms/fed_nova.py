@@ -1,4 +1,4 @@
-"""FedNova (Wang et al. 2020): clients that take more steps do not weigh more."""
+"""FedNova (Wang et al. 2020): clients with more steps get no more weight."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dpjax.validate import UserError
 
 
 def momentum_steps(momentum: float) -> Callable[[Array], Array]:
-  """||a||_1 of Wang et al. 2020 for SGD with momentum: how far tau local steps go, in units
-  of one gradient.
+  """||a||_1 of Wang et al. 2020 for SGD with momentum: the length of tau local steps, in
+  units of one gradient.
 
   >>> print(round(float(momentum_steps(0.5)(2)), 6))  # 1 + (1 + 0.5)
   2.5
@@ -51,7 +51,7 @@ def _steps_of(run: RunNumbers) -> dict[str, Any]:
   server="as `fed_avg`, times the mean number of steps",
   source="Wang et al. 2020",
   private_if="tau_eff is set",
-  # A public number. None: the mean of the clients' own.
+  # A public number; None: the mean of the clients' own numbers.
   options={"tau_eff": None},
   client_rule="sgd",
   from_run=_steps_of,
@@ -68,8 +68,8 @@ def fed_nova(
   tau_eff: float | None = None,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """Differences divided by local steps, so that clients with more steps do not pull the
-  optimum towards their own (FedNova, Wang et al. 2020).
+  """FedAvg with differences divided by local steps. Clients with more steps then do not
+  pull the optimum towards their own (FedNova, Wang et al. 2020).
 
   Args:
     steps: number of local steps -> ||a||_1; None for plain SGD, `momentum_steps(m)` for
@@ -88,12 +88,11 @@ def fed_nova(
 
   def message(received: Received, local: Local) -> tuple[Any, Any]:
     tau = steps(local.num_steps)
-    # A client without a step sends exactly 0, where 0 / 0 would be NaN.
+    # A client without a step sends exactly 0; 0 / 0 would be NaN.
     inverse = jnp.where(local.num_steps > 0, 1 / jnp.maximum(tau, 1e-6), 0.0)
     direction = trees.scale(clients.difference(received, local), inverse)
     sent = {"direction": direction}
-    # The own number of steps tells the size of the client, so it is sent only where it is
-    # needed.
+    # The number of steps reveals the size of the client, so it is sent only if needed.
     return sent if tau_eff is not None else sent | {"tau": tau}, local.memory
 
   def apply(params: Params, state: Any, mean: Any, size: Array) -> tuple[Params, Any]:

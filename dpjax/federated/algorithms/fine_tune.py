@@ -1,4 +1,4 @@
-"""Fine-tuning: each client goes on from the model of the server and sends nothing."""
+"""Fine-tuning: each client trains on from the server's model and sends nothing."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def fine_tune(
   *,
   key: Array,
 ) -> Callable[[Params, Cohort], Params]:
-  """`(params, cohort) -> each client's own parameters`, leaves [C, *p]: local training from
-  the server's model, sent to nobody.
+  """Makes `(params, cohort) -> each client's own parameters`, leaves [C, *p]. Training is
+  local, from the server's model, and nothing is sent.
 
   >>> import optax
   >>> from dpjax.federated.cohort import from_batches

@@ -1,4 +1,5 @@
-"""HypCluster (Mansour et al. 2020): several models, and each client trains the one that fits.
+"""HypCluster (Mansour et al. 2020): several models, and each client trains the one that
+fits best.
 
 What stays on a client is seen by that client alone and is covered by no guarantee: privacy is
 promised for what the server sees and for its parameters.
@@ -33,7 +34,7 @@ from dpjax.validate import UserError
 
 
 def _scores(loss_fn: LossFn) -> ClientAlgorithm:
-  """The client's mean loss under each of K models [K, *p]; nothing is trained."""
+  """Returns the client's mean loss under each of K models [K, *p], without training."""
 
   def init(received: Received, memory: Any, num_examples: Array, key: Array) -> Local:
     count = jax.tree.leaves(received.params)[0].shape[0]
@@ -54,8 +55,8 @@ def _scores(loss_fn: LossFn) -> ClientAlgorithm:
 
 
 def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
-  """Trains the model that the client's memory names; sends it in that model's place, and,
-  where it is `counted`, whose member it is."""
+  """Trains the model of the client's cluster and sends it in that model's place. If it is
+  `counted`, the message also says which cluster that is."""
 
   def chosen(received: Received, choice: Array) -> Received:
     return received._replace(
@@ -76,7 +77,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
     placed = jax.tree.map(
       lambda leaf: jnp.tensordot(mine, leaf, axes=0), sent.message["delta"]
     )
-    # In the place of the chosen model: clipped as a whole, it hides the choice as well.
+    # All models in one message. Clipped as a whole, it also hides the choice.
     message: dict[str, Any] = {"delta": placed}
     if counted:
       message["members"] = mine * (local.num_steps > 0)
@@ -90,7 +91,7 @@ def _in_cluster(client: ClientAlgorithm, counted: bool) -> ClientAlgorithm:
   server="moves each model by the mean of those who trained it",
   source="Mansour et al. 2020; Ghosh et al. 2020",
   private_if="cluster_share is set",
-  # A run of dpjax begins with one model.
+  # A run of dpjax starts from one model.
   options=None,
   optimizers=("client_tx",),
   weighted=False,
@@ -140,7 +141,7 @@ def hyp_cluster(
       update = trees.scale(delta, 1.0 / cluster_share)
     else:
       share = mean["members"]
-      # A model that nobody chose stays where it is.
+      # A model that nobody chose does not move.
       inverse = jnp.where(share > 1e-6, 1 / jnp.maximum(share, 1e-6), 0.0)
       along = lambda d: inverse.reshape((-1,) + (1,) * (d.ndim - 1))
       update = jax.tree.map(lambda d: d * along(d), delta)
@@ -157,13 +158,13 @@ def hyp_cluster(
     return training.init(params, num_clients)
 
   def one_round(state: FederatedState, cohort: Cohort) -> Any:
-    # Before its clients' choices are kept.
+    # Before the clients' choices are stored.
     check_cohort(cohort, state.memories)
     if not cohort.size:
       return training.round(state, cohort)
     context = execution.Context(Received(state.params), cohort.data, None, state.key, None)
     losses = score(context, cohort).sent.message["losses"]  # [C, K]
-    # A broken model wins nobody.
+    # A model with NaN losses wins no client.
     losses = jnp.where(jnp.isnan(losses), jnp.inf, losses)
     chosen = jnp.argmin(losses, axis=1)
     memories = state.memories.replaced(cohort.ids, chosen)  # pyright: ignore[reportOptionalMemberAccess]

@@ -1,4 +1,4 @@
-"""MimeLite (Karimireddy et al. 2021): clients use the optimizer of the server, frozen."""
+"""MimeLite (Karimireddy et al. 2021): clients use the server's optimizer with frozen state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class _Mime(NamedTuple):
 def _mime_client(
   loss_fn: LossFn, base_tx: optax.GradientTransformation, weighting: Weighting
 ) -> ClientAlgorithm:
-  """Local training with frozen statistics and the full gradient, as ONE message."""
+  """Trains locally with frozen statistics, and sends the difference and the full gradient
+  as ONE message."""
 
   def frozen(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     return base_tx.update(updates, state, params)[0], state
@@ -74,8 +75,9 @@ def mime_lite(
   weighting: Weighting = clients.uniform,
   **common: Unpack[Common],
 ) -> FederatedAlgorithm:
-  """Clients use the server's optimizer with its statistics frozen; the server moves these by
-  the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al. 2021).
+  """Clients use the server's optimizer with frozen statistics. The server updates these by
+  the mean of full local gradients at its own parameters (MimeLite, Karimireddy et al.
+  2021).
 
   Difference and gradient are one message: a private aggregator clips them together and adds
   its noise to both, so that a round is one release. Each local step restores the statistics.

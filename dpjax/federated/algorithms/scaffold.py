@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020): control variates against the drift of clients.
+"""SCAFFOLD (Karimireddy et al. 2020): control variates against client drift.
 
 The change of a control variate is part of the message, which a private aggregator clips and
 noises as one vector.
@@ -50,7 +50,7 @@ def _sizes_of(run: RunNumbers) -> dict[str, Any]:
   weighted=False,
   keeps_state=True,
   client_rule="sgd",
-  # Its control variates are means of plain gradients.
+  # Its control variates are means of plain gradients, which momentum would break.
   client_momentum=False,
   from_run=_sizes_of,
   played={"client_learning_rate": 0.5, "num_clients": 4, "expected_cohort": 2.0},
@@ -94,7 +94,7 @@ def scaffold(
     delta = clients.difference(received, local)
     scale = 1.0 / (client_learning_rate * jnp.maximum(local.num_steps, 1))
     moved = local.num_steps > 0
-    # A client that took no step keeps its control variate.
+    # A client without a step keeps its control variate.
     change = jax.tree.map(
       lambda d, c: jnp.where(moved, -d * scale - c, 0), delta, received.extra
     )
@@ -102,8 +102,7 @@ def scaffold(
 
   def apply(params: Params, state: ScaffoldServer, mean: Any, size: Array) -> Any:
     params, opt_state = inner.apply(params, state.opt_state, mean, size)
-    # The realised size is a secret where clients are sampled, so a public one takes its
-    # place.
+    # The actual size is secret where clients are sampled, so a public number replaces it.
     share = (size if expected_cohort is None else expected_cohort) / num_clients
     control = trees.add(state.control, trees.scale(mean["control"], share))
     return params, ScaffoldServer(opt_state, control)

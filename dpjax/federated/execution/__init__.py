@@ -1,4 +1,4 @@
-"""How a cohort is run: one client after another, many at once, or over devices.
+"""Executions of a cohort: one client after another, many at once, or over devices.
 
 The same `ClientAlgorithm` under four executions with one result (to rounding):
 
@@ -21,7 +21,7 @@ here: the aggregator adds it once, to the sum, from its one key.
 
 A client gets its own examples and nothing of the others': where batches hold rows of one
 shared data set, the execution takes the rows (`context.step`), and padding repeats the
-client's own. So the work of one client is a function of its own data, whoever wrote it.
+client's own. So the work of one client is a function of its own data, no matter who wrote it.
 
 Every client of a round has its own key, folded from the round's by its number. One program
 holds all of them: this is a simulation, and noise that a client adds here hides nothing from
@@ -64,8 +64,9 @@ def by_name(
   num_threads: int | None = None,
   memory_budget_gb: float | None = None,
 ) -> MapClients:
-  """The execution of that name; `num_devices` concerns pmap and shard_map, `num_threads` the
-  loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None: 1) those by blocks.
+  """Returns the execution of that name. `num_devices` is for pmap and shard_map,
+  `num_threads` for the loop (None: one for each core), `memory_budget_gb` (1e9 bytes; None:
+  1) for blocks.
 
   >>> by_name("pmpa")
   Traceback (most recent call last):

@@ -25,9 +25,9 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.gradients import loss_checks
 
-# Clients of one block on one device.
+# Most clients of one block on one device.
 MOST = 32
-# Of one block's padded examples.
+# Most bytes of one block's padded examples.
 MOST_BYTES = 1e9
 
 
@@ -43,19 +43,20 @@ class ClientBlock(NamedTuple):
 
 
 class ByteBudget(NamedTuple):
-  """The bytes that the padded examples of one block may take."""
+  """Limit on the bytes of one block's padded examples."""
 
   most: float  # bytes
   lanes: int = 1  # devices: clients of a block are a multiple of it
 
   def cut(self, cohort: Cohort, places: np.ndarray, size: int, sent: bool) -> Any:
-    """Yields (places, number of clients padded to), together these places of the cohort.
+    """Yields (places, padded number of clients), together all these places of the cohort.
 
-    One piece where they fit. Else pieces of a power of two clients for each device, so that
-    there are few shapes, the largest clients first; one of them at least, whatever it takes.
+    One piece if they fit. Otherwise each piece has a power of two clients for each device, so
+    that there are few shapes. The largest clients come first. A piece has at least one client,
+    even if it exceeds the limit.
 
     Args:
-      size: clients that the whole would be padded to.
+      size: number of clients to which one whole piece would be padded.
       sent: whether the rows that clients hold are sent with the block.
     """
     shapes = np.array([_shape(cohort, place, sent) for place in places], np.int64)
@@ -63,7 +64,7 @@ class ByteBudget(NamedTuple):
       yield places, size
       return
     each = np.array([_bytes(shape, cohort) for shape in shapes])
-    # The largest first, so that they do not pad the small ones to their size.
+    # The largest first, so that they do not pad small clients to their size.
     order = np.argsort(-each, kind="stable")
     while len(order):
       count = self.lanes
@@ -78,14 +79,15 @@ class ByteBudget(NamedTuple):
 
 
 def _shape(cohort: Cohort, place: int, sent: bool) -> tuple[int, int, int]:
-  """(steps, examples of a step, rows that are sent) of a client, rounded as in a block."""
+  """Returns (steps, examples of a step, rows that are sent) of a client, rounded as in a
+  block."""
   steps, width = cohort.batches[place].mask.shape
   rows = min(steps * width, int(cohort.num_examples[place])) if sent else 0
   return max(1, bucket(steps)), width, width * bucket(-(-rows // width))
 
 
 def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
-  """Returns the bytes of a client of a block: its batches, its rows, and a step's examples."""
+  """Returns the bytes of a client in a block: its batches, its rows, and a step's examples."""
   steps, width, rows = shape.tolist()
   of_row = lambda leaf, axes: leaf.nbytes / max(1, np.prod(leaf.shape[:axes]))
   some = next((own for own in cohort.batches if own.mask.size), cohort.batches[0])
@@ -97,7 +99,8 @@ def _bytes(shape: np.ndarray, cohort: Cohort) -> float:
 def blocks(
   cohort: Cohort, size: int, data: Any, budget: ByteBudget
 ) -> Iterator[ClientBlock]:
-  """Blocks of `size` clients, those with the most steps first: like is padded to like."""
+  """Yields blocks of `size` clients, those with the most steps first, so that padding is
+  small."""
   steps = np.array([len(batches.mask) for batches in cohort.batches], np.int64)
   order = np.argsort(-steps, kind="stable")
   for start in range(0, len(order), size):
@@ -117,8 +120,8 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
   padded = [member.padded(num_steps, width) for member in members]
   missing = size - len(places)
   indices = np.concatenate([places, np.full(missing, places[0])])
-  # No client has these numbers: padding that shared a client's key would share its noise, and
-  # noise that is drawn twice is NaN under vmap.
+  # Numbers of no client. Padding with a client's key would repeat its noise, and repeated
+  # noise is NaN under vmap.
   nobody = -1 - np.arange(missing)
   return ClientBlock(
     places=indices,
@@ -133,7 +136,8 @@ def _block(cohort: Cohort, places: np.ndarray, size: int, data: Any) -> ClientBl
 def _gathered(
   members: Sequence[LocalBatches], data: Any, size: int
 ) -> tuple[list[LocalBatches], Any]:
-  """The members with rows of what each of them holds, and that: leaves [size, R, ...].
+  """Returns the members with row indices into their data, and those data: leaves [size, R,
+  ...].
 
   A row that a client visits in several epochs is there once. R is a number of batches, rounded
   as the number of steps is, so that it makes few shapes more. What nobody holds is zero.
@@ -164,14 +168,15 @@ def run_block(
   memories: Any,
   block: ClientBlock,
 ) -> Any:
-  """(sums or messages, memories, info) of a block: one `scan` over steps, under vmap."""
+  """Returns (sums or messages, memories, info) of a block: one `scan` over steps, under
+  vmap."""
 
   def one(memory: Any, who: Any, n: Any, batches: LocalBatches, own: Any) -> Any:
     seen = context if own is None else context._replace(data=own)
 
     def body(local: Any, batch: LocalBatches) -> Any:
       new = shared.step(client, seen, local, batch)
-      # A step of padding alone must not count, nor move a momentum.
+      # A step of padding alone must neither count nor move a momentum.
       works = jnp.any(batch.mask)
       return jax.tree.map(lambda a, b: jnp.where(works, a, b), new, local), None
 
@@ -180,27 +185,27 @@ def run_block(
     return client.finish(seen.received, local)
 
   each = (memories, block.who, block.n, block.batches, block.own)
-  # Once for each shape: it traces the client.
+  # Only once for each shape, since it traces the client.
   loss_checks.check_client(one, *each)
   sent, memories, info = gradients.canonical_convolutions(jax.vmap(one))(*each)
   return shared.collected(partial, context.state, sent, block.mask), memories, info
 
 
 class Dispatch(NamedTuple):
-  """Where blocks run, and how they get there and back."""
+  """Transport of blocks to the devices and of results back."""
 
   program: Callable[..., Any]  # (context, memories, block) -> as `run_block`
   size: Callable[[int], int]  # clients -> clients in a block
   everywhere: NamedSharding | None = None  # of what a round sends once
-  # (memories, block) -> the same where the program takes them; None: it is called with arrays
-  # of the host, and with the whole data set, placed once
+  # (memories, block) -> the same on the devices of the program; None: the program takes
+  # host arrays, and the whole data set, placed once
   send: Callable[[Any], Any] | None = None
   fetch: Callable[[Any], Any] = jax.device_get  # leaves of all devices -> [K, ...], NumPy
   budget: ByteBudget = ByteBudget(MOST_BYTES)
 
 
 class Blocks:
-  """Shared work of executions by blocks: cutting, sending ahead, adding up."""
+  """Shared parts of executions by blocks: cutting, sending ahead, adding up."""
 
   def __init__(self, client: ClientAlgorithm, partial: Partial, way: Dispatch):
     self.partial = partial
@@ -212,12 +217,12 @@ class Blocks:
   def _dispatched(
     self, context: Context, cohort: Cohort
   ) -> Iterator[tuple[ClientBlock, Any]]:
-    """Each block with what will come back from it."""
+    """Yields each block with its pending results."""
     memories = jax.tree.map(np.asarray, context.memories)
     data = None
     if self._way.send is not None and context.data is not None:
       data = jax.tree.map(np.asarray, context.data)
-      # Rows go with the blocks, so the whole data set need not be on each device.
+      # Rows travel with the blocks, so no device needs the whole data set.
       context = context._replace(data=None)
     context = self._placed(context._replace(memories=None))
     size = self._way.size(cohort.size)
@@ -237,7 +242,7 @@ class Blocks:
     ):
       if self.partial is not None:
         sums = collected if sums is None else self._add(sums, collected)
-        # Let go, so that `fetch` does not move the sums to the host in each block.
+        # Freed, so that `fetch` does not move the sums to the host in each block.
         collected = None
       found = self._way.fetch((collected, info))
       rows.append(jax.tree.map(lambda leaf: leaf[block.mask], found))  # noqa: B023
@@ -247,17 +252,17 @@ class Blocks:
         kept.append(shared.Remembered(block.places, block.mask, found))
     if not rows:
       return self._nobody(context)
-    # Blocks take clients by size. Results return in the order of the cohort.
+    # Blocks order clients by size. Results return in the order of the cohort.
     back = np.argsort(np.concatenate(places))
     sent, info = jax.tree.map(lambda *leaves: np.concatenate(leaves)[back], *rows)
-    # once a round, by way of the host, so that it may meet arrays of any device
+    # once a round, through the host, so that it can combine with arrays on any device
     if self._way.everywhere is not None:
       sums = jax.device_put(jax.device_get(sums))
     return Mapped(sums, sent, tuple(kept), info)
 
 
 def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
-  """The same items, each when the next one has been made.
+  """Yields the same items, each after the next one has been made.
 
   >>> made = []
   >>> [(item, len(made)) for item in _one_behind(made.append(i) or i for i in range(3))]
@@ -274,7 +279,7 @@ def _one_behind(items: Iterator[Any]) -> Iterator[Any]:
 def vmap_clients(
   *, clients_per_block: int | None = None, memory_budget: float = MOST_BYTES
 ) -> MapClients:
-  """Blocks of clients in one program each.
+  """Runs blocks of clients, each in one program.
 
   Args:
     clients_per_block: None for the whole cohort, up to 32.

@@ -33,7 +33,7 @@ from dpjax.federated.execution.client_blocks import (
 from dpjax.federated.execution.context import Context, MapClients, Partial, Run
 from dpjax.validate import UserError
 
-# No client can name it, and so sum over others in its step.
+# A random name, which no client can guess in order to sum over others.
 _AXIS = f"devices {secrets.token_hex(16)}"
 _SAME = PartitionSpec()
 _APART = PartitionSpec(_AXIS)
@@ -63,7 +63,7 @@ def _over_devices(
   clients_per_device: int | None,
   memory_budget: float,
 ) -> MapClients:
-  """The execution by one of JAX's two ways to run a function on every device.
+  """Returns the execution by one of JAX's two ways to run a function on every device.
 
   Args:
     parallel: (function of one device, spec of its sums or messages, mesh) -> (that of all
@@ -76,7 +76,7 @@ def _over_devices(
   validate.positive(memory_budget=memory_budget)
 
   def size(count: int) -> int:
-    # Rounded up, and then to few sizes: devices that get fewer clients work on padding.
+    # Rounded up, and then to few sizes. Devices with fewer clients work on padding.
     share = -(-max(count, 1) // mesh.size)
     return mesh.size * (clients_per_device or bucket(min(share, MOST)))
 
@@ -84,7 +84,7 @@ def _over_devices(
     def on_device(context: Context, memories: Any, block: ClientBlock) -> Any:
       collected, *rest = run_block(client, partial, context, memories, block)
       if partial is not None:
-        # Within the program, so that one sum leaves the devices in place of one each.
+        # Inside the program, so that one sum leaves the devices in place of one each.
         collected = jax.lax.psum(collected, _AXIS)
       return collected, *rest
 
@@ -109,9 +109,9 @@ def pmap_clients(
   noise above all, is added once.
 
   Args:
-    num_devices: of this process; None for all.
-    clients_per_device: in a block; None for an equal share of the cohort, up to 32.
-    memory_budget: as of `vmap_clients`, over all devices. A block has a place for one client
+    num_devices: devices of this process to use; None for all.
+    clients_per_device: clients of a block; None for an equal share of the cohort, up to 32.
+    memory_budget: as in `vmap_clients`, over all devices. A block has a place for one client
       on each, so one that needs more by itself is padded to by as many as there are devices.
 
   Raises:
@@ -146,7 +146,7 @@ def shard_map_clients(
   Blocks and numbers are the same, in arrays [K, ...] that are sharded over clients.
 
   Args:
-    num_devices, clients_per_device, memory_budget: as of `pmap_clients`.
+    num_devices, clients_per_device, memory_budget: as in `pmap_clients`.
 
   Raises:
     UserError: more devices than there are.
@@ -158,7 +158,8 @@ def shard_map_clients(
       mesh=mesh,
       in_specs=(_SAME, _APART, _APART),
       out_specs=(collected, _APART, _APART),
-      # With it JAX would add up over the devices what clients derive by shared parameters.
+      # With the check, JAX would sum over devices what clients differentiate by shared
+      # parameters.
       check_vma=False,
     )
     send = lambda tree: jax.device_put(tree, NamedSharding(mesh, _APART))

@@ -29,14 +29,14 @@ from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial
 from dpjax.validate import UserError
 
-# Clients after which the loop waits and moves their results to the host.
+# The loop waits after this many clients, and moves their results to the host.
 _FLUSH = 256
 
 
 def has_convolution(
   client: ClientAlgorithm, context: Context, batches: LocalBatches
 ) -> bool:
-  """Whether a local step holds a convolution, by its jaxpr."""
+  """Whether the jaxpr of a local step contains a convolution."""
 
   def first(context: Context, batch: LocalBatches) -> Any:
     memory = shared.row(context.memories, 0)
@@ -57,13 +57,13 @@ class _Loop:
     self.client = client
     self.partial = partial
     self._jit = jit
-    # The cores of this process, which may have fewer than the machine; not told on macOS.
+    # The cores of this process, possibly fewer than the machine's; unknown on macOS.
     cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):
       cores = len(os.sched_getaffinity(0))
     self._num_threads = cores if num_threads is None else num_threads
-    # One program is a few percent faster but rounds differently from its parts: for those who
-    # ask for one thread, not for those who happen to have one core.
+    # One program is a few percent faster, but rounds differently from its parts. So it is
+    # used only if one thread was requested, not if the machine happens to have one core.
     self._at_once = num_threads == 1
     self._convolves: bool | None = None
     self._nobody = shared.nobody(client, partial)
@@ -99,7 +99,7 @@ class _Loop:
     return self._last(context, local, sums)
 
   def _begun(self, context: Context, cohort: Cohort, place: int, threads: bool) -> Any:
-    """sums -> (collected, memory, info) of the client at this place of the cohort.
+    """Returns sums -> (collected, memory, info) of the client at this place of the cohort.
 
     With `threads` all that needs nothing of the clients before it is done on return.
     """
@@ -107,14 +107,15 @@ class _Loop:
     n = np.int32(cohort.num_examples[place])
     batches = cohort.batches[place]
     num_steps = np.int32(len(batches.mask))
-    # Padded to few lengths, of which `num_steps` are taken: few programs.
+    # Padded to few lengths, of which `num_steps` are used, so that few programs are
+    # compiled.
     batches = batches.padded(max(1, bucket(len(batches.mask))))
     work = np.int32(place), who, n, batches, num_steps
     if self._at_once or not self._holds_convolution(context, cohort):
       return functools.partial(self._whole_program, context, *work)
     local = self._local_program(context, *work)
     if threads:
-      # Otherwise the thread would return before the work is done, and all would queue.
+      # Without it the thread would return before the work is done, and all would queue.
       jax.block_until_ready(local)
     return functools.partial(self._last_program, context, local)
 
@@ -127,7 +128,8 @@ class _Loop:
     return self._convolves
 
   def _all_begun(self, context: Context, cohort: Cohort) -> Iterator[Any]:
-    """`_begun` of each place in order, with as many clients ahead as there are threads."""
+    """Yields `_begun` of each place in order, with as many clients ahead as there are
+    threads."""
     several = self._num_threads > 1 and self._jit
     threads = several and self._holds_convolution(context, cohort)
 
@@ -160,7 +162,7 @@ class _Loop:
       sums = sums if self.partial is None else collected
       rows.append((collected if self.partial is None else None, memory, info))
       if len(rows) == _FLUSH or place + 1 == cohort.size:
-        # Stacking on the device would be one dispatch per client and leaf.
+        # On the host: stacking on the device would be one dispatch per client and leaf.
         fetched = jax.device_get(rows)
         done = [*done, jax.tree.map(lambda *parts: np.stack(parts), *fetched)]
         rows = []
@@ -173,7 +175,7 @@ class _Loop:
 
 @contextlib.contextmanager
 def _naming(who: Any) -> Iterator[None]:
-  """Adds the client's number to whatever goes wrong inside."""
+  """Adds the client's number to any error inside."""
   try:
     yield
   except UserError as error:
@@ -184,7 +186,7 @@ def _naming(who: Any) -> Iterator[None]:
 
 
 def loop_clients(*, jit: bool = True, num_threads: int | None = 1) -> MapClients:
-  """Clients one after another in Python, or a few at a time.
+  """Runs clients one after another in Python, or a few at a time.
 
   Args:
     jit: False runs every operation as it stands: slow, and the easiest to look into.

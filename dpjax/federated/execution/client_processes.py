@@ -1,4 +1,5 @@
-"""A cohort spread over the processes of JAX's multi-process runtime, on one machine or many.
+"""A cohort divided among the processes of JAX's multi-process runtime, on one machine or
+many.
 
 Each process runs its share of the cohort with an execution of its own (`loop`, `vmap`, `shard_map`
 over its own devices); the partial sums are added over the processes once. Everything else
@@ -28,18 +29,18 @@ from dpjax.parallel import exchange
 
 
 def deal(num_examples: np.ndarray, num_processes: int) -> list[np.ndarray]:
-  """Places of the cohort for each process: those with the most examples are dealt first.
+  """Deals places of the cohort to the processes, those with the most examples first.
 
   >>> [places.tolist() for places in deal(np.array([1, 9, 5, 7, 0]), 2)]
   [[1, 2, 4], [0, 3]]
   """
-  # The largest first, dealt in turn: shares of nearly equal work.
+  # The largest first, dealt in turn, for nearly equal work.
   order = np.argsort(-np.asarray(num_examples), kind="stable")
   return [np.sort(order[i::num_processes]) for i in range(num_processes)]
 
 
 def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
-  """Merges what a share keeps, by place: leaves [size, ...]; `like`: leaves [any, ...]."""
+  """Merges stored parts of a share by place: leaves [size, ...]; `like`: leaves [any, ...]."""
   whole = jax.tree.map(
     lambda leaf: np.zeros((size, *leaf.shape[1:]), leaf.dtype), jax.device_get(like)
   )
@@ -50,7 +51,7 @@ def _in_one(parts: tuple[Remembered, ...], like: Any, size: int) -> Any:
 
 
 def _run_share(run: Run, context: Context, cohort: Cohort) -> Mapped:
-  """`run` on this process's share of the cohort, and what all of them found."""
+  """Runs this process's share of the cohort, and combines the results of all."""
   if jax.process_count() == 1:
     return run(context, cohort)
   shares = deal(cohort.num_examples, jax.process_count())

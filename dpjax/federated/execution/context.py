@@ -1,4 +1,4 @@
-"""Inputs and outputs of an execution, and the work of ONE client that all share."""
+"""Inputs and outputs of an execution, and the work of ONE client that all executions share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dpjax.types import ArrayLike, ArrayTree
 
 
 class Context(NamedTuple):
-  """Context that all clients of a round share; each sees its own rows of the data alone."""
+  """Values that all clients of a round share; each sees only its own rows of the data."""
 
   received: Received
   data: Any  # arrays [n, ...] that batches hold rows of; None: batches hold examples
@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
 
 class Remembered(NamedTuple):
-  """States of some clients of a cohort, in shapes that do not depend on the cohort."""
+  """States of several clients of a cohort, in shapes that do not depend on the cohort."""
 
   places: np.ndarray  # [K] in the cohort
   mask: np.ndarray  # [K] bool; False: no client
@@ -54,14 +54,14 @@ def row(tree: ArrayTree, i: ArrayLike) -> Any:
 
 
 def stacked(rows: Sequence[ArrayTree]) -> Any:
-  """Leaves [...] of each -> [len(rows), ...]."""
+  """Stacks leaves [...] of each -> [len(rows), ...]."""
   return jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
 
 def begin(
   client: ClientAlgorithm, context: Context, memory: ArrayTree, who: ArrayLike, n: ArrayLike
 ) -> Any:
-  """Client number `who`, with n examples, before its first step."""
+  """Returns client number `who`, with n examples, before its first step."""
   return client.init(context.received, memory, n, jax.random.fold_in(context.key, who))
 
 
@@ -80,7 +80,7 @@ def step(
 
 
 def collected(partial: Partial, state: ArrayTree, sent: Sent, mask: ArrayLike) -> Any:
-  """Sums of the messages, or, where there is no `partial`, the messages themselves."""
+  """Returns sums of the messages, or without `partial` the messages themselves."""
   return sent if partial is None else partial(state, sent.message, sent.weight, mask)
 
 
@@ -104,7 +104,7 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
     shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype)
     memory = jax.tree.map(shape, context.memories)
     bare = context._replace(data=None, memories=None)
-    # Shapes alone. JAX keeps the trace, so it is made once for each shape.
+    # Shapes alone. JAX keeps the trace, so there is one for each shape.
     found, info = jax.eval_shape(one, bare, memory)
     infos = jax.tree.map(lambda leaf: np.zeros((0, *leaf.shape), leaf.dtype), info)
     if partial is None:
@@ -117,15 +117,15 @@ def nobody(client: ClientAlgorithm, partial: Partial) -> Callable[[Context], Map
 
 
 class Placed:
-  """Puts the context of a round where its programs run, so that calling them moves nothing:
-  the data set once in all, the rest once a round.
+  """Places the context of a round where its programs run, so that calls move nothing. The
+  data set is placed once, everything else once a round.
 
   The data set is kept until another comes: what never changes, a JAX array or a NumPy array
   that is read-only as those of a `Dataset` are, is known by its identity. Other NumPy arrays
   do change, and are placed once a round.
 
   Args:
-    sharding: of every leaf; None: where JAX puts it.
+    sharding: sharding of every leaf; None: where JAX puts it.
   """
 
   def __init__(self, sharding: NamedSharding | None = None):
@@ -138,7 +138,7 @@ class Placed:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
   def _found(self, leaf: Any) -> Any:
-    # By identity, as comparing a data set would cost as much as moving it.
+    # By identity: comparing a data set would cost as much as moving it.
     twins = [placed for given, placed in self._kept if given is leaf]
     return twins[0] if twins else self._place(leaf)
 

@@ -1,4 +1,4 @@
-r"""Clients that are separate programs: our client update and aggregator under Flower (flwr).
+r"""Clients as separate programs: dpjax's client update and aggregator under Flower (flwr).
 
 Flower carries the messages; what clients compute, how it is summed, the noise and the ledger
 are ours. Its own wrappers for privacy are not used: they draw noise from NumPy's global
@@ -37,7 +37,7 @@ client a program is; `local_data(client, round)` gives its batches: no data leav
 | the server    | not: losses, norms, example counts (but in the weight of          |
 |               | `by_examples` and `capped`), the text of an error, any key        |
 
-The sampler's seed stays on the server: whoever knows it knows who takes part, and epsilon
+The sampler's seed stays on the server: anyone who knows it knows who takes part, and epsilon
 counts on that being secret. Everything random on a client is drawn from a key of its own
 operating system, new for each answer, which is neither sent nor kept. So a server cannot
 subtract the noise of `client_noise`, and a run is not repeated bit for bit where clients draw.
@@ -46,7 +46,7 @@ notes the round in its own folder before it looks at its data. So with
 `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` its answers to the server together
 are (`local_epsilon(z, delta, num_rounds)`, delta)-private for the whole client under
 "replace_one". How long an answer takes is not hidden. A client that fails, or answers in other
-shapes, is left out; its round is charged all the same.
+shapes, is left out; its round is accounted all the same.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ from dpjax.types import Params
 from dpjax.validate import UserError, Verbatim
 
 _ANSWER = "answer"
-# The code of flwr for an error of the client's program.
+# flwr's code for an error in the client's program.
 _RAISED = 2
 
 
 def _flwr(module: str) -> Any:
-  """A module of flwr; UserError where it is not installed."""
+  """Imports a module of flwr. Raises UserError if it is not installed."""
   try:
     return importlib.import_module(module)
   except ImportError as error:
@@ -98,17 +98,18 @@ def _arrays(tree: Any) -> Any:
 
 
 def _tree(record: Any, like: Any) -> Any:
-  """The arrays of a record in the structure of `like`; ValueError for other shapes."""
+  """Returns the arrays of a record in the structure of `like`. Raises ValueError for other
+  shapes."""
   leaves, treedef = jax.tree.flatten(like)
   found = record.to_numpy_ndarrays()
   facts = lambda leaf: (tuple(leaf.shape), np.dtype(leaf.dtype))
-  # Other dtypes would compile anew; other shapes could be broadcast into every coordinate.
+  # Other dtypes would compile again; other shapes could broadcast into every coordinate.
   if [facts(leaf) for leaf in found] != [facts(leaf) for leaf in leaves]:
     raise ValueError("arrays of other shapes or types")
   return jax.tree.unflatten(treedef, found)
 
 
-# --- the client's program
+# --- client program
 
 
 def client_app(
@@ -119,7 +120,7 @@ def client_app(
   num_rounds: int,
   folder: pathlib.Path | str,
 ) -> Any:
-  """A `flwr.clientapp.ClientApp` that does the local work of one client.
+  """Makes a `flwr.clientapp.ClientApp` that does the local work of one client.
 
   Args:
     client: the one that the server's algorithm was made of; see `local_training`, and
@@ -146,9 +147,9 @@ def client_app(
       who = int(context.node_config["partition-id"])
       asked = message.content["config"]
       sent = own.answer(who, asked["round"], _tree(message.content["arrays"], own.like))
-    # Flower would send its text, which may hold data.
+    # Flower would send the error's text, which may contain data.
     except Exception as error:
-      # The client reads it here: one line for a mistake, else the traceback.
+      # The client reads it here: one line for a user's error, otherwise the traceback.
       if isinstance(error, UserError):
         print(f"error: {error}", file=sys.stderr, flush=True)
       else:
@@ -158,18 +159,18 @@ def client_app(
 
   @app.query()
   def who(message: Any, context: Any) -> Any:
-    """Which client this program is."""
+    """Returns the client that this program is."""
     told = flwr.ConfigRecord({"client": int(context.node_config["partition-id"])})
     return flwr.Message(flwr.RecordDict({"config": told}), reply_to=message)
 
   return app
 
 
-# --- the server's program
+# --- server program
 
 
 class _Answers:
-  """A `MapClients` whose clients have worked already: it hands their answers on."""
+  """A `MapClients` for clients that have already answered: it returns their answers."""
 
   def __init__(self):
     self.answers: dict[int, Any] = {}
@@ -181,7 +182,7 @@ class _Answers:
     return self._run
 
   def like(self, received: Received, key: jax.Array) -> Any:
-    """Shapes of what one client sends."""
+    """Returns shapes of one client's message."""
 
     def one(received: Received, key: jax.Array) -> Any:
       local = self._client.init(received, None, jnp.int32(0), key)
@@ -199,7 +200,7 @@ class _Answers:
       return empty(context, cohort)
     answers = [self.answers[int(who)] for who in cohort.ids]
     sent = jax.tree.map(lambda *leaves: np.stack(leaves), *answers)
-    # By their messages alone, the server knows no loss and no number of examples.
+    # The messages alone show the server neither losses nor numbers of examples.
     message = jax.tree.map(jnp.asarray, sent.message)
     norms: Any = np.asarray(trees.per_example_norms(message))
     unknown: Any = np.zeros(len(norms), np.int32)
@@ -215,7 +216,7 @@ class _Answers:
 
 
 class _Server:
-  """The state of the server: what `rounds` asks, without a word of Flower."""
+  """State of the server for `rounds`, independent of Flower."""
 
   def __init__(
     self,
@@ -230,7 +231,7 @@ class _Server:
     validate.integer_at_least(1, num_clients=num_clients)
     validate.integer_at_least(0, rng=rng)
     if plan.is_private != (noise_key is not None):
-      # A secret, which is never shown.
+      # The key is secret, and never shown.
       given = "None" if noise_key is None else "(given)"
       raise UserError(
         "must be given with a private plan, and only with one",
@@ -257,7 +258,7 @@ class _Server:
     self.infos: list[RoundInfo] = []
 
   def draw(self) -> list[int]:
-    """Draws the clients of the next round; UserError after the plan's last."""
+    """Draws the clients of the next round. Raises UserError after the plan's last round."""
     step = int(self.state.round)
     if step >= self.plan.num_steps:
       raise UserError(
@@ -269,16 +270,17 @@ class _Server:
     return [int(client) for client in drawn]
 
   def settings(self) -> dict[str, Any]:
-    """Settings sent beside the parameters: nothing that a client's noise depends on."""
+    """Returns settings sent beside the parameters. A client's noise depends on none of
+    them."""
     return {"round": int(self.state.round)}
 
   def answer(self, record: Any) -> Any:
-    """Decodes what one client sent; ValueError for anything else."""
+    """Decodes the answer of one client. Raises ValueError for anything else."""
     return _tree(record, self._like)
 
   def close(self, answers: dict[int, Any]) -> None:
-    """Charges the round, then aggregates: also where nobody answered."""
-    # Before the sum: noise that was drawn is accounted, whatever happens after it.
+    """Accounts for the round, then aggregates, even if nobody answered."""
+    # Before the sum: noise that was drawn is accounted, whatever happens afterwards.
     if self._key_id is not None:
       self.ledger = self.ledger.charge(
         self.plan.step_event(int(self.state.round)),
@@ -295,7 +297,8 @@ class _Server:
 
 
 class _Strategy:
-  """The methods of `rounds`; flwr's base class is added where flwr is known to be there."""
+  """The methods of `rounds`. flwr's base class is added later, when flwr is known to be
+  installed."""
 
   timeout = 3600.0  # seconds for the answers of a round
   start: Callable[..., Any]  # of flwr's
@@ -307,7 +310,7 @@ class _Strategy:
     self._asked: dict[int, int] = {}  # node -> client, in this round
 
   def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> list:
-    # The server's own state is what counts.
+    # Only the server's own state counts.
     del server_round, arrays, config
     self._find(grid)
     content = {
@@ -320,18 +323,18 @@ class _Strategy:
     return [_message("train", node, content) for node in self._asked]
 
   def _find(self, grid: Any) -> None:
-    """Asks the nodes that came since which clients they are."""
+    """Asks new nodes which clients they are."""
     present = set(grid.get_node_ids())
     asked = [_message("query", node, {}) for node in present - self._known]
     for reply in grid.send_and_receive(asked, timeout=self.timeout) if asked else ():
       try:
         node = reply.metadata.src_node_id
         client = int(reply.content["config"]["client"])
-      # It says nothing of use: as in `aggregate_train`.
+      # An unusable answer, as in `aggregate_train`.
       except Exception:
         continue
       self._known.add(node)
-      # Who was first keeps its place, so nobody can take over a client that is there.
+      # The first node keeps its place, so nobody can take over a connected client.
       if self._nodes.get(client) not in present:
         self._nodes[client] = node
 
@@ -339,11 +342,11 @@ class _Strategy:
     del server_round
     answers = {}
     for reply in replies:
-      # Only a first answer counts. Who was not asked, or has answered already, is nobody.
+      # Only a first answer counts. A node that was not asked, or has answered, is ignored.
       client = self._asked.pop(reply.metadata.src_node_id, None)
       try:
         answer = self.server.answer(reply.content[_ANSWER])
-      # An error, or no answer: whatever comes, the round goes on.
+      # An error or no answer: the round continues in any case.
       except Exception:
         continue
       if client is not None:
@@ -360,7 +363,7 @@ class _Strategy:
     return None
 
   def summary(self) -> None:
-    """Nothing: Flower's log is not for results."""
+    """Does nothing: results do not belong in Flower's log."""
 
 
 def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
@@ -369,7 +372,8 @@ def _message(kind: str, node: int, content: dict[str, Any]) -> Any:
 
 
 def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
-  """A `flwr.serverapp.strategy.Strategy`: cohorts, sums, noise and ledger of this library.
+  """Makes a `flwr.serverapp.strategy.Strategy` with cohorts, sums, noise and ledger of this
+  library.
 
   Args:
     make: `(aggregator, map_clients) -> FederatedAlgorithm`, such as
@@ -377,12 +381,13 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
       clients get the parameters and keep nothing (fed_avg, fed_prox, fed_nova, fed_sgd).
     params: the initial parameters.
     plan: draws the cohorts over clients and adds the noise; its unit is one client.
-    num_clients: with `partition-id` 0 to num_clients - 1; they need not all be connected.
+    num_clients: number of clients, with `partition-id` 0 to num_clients - 1; they need
+      not all be connected.
     rng: integer seed of the sampler; 128 bits or more for a release.
-    noise_key: for a private plan, and only for one.
+    noise_key: key of the noise, for a private plan only.
 
   Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
-  whoever sees the parameters; the server itself sees every message. `.server` holds
+  anyone who sees the parameters; the server itself sees every message. `.server` holds
   `.state`, `.ledger` (charged per round) and `.infos` (not private).
 
   Raises:
@@ -399,7 +404,7 @@ def server_app(
   min_clients: int | None = None,
   timeout: float = 3600.0,
 ) -> Any:
-  """A `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
+  """Makes a `flwr.serverapp.ServerApp` that runs the rounds of `rounds(...)`.
 
   Args:
     min_clients: wait until so many programs are connected; None for all of the strategy's.

@@ -25,12 +25,13 @@ from dpjax.validate import UserError
 
 
 def _new_key() -> jax.Array:
-  """Draws the key of everything random in one answer: nobody else has it, nobody keeps it."""
+  """Draws the key for all randomness of one answer. Nobody else has it, and it is not
+  stored."""
   return noise.source.new_key()
 
 
 def _spend(folder: pathlib.Path, round: int) -> None:
-  """Notes on the disk that a round is answered; UserError where it was before.
+  """Records on disk that a round is answered. Raises UserError if it was answered before.
 
   Creating the file is what decides, so two requests at once get one answer.
   """
@@ -39,12 +40,11 @@ def _spend(folder: pathlib.Path, round: int) -> None:
     note = os.open(folder / f"round_{round}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
   except FileExistsError as error:
     raise UserError(
-      "was answered before; a second answer would tell more than was charged",
+      "was answered before; a second answer would reveal more than was accounted",
       field="round",
       value=round,
     ) from error
-  # The file and its name in the folder must both survive a loss of power, or a restart
-  # answers again.
+  # File and folder entry must survive a loss of power, or a restart would answer again.
   os.fsync(note)
   os.close(note)
   inside = os.open(folder, os.O_RDONLY)
@@ -53,7 +53,7 @@ def _spend(folder: pathlib.Path, round: int) -> None:
 
 
 class Client:
-  """Answers of one client to a server that it need not trust.
+  """A client's answers to a server that it need not trust.
 
   Args:
     client: what it does; `client_noise` for privacy against the server.
@@ -64,7 +64,7 @@ class Client:
       and runs: who empties it begins another guarantee.
 
   Guarantee: with `client_noise(client, l2_clip_norm=C, noise_multiplier=z)` all answers
-  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against whoever gets
+  together are (`local_epsilon(z, delta, num_rounds)`, delta)-private against anyone who gets
   them and chooses what is asked, for the whole client under "replace_one".
 
   Raises:
@@ -94,12 +94,12 @@ class Client:
     self._run = execution.loop_clients()(client, None)
 
   def answer(self, who: int, round: object, params: Params) -> Any:
-    """Returns the `Sent` of client `who` in this round, and nothing else.
+    """Returns only the `Sent` of client `who` in this round.
 
     Raises:
       UserError: no round of the run, or one that was answered; then nothing is computed.
     """
-    # True is an int to isinstance, and would note another round under another name.
+    # isinstance accepts True as an int, which would record the round under another name.
     if type(round) is not int or not 0 <= round < self._num_rounds:
       raise UserError(
         f"must be an integer from 0 to num_rounds - 1 = {self._num_rounds - 1}",

@@ -1,4 +1,4 @@
-"""The engine of the fast routes: clipped sums read from a loss's jaxpr, for any JAX loss.
+"""Engine of the fast routes: clipped sums from a loss's jaxpr, for any JAX loss.
 
 It computes per-example norms without per-example gradients where a layer allows it. In order:
 

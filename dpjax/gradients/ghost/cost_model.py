@@ -1,4 +1,5 @@
-"""Costs of the rules, and the choice. Per example; N, T, K, P as in `row_forms`.
+"""Costs of the rules per example, and the choice between them; N, T, K, P as in
+`row_forms`.
 
 | rule         | flops                | elements moved       | then, for the sum            |
 | ------------ | -------------------- | -------------------- | ---------------------------- |
@@ -65,19 +66,19 @@ _PLATFORMS = {
   "gpu": Platform(30e12, 30e12, 40e12, 40e12, 4e-12, 8e-12, 0.0, 0, 0, 2**28),
 }
 
-# Products are held up to this share of the operands and cotangents that are held anyway,
-# so that memory stays a small multiple of an ordinary gradient's.
+# Limit on held products, relative to the operands and cotangents held in any case. Memory
+# then stays a small multiple of an ordinary gradient's.
 _HOLD_SHARE = 2.0
-# Elements of the gradients that a CPU forms at once for a sum.
+# Elements of the gradients that a CPU forms at once for a sum, so that they fit its cache.
 _IN_CACHE = 2**18
-# Sizes of a stacked gradient, of the matrices that an example gathers.
+# Largest ratio of a stacked gradient to the matrices that an example gathers.
 _STACK_UP_TO = 3.0
-# Elements of a gradient per example under the general rule.
+# Most elements of a gradient per example that the general rule holds.
 _HOLD_AT_MOST = 2**20
 
 
 def constants(platform: str) -> Platform:
-  """Constants of a backend; accelerators share those of the GPU."""
+  """Returns the constants of a backend; accelerators share those of the GPU."""
   return _PLATFORMS["cpu" if platform == "cpu" else "gpu"]
 
 
@@ -117,12 +118,12 @@ def _patches(forms: Sequence[RowForm]) -> bool:
 
 
 def outer(form: RowForm) -> Cost:
-  """|a|^2 |g|^2."""
+  """Cost of |a|^2 |g|^2."""
   return Cost(2 * _sides(form), _sides(form), fused=True)
 
 
 def gram(forms: Sequence[RowForm]) -> Cost:
-  """The T x T products of both sides, T over all sites of the leaf."""
+  """Cost of the T x T products of both sides, T over all sites of the leaf."""
   rows = sum(form.rows for form in forms)
   flops = sum(2 * rows * _sides(form) for form in forms)
   pairs = 2 * rows * rows * forms[0].blocks
@@ -138,12 +139,12 @@ def gram(forms: Sequence[RowForm]) -> Cost:
 
 
 def size(form: RowForm) -> int:
-  """Elements of one product."""
+  """Returns the number of elements of one product."""
   return form.blocks * form.left * form.right
 
 
 def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
-  """a^T g of one example, and whether to hold it for the sum."""
+  """Cost of a^T g for one example, and whether to hold it for the sum."""
   light = size(forms[0]) <= _HOLD_SHARE * _recorded(forms)
   hold = light and holding(forms, platform) < contraction(forms, platform)
   cost = Cost(
@@ -157,7 +158,7 @@ def product(forms: Sequence[RowForm], platform: str) -> tuple[Cost, bool]:
 
 
 def holding(forms: Sequence[RowForm], platform: str) -> float:
-  """Seconds to hold one example's product until the sum, and to sum it."""
+  """Estimates the seconds to hold one example's product until the sum, and to sum it."""
   machine = constants(platform)
   elements = size(forms[0])
   new = max(0, elements - _recorded(forms))
@@ -171,14 +172,14 @@ def _flops(form: RowForm) -> int:
 
 
 def contraction(forms: Sequence[RowForm], platform: str) -> float:
-  """Seconds of the second transpose, for one example."""
+  """Estimates the seconds of the second transpose, for one example."""
   machine = constants(platform)
   rate = machine.dense_rate if _dense(forms) else machine.transpose_rate
   return sum(map(_flops, forms)) / rate
 
 
 def gradient(work: int, leaf_size: int, heavy: bool) -> tuple[Cost, bool]:
-  """The general rule; small gradients, and any smaller than their sites, are held."""
+  """Cost of the general rule. It holds small gradients, and any smaller than their sites."""
   small = leaf_size * 4 <= work or leaf_size <= 4096
   cost = Cost(2 * work, work + 2 * leaf_size, fused=not heavy)
   return cost, small and leaf_size <= _HOLD_AT_MOST
@@ -195,13 +196,15 @@ def stacks(leaf_size: int, gathered: int) -> bool:
 
 
 def in_flight(cost: Cost, platform: str) -> int:
-  """Examples whose gradients are formed at once for the sum, where they are not held."""
+  """Returns the number of examples whose gradients are formed at once for the sum, if they
+  are not held."""
   at_most = constants(platform).loop_elements or _IN_CACHE
   return max(1, int(at_most // max(cost.elements, 1)))
 
 
 def chunk(cost: Cost, platform: str) -> int | None:
-  """Examples to take at a time in a compiled loop; None for the whole batch at once."""
+  """Returns the number of examples per turn of a compiled loop; None for the whole batch at
+  once."""
   machine = constants(platform)
   above = machine.patches_above if cost.patches else machine.loop_above
   if cost.fused or cost.elements <= above:

@@ -1,4 +1,4 @@
-"""A table for people: how each parameter's clipped gradient will be computed, and why."""
+"""A table for users: how each parameter's clipped gradient is computed, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RULES = {
 
 
 class UnitRow(NamedTuple):
-  """A unit of parameters (see `dpjax.gradients.ghost.units`)."""
+  """A row for one unit of parameters (see `dpjax.gradients.ghost.units`)."""
 
   sites: str  # the primitives where the parameter meets data, in program order
   params: tuple[str, ...]  # paths in the parameter tree
@@ -57,7 +57,7 @@ class Explanation(NamedTuple):
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-  """Rows of cells as text, in columns."""
+  """Formats rows of cells as text, in columns."""
   widths = [max(map(len, column)) for column in zip(*rows)]
   return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
@@ -79,7 +79,7 @@ def _cells(row: UnitRow) -> tuple[str, ...]:
 def explain(
   loss_fn: LossFn, params: Params, example: ArrayTree, *, platform: str | None = None
 ) -> Explanation:
-  """How `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
+  """Explains how `clipped_grad(loss_fn, ...)` treats each parameter; `print` it.
 
   Args:
     loss_fn: `(params, ONE example) -> scalar`.

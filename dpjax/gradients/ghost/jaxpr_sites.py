@@ -1,4 +1,4 @@
-"""Where a loss uses its parameters: the traced program of one example, with its sites.
+"""Uses of parameters in a loss: the traced program of one example, with its sites.
 
 Every value of the program is PARAM (a function of the parameters alone), DATA (depends on
 the example) or CONST (neither, or not differentiable). A *site* is an equation in which
@@ -41,7 +41,7 @@ from dpjax.types import ArrayTree, Params
 
 
 class Kind(enum.IntEnum):
-  """Dependence of a value on parameters and on data."""
+  """Whether a value depends on parameters, on data, or on both."""
 
   CONST = 0
   PARAM = 1
@@ -57,7 +57,7 @@ class Loop:
 
 
 class Source(NamedTuple):
-  """How a PARAM value comes from the parameter leaves."""
+  """Computation of a PARAM value from the parameter leaves."""
 
   leaves: frozenset[int]
   is_view: bool = False  # a rearrangement of parts of leaves: norms are preserved
@@ -78,7 +78,7 @@ _DATA = Value(Kind.DATA)
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-  """An equation where parameters meet data; eqn None: a parameter lifted to data."""
+  """An equation in which parameters meet data; eqn None: a parameter lifted to data."""
 
   index: int
   eqn: Eqn  # or None
@@ -95,7 +95,7 @@ class Site:
 
   @property
   def steps(self) -> int:
-    """How often it is evaluated for one example."""
+    """Number of evaluations for one example."""
     return math.prod(loop.length for loop in self.loops)
 
   @property
@@ -107,12 +107,12 @@ class Site:
 
   @property
   def leaves(self) -> frozenset[int]:
-    """Indices of the parameter leaves that reach it."""
+    """Indices of the parameter leaves that reach the site."""
     return frozenset().union(*(source.leaves for source in self.sources))
 
 
 class Tap(NamedTuple):
-  """A zero added to a value, whose gradient is the cotangent there."""
+  """A zero added to a value. Its gradient is the cotangent of that value."""
 
   index: int
   out: int  # the position of the value among the results (or operands) of its step
@@ -126,7 +126,7 @@ class Tap(NamedTuple):
 
 
 class Cotangent(NamedTuple):
-  """Where the cotangent of a site's result is found: at taps, joined along an axis."""
+  """Location of the cotangent of a site's result: at taps, concatenated along an axis."""
 
   taps: tuple[int, ...]
   axis: int = 0
@@ -149,7 +149,7 @@ class Action(enum.Enum):
 
 
 class Step(NamedTuple):
-  """An equation of the program."""
+  """An equation of the program with its action."""
 
   action: Action
   eqn: Eqn
@@ -194,7 +194,7 @@ class Program(NamedTuple):
     yield from (lift.tap for lift in self.out_lifts)
 
   def all_cotangents(self) -> dict[int, tuple[Cotangent, ...]]:
-    """Site -> where the cotangents of its results are found, nested sites included."""
+    """Returns site -> locations of its results' cotangents, nested sites included."""
     found = dict(self.cotangents)
     lifts = [*self.in_lifts, *self.out_lifts]
     for step in self.steps:
@@ -204,7 +204,7 @@ class Program(NamedTuple):
 
 
 def is_complex(site: Site) -> bool:
-  """Whether a site takes or gives complex numbers, also from real parameters."""
+  """Whether a site has complex inputs or results, even from real parameters."""
   avals = [*(var.aval for var in (*site.params, *site.data)), *site.out_avals]
   return any(jnp.issubdtype(aval.dtype, jnp.complexfloating) for aval in avals)
 
@@ -212,19 +212,20 @@ def is_complex(site: Site) -> bool:
 def trace(
   loss_fn: Callable, params: Params, example: ArrayTree, lifted: Iterable[int] = ()
 ) -> Program:
-  """The program of `loss_fn(params, ONE example)`; arguments may be ShapeDtypeStructs.
+  """Traces the program of `loss_fn(params, ONE example)`; arguments may be
+  ShapeDtypeStructs.
 
   Its inputs are the leaves of params, then those of the example; its one output is DATA.
   Leaves of a number in `lifted` are data throughout: the backward pass itself leaves their
   gradient per example, at one identity site each.
   """
-  # A fresh function: JAX hashes what it traces, and must not find an old trace of a loss
-  # whose closure has changed.
+  # A new function, since JAX caches traces by function, and the closure of a loss may have
+  # changed.
   closed = jax.make_jaxpr(lambda p, e: loss_fn(p, e))(params, example)
   values = [_DATA] * len(closed.jaxpr.invars)
   for i, leaf in enumerate(closed.jaxpr.invars[: len(jax.tree.leaves(params))]):
     source = Source(frozenset([i]), True, tuple(range(len(leaf.aval.shape))))
-    # A leaf of integers, or without entries, has no gradient to clip.
+    # A leaf of integers, or an empty one, has no gradient to clip.
     has_gradient = is_float(leaf.aval) and leaf.aval.size
     values[i] = Value(Kind.PARAM, source) if has_gradient else _CONST
   ids = itertools.count()
@@ -237,7 +238,7 @@ def trace(
 
 
 def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
-  """`ids` numbers sites, taps and loops in the order of the program."""
+  """Analyses a jaxpr. `ids` numbers sites, taps and loops in program order."""
   env = dict.fromkeys(jaxpr.constvars, _CONST)
   env.update(zip(jaxpr.invars, values))
   steps = []
@@ -247,7 +248,7 @@ def _analyse(jaxpr, consts, values, loops, ids, lift_outs) -> Program:
     steps.append(step)
   outs = tuple(_read(env, atom) for atom in jaxpr.outvars)
   lifts = _lifts(enumerate(jaxpr.outvars), outs, loops, ids) if lift_outs else ()
-  # Dead sites go first: a tap of theirs would have no cotangent to record.
+  # Dead sites are removed first: their taps would have no cotangent to record.
   steps, found = _place_taps(jaxpr, _without_dead_sites(jaxpr, steps), loops, ids)
   return Program(jaxpr, tuple(consts), steps, outs, lifts, found)
 
@@ -265,7 +266,7 @@ def _lifts(places, values, loops, ids) -> tuple[Lift, ...]:
 
 
 def _without_dead_sites(jaxpr, steps) -> list[Step]:
-  """Sites whose results no gradient reaches are plain equations.
+  """Turns sites whose results no gradient reaches into plain equations.
 
   Some (a while loop behind a stop_gradient) could not even be differentiated.
   """
@@ -280,7 +281,7 @@ def _without_dead_sites(jaxpr, steps) -> list[Step]:
 
 
 def _place_taps(jaxpr, steps, loops, ids):
-  """Taps of every site's results; results that only end in one sum share its tap."""
+  """Places taps on every site's results. Results that end only in one sum share its tap."""
   graph = Graph.of(jaxpr)
   results = [
     (step.site.index, [step.eqn.outvars[i] for i in step.site.outs])
@@ -317,8 +318,8 @@ def _plan(eqn, values, loops, ids) -> Step:
     kind = Kind.DATA if Kind.DATA in kinds else Kind.CONST
     return Step(Action.PLAIN, eqn, (Value(kind),) * len(eqn.outvars))
   name = eqn.primitive.name
-  # Entered also where no data come in: a transposed parameter inside stays a view of its
-  # leaf, and keeps its norm.
+  # Entered also without data: a transposed parameter inside stays a view of its leaf, and
+  # keeps its norm.
   if name in CALLS:
     return _enter(Action.CALL, eqn, eqn.params[CALLS[name]], values, loops, ids)
   if Kind.DATA not in kinds:
@@ -331,7 +332,7 @@ def _plan(eqn, values, loops, ids) -> Step:
 
 
 def _transformed(eqn, values) -> tuple[Value, ...]:
-  """Results of an equation on parameters alone."""
+  """Returns the results of an equation on parameters alone."""
   if eqn.primitive.name == "stop_gradient":
     return (_CONST,) * len(eqn.outvars)
   source = _view(eqn, values)
@@ -347,7 +348,7 @@ def _view(eqn, values) -> Source:
   if len(sources) != len(values) or not all(source.is_view for source in sources):
     return plain
   if eqn.primitive.name == "concatenate":
-    # A leaf that is joined with itself gets the sum of two gradients: no norm is preserved.
+    # A leaf joined with itself gets the sum of two gradients, which has another norm.
     disjoint = len(plain.leaves) == sum(len(source.leaves) for source in sources)
     return plain._replace(is_view=disjoint and len({s.loops for s in sources}) == 1)
   return _view_of_one(eqn, sources[0], plain) if len(values) == 1 else plain
@@ -362,7 +363,7 @@ def _view_of_one(eqn, source, plain) -> Source:
     return source._replace(perm=perm)
   if name == "convert_element_type" and is_float(after):
     return source
-  # A broadcast that repeats entries adds up their gradients: no view.
+  # A broadcast that repeats entries adds up their gradients, so it is no view.
   if name in (*REARRANGED, "broadcast_in_dim") and after.size <= before.size:
     return source._replace(perm=None)
   return plain
@@ -383,7 +384,7 @@ def _enter_scan(eqn, values, loops, ids) -> Step:
   loop = Loop(next(ids), eqn.params["length"])
   values[carries] = [_DATA] * len(places)
   for i, (kind, source) in enumerate(values[carries.stop :], carries.stop):
-    # The loop steps through it: a turn sees a slice, whose dimensions are not the leaf's.
+    # The loop steps through it: each turn sees a slice with fewer dimensions than the leaf.
     if kind is Kind.PARAM:
       sliced = source._replace(perm=None, loops=(*source.loops, loop))
       values[i] = Value(kind, sliced)

@@ -1,4 +1,4 @@
-"""Norms of one example that know how far underflow may have let them fall short.
+"""Norms of one example, with a bound on what underflow may have removed.
 
 A square below the smallest normal number (1e-38 in float32) comes out as 0, so a sum of n
 squares may lack n times that number; a product of two such sums lacks more. `longest` is
@@ -20,14 +20,14 @@ from dpjax.types import Array, ArrayTree
 
 
 class Length(NamedTuple):
-  """The norm of a gradient as computed, and the most that it can be."""
+  """The computed norm of a gradient, and an upper bound on the true one."""
 
   norm: Any  # [...]
   longest: Any  # the same shape
 
 
 def tiny(x: Array) -> float:
-  """The smallest normal number of an array's type: what underflow takes from a square."""
+  """Smallest normal number of an array's type: the most that underflow takes from a square."""
   return float(jnp.finfo(x.dtype).tiny)
 
 
@@ -37,7 +37,7 @@ def from_square(
   reach: Array | float = 0.0,
   more: Array | float = 0.0,
 ) -> Length:
-  """sqrt(square) where `lost` may be missing from the square, plus `reach` at the end.
+  """sqrt(square), where the square may lack `lost`, plus `reach` at the end.
 
   `more` is what may be missing from `reach`.
   """
@@ -56,7 +56,7 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
   axis = tuple(range(x.ndim)) if axis is None else axis
   summed = {i % x.ndim for i in ((axis,) if isinstance(axis, int) else axis)}
   wide = [i for i, size in enumerate(x.shape) if size != 1]
-  # XLA's CPU backend writes out the squares of an array that has dimensions of size 1.
+  # XLA's CPU backend materialises the squares of an array with dimensions of size 1.
   flat = x.reshape([x.shape[i] for i in wide])
   square = jnp.sum(flat * flat, axis=tuple(k for k, i in enumerate(wide) if i in summed))
   square = square.reshape([n for i, n in enumerate(x.shape) if i not in summed])
@@ -65,14 +65,14 @@ def of(x: jax.Array, axis: int | tuple[int, ...] | None = None) -> Length:
 
 
 def scaled(tree: ArrayTree) -> Length:
-  """The norm of all numbers of a tree, scaled before they are squared: true wherever they are
-  finite, at the price of passes of its own.
+  """Norm of all numbers of a tree, scaled before squaring. Correct for all finite numbers,
+  but needs extra passes.
 
   >>> scaled({"w": jnp.array([3e30]), "b": jnp.array(4e30)}).norm == 5e30
   Array(True, dtype=bool)
   """
   flat = [trees.at_least_float32(x).ravel() for x in jax.tree.leaves(tree)]
-  # One array, since each reduction would be compiled on its own.
+  # One array, since each reduction would be compiled separately.
   (norm,) = trees.scaled_norms([jnp.concatenate([jnp.zeros(1), *flat])[None]])
   return Length(norm, norm)
 

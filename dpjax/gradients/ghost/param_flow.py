@@ -1,4 +1,4 @@
-"""From the parameter leaves to what each site sees, and gradients back again."""
+"""Flow of parameters from their leaves to each site, and of gradients back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class ParamFlow(NamedTuple):
   def pull(
     self, leaves: Sequence[int], sites: Sequence[Site]
   ) -> tuple[dict[int, tuple[Any, ...]], Callable[..., tuple[jax.Array, ...]]]:
-    """(what the sites see, transpose from cotangents of that to gradients of the leaves).
+    """Returns (values that the sites see, transpose from their cotangents to gradients of
+    the leaves).
 
     The transpose takes {site index: one array per parameter of the site}.
     """
@@ -49,7 +50,7 @@ class ParamFlow(NamedTuple):
     seen, transpose = jax.vjp(forward, chosen)  # of each site: [*source.loops, *param]
 
     def back(cotangents):
-      # The transpose takes cotangents of the very types that the sites saw.
+      # The transpose takes cotangents of exactly the types that the sites saw.
       cast = lambda g, x: tapped.cast(g, x.dtype)
       return transpose(jax.tree.map(cast, cotangents, seen))[0]  # [*leaf]
 

@@ -56,12 +56,12 @@ from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
-# Parameters whose per-example gradients are cheap to stack.
+# Number of parameters whose per-example gradients are cheap to stack.
 _SMALL = 4096
 
 
 def first_of(batch: ArrayTree) -> Any:
-  """The first example of a batch, to trace with: its values are not used."""
+  """Returns the first example of a batch, to trace with: its values are not used."""
   return jax.tree.map(lambda leaf: leaf[0], batch)
 
 
@@ -87,7 +87,7 @@ def plan(
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
   found = units.find_units(program, leaves, groups, platform)
-  # Only a first trace tells which leaves an index chooses from; a second one lifts them.
+  # Only a first trace shows which leaves an index chooses from; a second one lifts them.
   if stacked := units.better_stacked(found, leaves):
     program = jaxpr_sites.trace(loss_fn, params, example, stacked)
     found = units.find_units(program, leaves, groups, platform)
@@ -95,13 +95,14 @@ def plan(
 
 
 def _spread(prefix: Any, params: Any) -> list[Any]:
-  """For each leaf of the parameters, the value of the group that it is in."""
+  """Returns, for each leaf of the parameters, the value of its group."""
   spread = lambda value, group: jax.tree.map(lambda _: value, group)
   return jax.tree.leaves(jax.tree.map(spread, prefix, params))
 
 
 def pays(found: Sequence[Unit], params: Params) -> bool:
-  """Whether this route can gain on vmap: some unit has a rule, or memory is at stake."""
+  """Whether this route can be better than vmap: some unit has a rule, or memory is at
+  stake."""
   general = all(unit.rule in (Rule.GRADIENT, Rule.UNUSED) for unit in found)
   return not general or trees.size(params) > _SMALL
 
@@ -115,13 +116,13 @@ def clipped_sum(
   *,
   rescale_to_unit_norm: bool = False,
 ) -> ClippedSum:
-  """The sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
+  """Returns the sum of clipped gradients, equal to the vmap route's (see `clip_and_sum`)."""
   leaves, treedef = jax.tree.flatten(params)
   program, found, platform = planned
   flow = ParamFlow.of(program, leaves)
   recorded = tapped.record(program, leaves, jax.tree.leaves(batch))  # [*loops, B, ...]
   held, rest = [[u for u in found if u.hold is hold] for hold in (True, False)]
-  # What is held for the sum is formed first, so that it is among the settled arrays.
+  # Arrays held for the sum are formed first, so that they are settled, too.
   early = unit_rules.norms(held, flow, recorded, platform)
 
   def clipped(settled):
@@ -156,7 +157,7 @@ def clipped_sum(
         # Their terms are added one by one, after the sum (`_with_rows_alone`).
         each = [jnp.where(alone.left, 0, each[0])] * len(each)
       used.append(each)
-      # A convolution is summed outside of this branch, below.
+      # A convolution is summed below, outside this branch.
       if unit_rules.convolves(unit):
         sums.append(None)
         continue
@@ -170,7 +171,7 @@ def clipped_sum(
   sums, norms, used, waiting = on_settled(
     clipped, (early, unit_rules.sites_only(rest, recorded))
   )
-  # Inside a branch XLA's CPU backend takes three times as long for a convolution.
+  # In a branch XLA's CPU backend takes three times as long for a convolution.
   sums = [
     unit_rules.convolutions(unit, flow, recorded, factors) if each is None else each
     for unit, each, factors in zip(ordered, sums, used)
@@ -190,7 +191,8 @@ def _with_rows_alone(
   recorded: tapped.Recorded,
   waiting: dict[int, unit_rules.Waiting],
 ) -> list[Any]:
-  """The sums, with the terms of examples whose c_i g_i underflow, one example after the other."""
+  """Adds the terms of examples whose c_i g_i underflow to the sums, one example after the
+  other."""
   if not waiting:
     return sums
 
@@ -225,15 +227,17 @@ def _row_by_row(fn: Callable[[Any, jax.Array], Any], rows: jax.Array, first: Any
   def loop(state):
     return lax.while_loop(lambda state: jnp.any(state[0]), step, state)
 
-  # XLA copies what a loop closes over, also for a loop of no steps. Inside of a conditional
-  # it does so only where there are such rows. Scattering features cost four times as much.
+  # XLA copies the closure of a loop, even for a loop of no steps. In a conditional it
+  # copies only if there are such rows. Otherwise scattering features would cost four times
+  # as much.
   return lax.cond(jnp.any(rows), loop, lambda state: state, (rows, first))[1]
 
 
 def stacked_gradients(
   loss_fn: LossFn, params: Params, batch: ArrayTree
 ) -> tuple[jax.Array, Any]:
-  """Losses [B] and the gradient of each example, leaves [B, *param], in at least float32.
+  """Returns losses [B] and the gradient of each example, leaves [B, *param], in at least
+  float32.
 
   Formed from the operands and cotangents that the loss computed, as they are for the fast
   route: where the loss computes in less than float32, JAX would round (or overflow) once more.
@@ -249,7 +253,7 @@ def stacked_gradients(
 def _made_certain(
   groups: Any, clip: Clip, mask: jax.Array, exactly: Callable[[jax.Array], Any]
 ) -> Any:
-  """Replaces lengths that squares could not tell, one example after the other.
+  """Replaces lengths that squares could not determine, one example after the other.
 
   Args:
     groups: tree of Length [B], one per clip norm.
@@ -268,13 +272,13 @@ def _made_certain(
 
 
 def _by_leaf(found: Sequence[Unit], values: Sequence[Sequence[Any]]) -> list[Any]:
-  """Values per unit and leaf, in the order of the leaves."""
+  """Flattens values per unit and leaf, in the order of the leaves."""
   pairs = [pair for unit, each in zip(found, values) for pair in zip(unit.leaves, each)]
   return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
 
 def _group_lengths(l2_clip_norm: Any, by_leaf: Any) -> Any:
-  """A Length [B] for each clip norm; of a group without parameters it is 0."""
+  """Returns a Length [B] for each clip norm; 0 for a group without parameters."""
   is_length = lambda x: isinstance(x, lengths.Length)
   some = jax.tree.leaves(by_leaf, is_leaf=is_length)[0]
   none = jax.tree.map(jnp.zeros_like, some)

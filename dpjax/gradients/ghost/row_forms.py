@@ -26,7 +26,7 @@ from dpjax.gradients.ghost.lengths import Length
 
 
 class RowFactors(NamedTuple):
-  """Both sides of one example; an integer side means one-hot rows (-1: none)."""
+  """Both factors of one example; an integer factor means one-hot rows (-1: none)."""
 
   left: jax.Array  # [N, T, K], or integer [N, T]
   right: jax.Array  # [N, T, P]
@@ -34,7 +34,7 @@ class RowFactors(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class RowForm:
-  """How a site's arrays become rows and a product becomes the parameter's gradient."""
+  """Conversion of a site's arrays to rows, and of a product to the parameter's gradient."""
 
   blocks: int  # N
   rows: int  # T
@@ -50,7 +50,8 @@ class RowForm:
 
 
 def find(site: Site) -> RowForm | None:
-  """The row form of a site, or None where it has none: squares are of real numbers."""
+  """Returns the row form of a site; None where it has none. Squares must be of real
+  numbers."""
   finder = _FINDERS.get(site.name)
   simple = len(site.params) == len(site.outs) == 1 and site.data
   return finder(site) if finder and simple and not is_complex(site) else None
@@ -63,7 +64,7 @@ def _split_loops(site: Site) -> tuple[list[int], list[int]]:
 
 
 def _arrange(x: jax.Array, *groups: Sequence[int]) -> jax.Array:
-  """Transposes to the given order of axes, each group flattened into one."""
+  """Transposes to the given order of axes, and flattens each group into one."""
   shape = [math.prod(x.shape[axis] for axis in group) for group in groups]
   return x.transpose([axis for group in groups for axis in group]).reshape(shape)
 
@@ -77,7 +78,8 @@ def _others(rank: int, *taken: Sequence[int]) -> tuple[int, ...]:
 
 
 def _restore(order: Sequence[int], loops: int) -> list[int]:
-  """Permutation that puts [*loops, dims in the given order] back into ascending order."""
+  """Returns the permutation that puts [*loops, dims in the given order] back into ascending
+  order."""
   return [*range(loops), *(loops + list(order).index(d) for d in range(len(order)))]
 
 
@@ -149,7 +151,7 @@ def _dot_form(site: Site) -> RowForm | None:
 
 
 def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
-  """Patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
+  """Extracts patches [..., *out, offsets, C] of x [..., *spatial, C], by strided slices.
 
   Axis by axis, which needs the sum of the kernel's sizes in slices, not their product.
   """
@@ -169,7 +171,7 @@ def _windows(x: jax.Array, params: dict[str, Any], kernel, out) -> jax.Array:
     window = functools.partial(_window, x, lead + i, params["window_strides"][i], out[i])
     step = params["rhs_dilation"][i]
     x = jnp.concatenate([window(offset * step) for offset in range(kernel[i])], axis=-1)
-    # axis i is out[i] long now, the last one kernel[i] times as long
+    # axis i now has length out[i], the last one kernel[i] times as much
   return x.reshape(*x.shape[:-1], math.prod(kernel), -1)
 
 
@@ -202,7 +204,7 @@ def _conv_form(site: Site) -> RowForm | None:
   def build(data, cotangents):
     order = [*sliced, *shared, *(depth + d for d in (lhs_n, *lhs_s, lhs_c))]
     x = data[0].transpose(order)  # [*sliced, *shared, n, *spatial, groups * channels]
-    # One row for each place of the output: its window, against the cotangent there.
+    # One row for each place of the output: its window, and the cotangent there.
     windows = _windows(x, params, kernel, out)  # [*sliced, *shared, n, *out, offsets, ...]
     left = windows.reshape(blocks, rows, offsets, groups, channels)
     positions = [depth + d for d in (out_n, *out_s)]
@@ -210,7 +212,7 @@ def _conv_form(site: Site) -> RowForm | None:
     right = right.reshape(blocks, rows, groups, features)
     if groups == 1:
       return RowFactors(left.reshape(blocks, rows, -1), right.reshape(blocks, rows, -1))
-    # Groups do not mix, so each is a block of its own.
+    # Groups do not mix, so each is a separate block.
     left = left.transpose(0, 3, 1, 2, 4).reshape(blocks * groups, rows, -1)  # [N, T, K]
     right = right.transpose(0, 2, 1, 3).reshape(blocks * groups, rows, -1)  # [N, T, P]
     return RowFactors(left, right)
@@ -263,10 +265,10 @@ def _gather_form(site: Site) -> RowForm | None:
 
 
 def _dynamic_slice_form(site: Site) -> RowForm | None:
-  """A row of a table where the index is one number, as in `experts[i]`."""
+  """Returns the form of a table row chosen by one number, as in `experts[i]`."""
   param, *starts = site.eqn.invars
   columns = tuple(range(len(starts)))
-  # dynamic_slice moves a start from outside to the nearest row, as `clip` does.
+  # dynamic_slice moves an outside start to the nearest row, as `clip` does.
   table = _table(site, site.eqn.params["slice_sizes"], columns, True)
   if table is None or param is not site.params[0]:
     return None
@@ -287,7 +289,7 @@ def _dynamic_slice_form(site: Site) -> RowForm | None:
 
 
 class _Table(NamedTuple):
-  """A parameter of which whole rows are taken, by one number for each column."""
+  """A parameter from which whole rows are taken, by one number for each column."""
 
   indexed: tuple[int, ...]  # dimensions of which one place is taken
   kept: tuple[int, ...]  # those that are taken whole
@@ -299,7 +301,8 @@ class _Table(NamedTuple):
 
 
 def _table(site: Site, slice_sizes, columns: Sequence[int], clip: bool) -> _Table | None:
-  """None where slices could overlap without being equal: they have no rows."""
+  """Returns a table; None where slices could overlap without being equal, since those have
+  no rows."""
   shape = site.params[0].aval.shape
   indexed = tuple(d for d in columns if slice_sizes[d] == 1)
   kept = _others(len(shape), indexed)
@@ -351,7 +354,8 @@ def _table_form(site: Site, table: _Table, count: int, build) -> RowForm:
 
 
 def _small_integers(index: jax.Array, bound: int) -> jax.Array:
-  """int32; what is too large for it becomes `bound`, what is below zero -1: outside as well."""
+  """Converts to int32. Numbers too large become `bound`, negative ones -1: both are
+  outside."""
   kind = jnp.iinfo(index.dtype)
   large = kind.max > bound
   return (jnp.clip(index, max(kind.min, -1), bound) if large else index).astype(jnp.int32)
@@ -389,15 +393,15 @@ def _side_gram(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 class RowLengths(NamedTuple):
-  """The length of an example's gradient, and the sum of the lengths of its rows, of both sides:
-  what underflow takes from the cotangents counts times those of the operand."""
+  """Length of an example's gradient, and the sum of the lengths of its rows, for both
+  sides. Underflow in the cotangents counts times the operand's lengths."""
 
   length: Length
   extent: jax.Array  # []
 
 
 def outer_length(rows: RowFactors) -> RowLengths:
-  """|left^T right| where there is one row: |left| |right|, block by block."""
+  """|left^T right| for a single row: |left| |right|, block by block."""
   right = lengths.of(rows.right, axis=(1, 2))  # [N]
   if not is_float(rows.left):
     return RowLengths(_over_blocks(right), jnp.sum(right.longest))
@@ -407,7 +411,8 @@ def outer_length(rows: RowFactors) -> RowLengths:
 
 
 def _over_blocks(each: Length) -> Length:
-  """[N] -> []: the square of a product of norms can leave the range of floats."""
+  """Norm over blocks, [N] -> []. The square of a product of norms can leave the range of
+  floats."""
   if each.norm.shape == (1,):
     return Length(each.norm[0], each.longest[0])
   norms = trees.scaled_norms([jnp.stack([each.norm, each.longest])])  # [2, N] -> [2]
@@ -417,7 +422,7 @@ def _over_blocks(each: Length) -> Length:
 def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   """|sum of left^T right| through the T x T products of rows (ghost norm).
 
-  Rounding is charged to the norm: where rows cancel, the sum of pairs could otherwise
+  Rounding is added to the norm: where rows cancel, the sum of pairs could otherwise
   come out below the square of the gradient that is then clipped with it. So is underflow
   of the products of either side, and of the pairs.
 
@@ -431,13 +436,13 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   extent = jnp.float32(0)
   left_trace = jnp.float32(0)
   right_trace = jnp.float32(0)
-  # Those of one-hot rows are bool.
+  # One-hot rows give bool products.
   as_numbers = lambda gram: gram if is_float(gram) else gram.astype(jnp.float32)
   own = [
     (as_numbers(_side_gram(p.left, p.left)), _side_gram(p.right, p.right)) for p in parts
   ]
-  # Lengths of the rows of either side: [N, T].
-  # The diagonal by a masked sum, which XLA merges with those over all pairs.
+  # Lengths of the rows of either side: [N, T]. The diagonal is a masked sum, which XLA
+  # merges with those over all pairs.
   eye = lambda gram: jnp.eye(gram.shape[-1], dtype=bool)[None]
   diagonal = lambda gram: jnp.sum(jnp.where(eye(gram), gram, 0), axis=2)
   sides = [tuple(jnp.sqrt(diagonal(gram)) for gram in each) for each in own]
@@ -447,14 +452,14 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
     for j, b in enumerate(parts[i:], i):
       left = own[i][0] if i == j else as_numbers(_side_gram(a.left, b.left))
       right = own[i][1] if i == j else _side_gram(a.right, b.right)  # [N, Ta, Tb]
-      # The pairs are symmetric: those of two sites count for both orders.
+      # Pairs are symmetric: those of two sites count for both orders.
       times = 1 if i == j else 2
       pairs = left * right * times  # [N, Ta, Tb]
       left_most = sides[i][0][:, :, None] * sides[j][0][:, None, :]  # [N, Ta, Tb]
       right_most = sides[i][1][:, :, None] * sides[j][1][:, None, :]  # [N, Ta, Tb]
       off = inner * left_most * jnp.abs(right) + width * jnp.abs(left) * right_most
       total = total + jnp.sum(pairs)
-      # 4 eps for the products of pairs and for the sum of them.
+      # 4 eps for the products of pairs and for their sum.
       size = size + jnp.sum(4 * jnp.abs(pairs) + (times / 2) * off)
       if i == j:
         reach = reach + jnp.sum(sides[i][0] * sides[i][1])
@@ -464,19 +469,20 @@ def gram_length(parts: Sequence[RowFactors]) -> RowLengths:
   eps = jnp.finfo(total.dtype).eps
   rows = sum(part.right.shape[1] for part in parts)
   blocks = parts[0].right.shape[0]
-  # Underflow takes K tiny at most from an entry of the left gram, and the sum over pairs of
+  # Underflow takes at most K tiny from an entry of the left gram. The sum over pairs of
   # |g_t| |g_s| is at most T times the right trace (Cauchy-Schwarz). The same holds with the
   # sides exchanged. Each of the T^2 products of pairs may lack one more tiny.
   lost = max(inner, 1) * right_trace + width * left_trace + rows * blocks
   lost = rows * (lengths.tiny(total) * lost)
-  # A square: only rounding can make the sum of pairs negative.
+  # It is a square, so only rounding can make the sum of pairs negative.
   square = jnp.maximum(total, 0) + eps * size
   more = eps * jnp.sqrt(rows * lost)
   return RowLengths(lengths.from_square(square, lost, eps * reach, more), extent)
 
 
 def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
-  """Largest error of a sum of the products of all rows, in units of the sum of their sizes.
+  """Bound on the error of a sum of the products of all rows, in units of the sum of their
+  sizes.
 
   T products, added in whichever order, with or without fused operations, are off by T eps / 2
   (Higham 2002, section 3.1). Rounding c_i g_i takes eps / 2 more, and rounding a norm as much.
@@ -486,7 +492,7 @@ def _rounding(parts: Sequence[RowFactors], dtype: Any) -> float:
 
 
 def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths:
-  """Norm of sum_t a_t g_t^T, plus what the product lost to rounding.
+  """Norm of sum_t a_t g_t^T, plus a bound on the product's rounding.
 
   The charge is a small multiple of eps sum_t |a_t| |g_t|, far below the norm unless rows cancel.
   Constant rows come near it: XLA's CPU backend adds them one after the other, and rounds each
@@ -504,7 +510,7 @@ def with_rounding(product: jax.Array, parts: Sequence[RowFactors]) -> RowLengths
 
 
 def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """|sum of left^T right|, entry by entry, as large as it can be, or be evaluated again."""
+  """Bounds |sum of left^T right| entry by entry, also for another evaluation."""
   total = jnp.abs(summed_product(parts, left_size))  # [N, K, P]
   if sum(part.right.shape[1] for part in parts) == 1:
     return total
@@ -514,8 +520,8 @@ def largest_entries(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
 
 
 def _charged(part: RowFactors, charge: float) -> RowFactors:
-  """Sizes of both sides whose product is the charge: the larger side of each row bears it, so
-  that products of rows that cancel do not leave the range of floats before they are added."""
+  """Returns sizes of both sides whose product is the rounding allowance. The larger side of
+  each row bears it, so that products of rows that cancel stay within the range of floats."""
   right = jnp.abs(part.right)
   if not is_float(part.left):
     return RowFactors(part.left, right * charge)
@@ -527,7 +533,7 @@ def _charged(part: RowFactors, charge: float) -> RowFactors:
 
 
 def summed_product(parts: Sequence[RowFactors], left_size: int) -> jax.Array:
-  """sum of left^T right over sites: [N, K, P], in float32 or wider."""
+  """Sums left^T right over sites: [N, K, P], in float32 or wider."""
   return functools.reduce(jnp.add, [product(p, left_size) for p in parts])
 
 
@@ -541,12 +547,12 @@ def _row_lengths(side: jax.Array) -> Length:
 def product(rows: RowFactors, left_size: int) -> jax.Array:
   """left^T right: [N, K, P], in float32 or wider."""
   if is_float(rows.left) and rows.left.shape[0] == 1:
-    # Two flat matrices: XLA multiplies these without transposing them in memory first.
+    # Two flat matrices: XLA multiplies these without transposing them in memory.
     return _dot("tk,tp->kp", rows.left[0], rows.right[0])[None]
   if is_float(rows.left):
     return _dot("ntk,ntp->nkp", rows.left, rows.right)
   right = trees.at_least_float32(rows.right)
   empty = jnp.zeros((left_size, right.shape[-1]), right.dtype)  # [K, P]
-  # A token of -1 adds a cotangent of zeros to row 0.
+  # A token of -1 adds zeros to row 0.
   add = lambda tokens, values: empty.at[jnp.maximum(tokens, 0)].add(values)
   return jax.vmap(add)(rows.left, right)

@@ -35,7 +35,7 @@ Cotangents = dict[int, tuple[Any, ...]]  # site index -> one array per result
 
 
 class Recorded(NamedTuple):
-  """Values that one forward and backward pass over the batch leaves behind."""
+  """Values recorded by one forward and backward pass over the batch."""
 
   losses: jax.Array  # [B]
   operands: Operands  # arrays [*loops, B, ...]
@@ -43,10 +43,10 @@ class Recorded(NamedTuple):
 
 
 def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> Recorded:
-  """Losses, data operands and cotangents of every site, for each example.
+  """Records losses, data operands and cotangents of every site, for each example.
 
   Args:
-    program: of one example.
+    program: program of one example.
     leaves: the parameter leaves.
     examples: the batch's leaves, [B, ...].
   """
@@ -59,7 +59,7 @@ def record(program: Program, leaves: Sequence[Any], examples: Sequence[Any]) -> 
   taps = as_varying_as(examples, zeros)  # [*loops, *result]
   tap_axes = {tap.index: len(tap.loops) for tap in program.taps()}
   operand_axes = {s.index: (len(s.loops),) * len(s.data) for s in program.sites()}
-  # The taps are not batched. Their gradient is, since the gradient of ONE loss is mapped.
+  # The taps are not batched. Their gradients are, since the gradient of ONE loss is mapped.
   (losses, operands), at_taps = jax.vmap(
     jax.value_and_grad(loss, has_aux=True),
     in_axes=(None, 0),
@@ -82,7 +82,7 @@ def _cotangents(program: Program, at_taps: Taps, batch_axes: dict[int, int]) -> 
 
 
 def _settle(x: jax.Array) -> jax.Array:
-  """Rounds half precision once and for all.
+  """Rounds half precision once, for all later uses.
 
   XLA may keep more digits in one use of a value than in another; a norm and the sum that
   it bounds would then belong to different gradients.
@@ -101,7 +101,7 @@ def run(program: Program, args: Sequence[Any], taps: Taps) -> tuple[list[Any], O
     values = [_read(env, atom) for atom in step.eqn.invars]
     seen.update(_lift(step.lifts, values, taps))
     results, more = _EXECUTE[step.action](step, values, taps)
-    # Taps are zero, and have the cotangents of what they are added to.
+    # Taps are zero, and have the cotangents of the values that they are added to.
     for tap in step.taps:
       results[tap.out] = results[tap.out] + taps[tap.index]
     env.update(zip(step.eqn.outvars, results))
@@ -122,7 +122,7 @@ def _read(env: dict[Any, Any], atom: Any) -> Any:
 
 
 def _plain(step: Step, values: list[Any], taps: Taps):
-  """Also a site, whose data operands are seen."""
+  """Evaluates a plain equation, or a site, whose data operands are recorded."""
   del taps
   known = equations.named(step.eqn, values)
   args = (known[v] for v in equations.operands(step.eqn))
@@ -154,7 +154,7 @@ def _scan(step: Step, values: list[Any], taps: Taps):
     outs, seen = run(inner, [*consts, *carry, *xs], taps)
     return tuple(outs[: len(carry)]), (outs[len(carry) :], seen)
 
-  # Taps are cut as the inputs are, for every turn has cotangents of its own.
+  # Taps are sliced as the inputs are, since every turn has its own cotangents.
   carry, (ys, seen) = lax.scan(
     body,
     tuple(carry),
@@ -182,7 +182,7 @@ class _Stacked(NamedTuple):
 
 
 def site_params(program: Program, leaves: Sequence[Any]) -> dict[int, tuple[Any, ...]]:
-  """The parameters as each site sees them, arrays [*source.loops, ...].
+  """Returns the parameters as each site sees them, arrays [*source.loops, ...].
 
   A function of the leaves alone, to be differentiated: its transpose takes gradients of
   the site's parameters back to the leaves. Half precision on the way is widened.
@@ -220,7 +220,7 @@ def _collect_step(step: Step, values: Sequence[_Stacked | None], found: dict) ->
   if step.inner is not None:
     entering = list(values)
     if step.action is Action.SCAN:
-      # A carry changes from turn to turn; what the scan walks over gets one more loop.
+      # A carry changes between turns; arrays that the scan steps through get one more loop.
       first_carry, first_xs = equations.ScanParts.of(step.eqn)
       unknown = [None] * (first_xs - first_carry)
       sliced = [v and _Stacked(v.value, (*v.loops, step.loop)) for v in values[first_xs:]]
@@ -257,7 +257,7 @@ def _widening_fn(eqn: Any) -> Callable[..., list[Any]]:
     return lambda x: [_rounded_to(x, eqn.outvars[0].aval.dtype)]
   wide = equations.wide_fn(eqn)
   if wide is None:
-    # Its parameters are no view of the leaves: it sees gradients of one example, not sums.
+    # Its parameters are no view of the leaves: it gets gradients of one example, not sums.
     return lambda *args: evaluate(*_cast_to_operands(eqn, args))
   return lambda *args: [
     _rounded_to(x, var.aval.dtype) if equations.is_narrow(var.aval) else x
@@ -270,8 +270,7 @@ def _cast_to_operands(eqn: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _rounded_to(x: Array, dtype: DType) -> Any:
-  """The values that a cast to `dtype` leaves, in at least float32; gradients pass it as they
-  are."""
+  """Rounds values to `dtype` but keeps at least float32; gradients pass unchanged."""
   if not equations.is_narrow(jax.ShapeDtypeStruct((), dtype)):
     return cast(x, dtype)
 
@@ -284,5 +283,5 @@ def _rounded_to(x: Array, dtype: DType) -> Any:
 
 
 def cast(x: Array, dtype: DType) -> Any:
-  """x in the given dtype; untouched where it has it already (keys, tokens)."""
+  """Casts x to the dtype; values that have it already are untouched (keys, tokens)."""
   return x if x.dtype == dtype else x.astype(dtype)

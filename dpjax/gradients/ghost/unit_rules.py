@@ -28,14 +28,15 @@ from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
 
-# Numbers per example from which it pays to skip the pass that drops examples; below, a
-# branch costs more to compile than the pass to run (models have dozens of biases).
+# Numbers per example from which a branch that skips the dropping pass is worthwhile. For
+# fewer, the branch costs more to compile than the pass to run (models have dozens of
+# biases).
 _BRANCH_ABOVE = 4096
-# The same limit for an operand that is multiplied as it lies.
+# The same limit for an operand that is multiplied without a copy.
 _WIDE = 1024
 # Two evaluations of one gradient may differ by this share of its norm.
 _ROUNDING = 1e-6
-# Share of a clipped term that c_i g_i may lose to underflow before it is formed anew.
+# Share of a clipped term that c_i g_i may lose to underflow before it is computed again.
 _LOST = 1e-7
 
 
@@ -54,7 +55,7 @@ def sites_only(units: Sequence[Unit], recorded: Recorded) -> Recorded:
 
 
 def finished(first: Norms) -> Norms:
-  """With the norms of gradients that are held, taken of the arrays that are summed."""
+  """Adds the norms of held gradients, from the arrays that are summed."""
   if first.lengths or first.held is None:
     return first
   flat = (x.reshape(x.shape[0], -1) for x in first.held)  # [B, size] each
@@ -83,7 +84,7 @@ def norms(
 
 
 def _complete(unit: Unit, result: Any) -> Norms:
-  """Joined leaves share one norm; unused ones have none; see `finished`."""
+  """Completes the norms: joined leaves share one, unused leaves have none; see `finished`."""
   found = result.lengths
   if not found:
     return result
@@ -93,7 +94,8 @@ def _complete(unit: Unit, result: Any) -> Norms:
 
 
 def _one_example(unit: Unit, flow: ParamFlow) -> Callable:
-  """(loss, operands, cotangents) of one example -> its Norms, without the axis of examples."""
+  """Returns (loss, operands, cotangents) of one example -> its Norms, without the axis of
+  examples."""
   if unit.rule is not Rule.GRADIENT:
     return functools.partial(_row_norms, unit)
   gradients = _one_gradient(unit, flow)
@@ -118,7 +120,7 @@ def _over_examples(
 
 
 def _arrays(units: Sequence[Unit], recorded: Recorded) -> tuple[Any, Any, dict[int, int]]:
-  """Operands and cotangents of these units' sites, and the axis of the examples."""
+  """Returns operands and cotangents of these units' sites, and the axis of the examples."""
   sites = [site for unit in units for site in unit.sites]
 
   def pick(arrays):
@@ -170,7 +172,8 @@ def _left_size(unit: Unit) -> int:
 
 
 def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
-  """(operands, cotangents) of one example -> its gradient [*leaf] for each leaf of the unit."""
+  """Returns (operands, cotangents) of one example -> its gradient [*leaf] for each leaf of
+  the unit."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
 
   def gradients(data, cotangents):
@@ -187,7 +190,8 @@ def _one_gradient(unit: Unit, flow: ParamFlow) -> Callable:
 
 
 def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
-  """Gradient [*source.loops, *param] of ONE example for each parameter as the site sees it."""
+  """Returns the gradient [*source.loops, *param] of ONE example for each parameter as the
+  site sees it."""
   form = row_forms.find(site)
   if form is not None and not form.one_hot:
     product = row_forms.product(form.build(data, cotangents), form.left)  # [N, K, P]
@@ -198,7 +202,7 @@ def _site_gradient(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
 
 
 def _stepwise(site: Site, seen, data, cotangents) -> tuple[jax.Array, ...]:
-  """The transpose step by step, then the sum over steps as a matrix product.
+  """Transposes step by step, then sums over steps as a matrix product.
 
   XLA's CPU backend sums over a leading axis several times slower than it multiplies.
   """
@@ -223,8 +227,8 @@ def transpose(site: Site, seen, data, cotangents, *, wide: bool = False):
 
 
 def _site_fn(site: Site, wide: bool) -> Callable:
-  """(parameters, data operands) -> tapped results; wide, or where the loss computes in less
-  than float32: in float32 at least."""
+  """Returns (parameters, data operands) -> tapped results. They are wide, and at least
+  float32 where the loss computes in less."""
   if site.eqn is None:
     return lambda params, data: (params[0],)
   order = equations.operands(site.eqn)
@@ -232,7 +236,7 @@ def _site_fn(site: Site, wide: bool) -> Callable:
     map(equations.is_narrow, (v.aval for v in (*order, *site.eqn.outvars)))
   )
   evaluate = equations.wide_fn(site.eqn) if wide else None
-  # What cannot be widened sees the types that it was traced with.
+  # Equations that cannot be widened get the types that they were traced with.
   as_seen = lambda x, var: x if evaluate else tapped.cast(x, var.aval.dtype)
   call = evaluate or equations.eqn_fn(site.eqn)
 
@@ -245,7 +249,7 @@ def _site_fn(site: Site, wide: bool) -> Callable:
 
 
 def _over_loops(fn: Callable, site: Site) -> Callable:
-  """fn(parameters, arrays), mapped over the scans around the site: [*site.loops, ...]."""
+  """Maps fn(parameters, arrays) over the scans around the site: [*site.loops, ...]."""
   for loop in reversed(site.loops):
     axes = tuple(0 if loop in source.loops else None for source in site.sources)
     fn = jax.vmap(fn, in_axes=(axes, 0), axis_size=loop.length)
@@ -259,7 +263,7 @@ def totals(
   first: Norms,
   factors: Sequence[jax.Array],
 ) -> tuple[jax.Array, ...]:
-  """sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
+  """Computes sum_i factors[l][i] * gradient_i of leaf l, for each leaf of the unit.
 
   A factor of exactly 0 drops its example, whatever its operands hold.
   """
@@ -269,7 +273,8 @@ def totals(
   if how is Sum.HELD and unit.rule is Rule.GRADIENT:
     return tuple(_weighted(x, factor) for x, factor in zip(first.held, factors))
   if how is Sum.HELD:
-    # All sites of the leaf share this one matrix, so that it goes back through the first.
+    # All sites of the leaf share this one matrix, so it is converted back through the
+    # first.
     product = _weighted(first.held, factors[0])
     site = unit.sites[0]
     form = unit.forms[0]
@@ -279,15 +284,15 @@ def totals(
     return back({site.index: (form.unflatten(product),)})
   if how is Sum.AGAIN:
     return _one_by_one(unit, flow, recorded, first, factors)
-  # An operand that is not finite makes the norm of its example infinite or NaN, or is where
-  # no parameter is reached: finite norms show finite operands.
+  # A non-finite operand makes its example's norm infinite or NaN, or is where no parameter
+  # is reached. So finite norms imply finite operands.
   longest = [length.longest for length in first.lengths]  # of each leaf: [B]
   finite = jnp.all(jnp.isfinite(jnp.stack(longest)))
   return _transposed(unit, flow, recorded, factors, finite=finite)
 
 
 def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array, ...]:
-  """The gradients of all examples, [B, *leaf] for each leaf of the unit."""
+  """Returns the gradients of all examples, [B, *leaf] for each leaf of the unit."""
   count = recorded.losses.shape[0]
   if unit.rule is Rule.UNUSED:
     return tuple(
@@ -302,7 +307,8 @@ def stacked(unit: Unit, flow: ParamFlow, recorded: Recorded) -> tuple[jax.Array,
 def entries(
   unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, row: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  """For each leaf of the unit, the gradient of the example in one row, or what is as long.
+  """Returns, for each leaf of the unit, the gradient of the example in one row, or an
+  equally long array.
 
   The norm of these numbers is what the example is to be clipped by, as soon as it is taken
   without squares that leave the range of floats (`lengths.scaled`). None adds nothing.
@@ -321,7 +327,7 @@ def entries(
 
 
 def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
-  """Operands and cotangents of ONE example at the unit's sites."""
+  """Returns operands and cotangents of ONE example at the unit's sites."""
   data, cotangents, depth = _arrays([unit], recorded)
   pick = functools.partial(lax.dynamic_index_in_dim, index=row, keepdims=False)
 
@@ -332,7 +338,7 @@ def _of_row(unit: Unit, recorded: Recorded, row: jax.Array) -> tuple[Any, Any]:
 
 
 def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, factors):
-  """Each example's gradient once more, in a compiled loop, times its factor.
+  """Computes each example's gradient again, in a compiled loop, times its factor.
 
   Where terms cancel, or a custom derivative is not linear, the transpose at c_i g_i is not
   c_i times the gradient that the norm was taken of. Formed again, the gradient is held to
@@ -343,7 +349,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   longest = tuple(length.longest for length in first.lengths)  # of each leaf: [B]
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
-  # Chunks of one size: the largest divisor of the batch that memory allows, and 1 at least.
+  # Chunks of one size: the largest divisor of the batch that memory allows, and at least 1.
   in_flight = cost_model.in_flight(unit.cost, jax.default_backend())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
@@ -363,15 +369,16 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
 
 
 def at_most(first: Norms, longest: Sequence[jax.Array]) -> Norms:
-  """With lengths that are at most those [B] that are known of each leaf of the unit."""
+  """Limits lengths to those [B] known for each leaf of the unit."""
   pairs = zip(first.lengths, longest)
   held = tuple(Length(own.norm, jnp.minimum(own.longest, most)) for own, most in pairs)
   return first._replace(lengths=held)
 
 
 def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Array:
-  """factor * grad [*leaf] of ONE example, where grad is no longer than its first evaluation."""
-  # In units of that length, in which squares are normal numbers wherever they count.
+  """factor * grad [*leaf] of ONE example, where grad is held to the length of its first
+  evaluation."""
+  # In units of that length, so that squares are normal numbers wherever they count.
   most = float(jnp.finfo(longest.dtype).max) ** 0.8
   unit = jnp.where(jnp.isfinite(longest), jnp.clip(longest, 1 / most, most), 1)
   again = lengths.of(trees.at_least_float32(grad) / unit).longest * unit  # []
@@ -382,7 +389,7 @@ def _held_to(grad: jax.Array, factor: jax.Array, longest: jax.Array) -> jax.Arra
 
 
 class Waiting(NamedTuple):
-  """Examples whose clipped gradient of a unit is to be formed alone, each [B]."""
+  """Examples whose clipped gradient of a unit must be computed alone, each [B]."""
 
   left: jax.Array  # bool
   factor: jax.Array
@@ -392,16 +399,17 @@ class Waiting(NamedTuple):
 def waiting(
   unit: Unit, first: Norms, factor: jax.Array, longest: jax.Array
 ) -> Waiting | None:
-  """Examples of which c_i g_i loses what shows in the clipped term; None where it cannot.
+  """Finds examples for which c_i g_i loses a visible part of the clipped term; None where
+  that is impossible.
 
   A product below the normal numbers is 0. Rows a_t then lose up to that number times |a_t|,
   for each column of g_t: the whole term where the operand is large.
 
   Args:
-    unit: whose sum may be a transpose.
-    first: what its norms have left.
-    factor: [B], of its leaves.
-    longest: [B], of the gradients of their clip group.
+    unit: unit whose sum may be a transpose.
+    first: result of the first pass over the unit.
+    factor: [B], clip factors of its leaves.
+    longest: [B], longest that the gradients of their clip group can be.
   """
   if first.extent is None:
     return None
@@ -415,7 +423,8 @@ def waiting(
 def alone(
   unit: Unit, flow: ParamFlow, recorded: Recorded, row: jax.Array, waiting: Waiting
 ) -> tuple[jax.Array, ...]:
-  """The clipped gradient of the example in one row, for each leaf of the unit, or 0.
+  """Computes the clipped gradient of the example in one row, for each leaf of the unit, or
+  0.
 
   Formed before it is clipped: neither its products nor its entries leave the range of floats
   where its norm does not.
@@ -426,7 +435,7 @@ def alone(
 
 
 def _weighted(x: jax.Array, factor: jax.Array) -> jax.Array:
-  """[B, ...], [B] -> [...]."""
+  """Sums [B, ...] with weights [B] -> [...]."""
   if math.prod(x.shape[1:]) > _BRANCH_ABOVE:
     return trees.weighted_sum(x, factor, jnp.all(factor != 0))
   x = trees.at_least_float32(x)
@@ -442,7 +451,7 @@ def convolves(unit: Unit) -> bool:
 def convolutions(
   unit: Unit, flow: ParamFlow, recorded: Recorded, factors: Sequence[jax.Array]
 ) -> tuple[jax.Array, ...]:
-  """`totals` of a unit that `convolves`, outside of the branch that took the norms.
+  """Computes `totals` of a unit that `convolves`, outside the branch of the norms.
 
   What is convolved, c_i g_i, is formed from the numbers in memory that the norms saw.
   """
@@ -457,10 +466,11 @@ def _transposed(
   call: Callable = lambda fn, tree: fn(tree),
   finite: jax.Array | None = None,
 ):
-  """Book-keeping: each site's ordinary transpose at c_i g_i, once per distinct factor."""
+  """Applies each site's ordinary transpose at c_i g_i, once per distinct factor
+  ("book-keeping")."""
   seen, back = flow.pull(unit.leaves, unit.sites)  # of each site: [*source.loops, *param]
   by_factor: dict[int, tuple[jax.Array, ...]] = {}
-  # Leaves of one clip group share one array of factors: one transpose serves them all.
+  # Leaves of one clip group share one array of factors, so one transpose serves them all.
   for factor in factors:
     if id(factor) not in by_factor:
       by_factor[id(factor)] = back(
@@ -475,7 +485,7 @@ def _transposed(
 
 
 def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finite):
-  """sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
+  """Computes sum_i factor[i] * gradient_i of each parameter: [*source.loops, *param]."""
   depth = len(site.loops)
   batch = dataclasses.replace(site, loops=(*site.loops, Loop(-1, factor.shape[0])))
   # The batch is one more loop around the site.
@@ -499,7 +509,7 @@ def _clipped_transpose(site: Site, seen, recorded: Recorded, factor, call, finit
   # For so few numbers a branch costs more than the pass that it saves.
   if finite is None or form.left * form.rows <= _WIDE * len(factor):
     return multiplied(*call(clipped, args))
-  # Where all operands are finite, a factor of 0 drops its example without cleaning them.
+  # If all operands are finite, a factor of 0 drops its example without cleaning them.
   return lax.cond(finite, as_it_lies, lambda *args: multiplied(*clipped(args)), *args)
 
 
@@ -507,25 +517,25 @@ def _multiplied(form: RowForm, data, cotangents) -> tuple[jax.Array]:
   rows = form.build(data, cotangents)  # [N, T, K], [N, T, P], T over the whole batch
   if form.blocks > 1 or form.left <= form.right:
     return (form.unflatten(row_forms.product(rows, form.left)),)
-  # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P], and, without the barrier,
-  # would form the one as the transpose of the other.
+  # XLA's CPU backend forms [P, K] in .3 to .9 of the time of [K, P]. Without the barrier it
+  # would form one as the transpose of the other.
   swapped = row_forms.product(RowFactors(*rows[::-1]), form.right)  # [1, P, K]
   return (form.unflatten(jnp.swapaxes(lax.optimization_barrier(swapped), 1, 2)),)
 
 
 def _along(x: jax.Array, values: jax.Array, depth: int) -> jax.Array:
-  """[B] -> [1 for each loop, B, 1 ...], as x is [*loops, B, ...]."""
+  """Reshapes [B] -> [1 for each loop, B, 1 ...], for x of shape [*loops, B, ...]."""
   return values.reshape((1,) * depth + (-1,) + (1,) * (x.ndim - depth - 1))
 
 
 def _clipped(g: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   g, factor = trees.at_least_float32(g), _along(g, factor, depth)
-  # 0 times an infinite cotangent would be NaN: a dropped example is selected away.
+  # 0 times an infinite cotangent would be NaN, so a dropped example is selected away.
   return jnp.where(factor != 0, g * factor.astype(g.dtype), 0)
 
 
 def _cleaned(a: jax.Array, factor: jax.Array, depth: int) -> jax.Array:
   if not equations.is_float(a):
     return a
-  # Widened first: a narrow type may hold no zero (float8_e8m0fnu).
+  # Widened first, since a narrow type may have no zero (float8_e8m0fnu).
   return jnp.where(_along(a, factor != 0, depth), trees.at_least_float32(a), 0)

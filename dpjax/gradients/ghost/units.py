@@ -1,4 +1,4 @@
-"""Which leaves and sites belong together, and by which rule their norm is taken.
+"""Groups of leaves and sites that belong together, and the rule for their norm.
 
 Leaves that reach a common site form one *unit* with all their sites. A unit of one leaf
 that reaches its sites unchanged, up to rearrangement, takes its norm from rows
@@ -22,12 +22,12 @@ from dpjax.gradients.ghost.cost_model import Cost
 from dpjax.gradients.ghost.jaxpr_sites import Program, Site, is_complex
 from dpjax.gradients.ghost.row_forms import RowForm
 
-# Sites whose transpose is a sum or product with a broadcast parameter.
+# Primitives whose transpose is a sum or product with a broadcast parameter.
 ELEMENTWISE = frozenset(("add", "add_any", "sub", "mul", "div", "parameter"))
 
 
 class Rule(enum.StrEnum):
-  """How the norm of a unit's gradient is taken."""
+  """Way to compute the norm of a unit's gradient."""
 
   OUTER = "outer"  # one row: |a|^2 |g|^2
   GRAM = "gram"  # sum of (a a^T) * (g g^T)
@@ -37,7 +37,7 @@ class Rule(enum.StrEnum):
 
 
 class Sum(enum.StrEnum):
-  """How the clipped sum of a unit's gradients is formed, once their norms are known."""
+  """Way to compute the clipped sum of a unit's gradients, once their norms are known."""
 
   ZERO = "zero"
   HELD = "held"  # from what the norm has left
@@ -59,8 +59,8 @@ class Unit(NamedTuple):
 
 
 def sum_of(unit: Unit) -> Sum:
-  """A transpose at c_i g_i serves where it is c_i times the one at g_i, up to a rounding
-  that the norm is charged with (`row_forms`), and 0 at 0: rows, and entrywise sums."""
+  """Chooses the sum. A transpose at c_i g_i must be c_i times the one at g_i, up to a
+  rounding that the norm includes (`row_forms`), and 0 at 0. Rows and entrywise sums are."""
   if unit.rule is Rule.UNUSED:
     return Sum.ZERO
   if unit.hold:
@@ -82,10 +82,10 @@ def _entrywise(unit: Unit) -> bool:
 def find_units(
   program: Program, leaves: Sequence[Any], clip_groups: Sequence[int], platform: str
 ) -> tuple[Unit, ...]:
-  """Every leaf belongs to exactly one unit: none is dropped.
+  """Assigns every leaf to exactly one unit, so that none is dropped.
 
   Args:
-    program: of one example.
+    program: program of one example.
     leaves: parameter leaves (only their shapes are used).
     clip_groups: for each leaf, the number of its clip norm.
     platform: the backend whose constants decide.
@@ -121,8 +121,8 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
     # the general rule forms large intermediates instead, a loop may pay.
     heavy = any(site.name not in ELEMENTWISE for site in sites)
     cost, hold = cost_model.gradient(_site_work(sites), size, heavy)
-    # Held, a gradient that was recorded anyway costs nothing, and one that is rounded to
-    # half precision stays the one that its norm was taken of.
+    # Holding a gradient that was recorded anyway costs nothing. One rounded to half
+    # precision must stay the array whose norm was taken.
     recorded = len(sites) == 1 and sites[0].name == "parameter" and not sites[0].loops
     hold = hold or any(map(_rounds, sites)) or recorded
     return Unit(group, tuple(sites), Rule.GRADIENT, (), (), cost, hold, reason)
@@ -133,7 +133,7 @@ def _unit(group, sites, size, one_clip_norm, platform) -> Unit:
 
 
 def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
-  """Row forms of a unit's sites; none, and the reason, where they do not apply."""
+  """Returns the row forms of a unit's sites; where they do not apply, none and the reason."""
   joined = len(sites) == 1 and one_clip_norm and sites[0].sources[0].is_view
   if len(group) > 1 and not joined:
     return [], f"{len(group)} parameters are combined before they meet the data"
@@ -153,7 +153,7 @@ def _forms(group, sites, one_clip_norm) -> tuple[list[RowForm], str]:
 
 
 def _mergeable(sites, forms) -> bool:
-  """All sites see the leaf as the same matrix, perhaps transposed."""
+  """Whether all sites see the leaf as the same matrix, perhaps transposed."""
   matrices = all(
     site.sources[0].perm is not None
     and sorted(site.sources[0].perm) == [0, 1]
@@ -186,7 +186,7 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
     return Rule.OUTER, cost_model.outer(forms[0]), False
   gram, (product, hold) = cost_model.gram(forms), cost_model.product(forms, platform)
   contraction = cost_model.contraction(forms, platform)
-  # A held product spares the second transpose, which a gram product always pays.
+  # A held product saves the second transpose, which a gram product always needs.
   after = cost_model.holding(forms, platform) if hold else contraction
   if gram.seconds(platform) + contraction < product.seconds(platform) + after:
     return Rule.GRAM, gram, False
@@ -194,8 +194,8 @@ def _cheapest(forms: Sequence[RowForm], platform: str) -> tuple[Rule, Cost, bool
 
 
 def better_stacked(found: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
-  """Leaves whose gradient per example the backward pass itself had better leave behind:
-  parameters of which an example's index chooses matrices (`cost_model.stacks`)."""
+  """Returns leaves whose gradients per example are best stacked by the backward pass
+  itself: an example's index chooses matrices from them (`cost_model.stacks`)."""
   return {
     i
     for unit in found
@@ -206,7 +206,8 @@ def better_stacked(found: Sequence[Unit], leaves: Sequence[Any]) -> set[int]:
 
 
 def _gathered(site: Site) -> int:
-  """Elements of the matrices that an example's index chooses from a parameter."""
+  """Returns the number of elements of the matrices that an example's index chooses from a
+  parameter."""
   if site.name not in ("gather", "dynamic_slice") or site.eqn.invars[0] not in site.params:
     return 0
   sizes = site.eqn.params["slice_sizes"]
@@ -215,7 +216,7 @@ def _gathered(site: Site) -> int:
 
 
 def _site_work(sites: Sequence[Site]) -> int:
-  """Elements that the transposes of these sites touch, per example."""
+  """Returns the number of elements per example that the transposes of these sites touch."""
 
   def elements(site):
     avals = [*(v.aval for v in (*site.params, *site.data)), *site.out_avals]

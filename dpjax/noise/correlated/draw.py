@@ -18,7 +18,7 @@ from dpjax.types import ArrayTree
 
 
 class CorrelatedNoiseState(NamedTuple):
-  """State of correlated noise. Whoever holds it can subtract the noise: keep it secret."""
+  """State of correlated noise. With it one can subtract the noise: keep it secret."""
 
   key: jax.Array  # typed key, never changes
   draws: jax.Array  # int32, draws so far
@@ -27,7 +27,8 @@ class CorrelatedNoiseState(NamedTuple):
 
 
 def init(key: jax.Array, correlation: Correlation, like: ArrayTree) -> CorrelatedNoiseState:
-  """State before the first draw; `like` has the structure and shapes of the parameters."""
+  """Returns the state before the first draw; `like` has the structure and shapes of the
+  parameters."""
   started = init_white(key, like)
   memory = correlation.init(like)
   return CorrelatedNoiseState(started.key, started.draws, memory, started.checksum)
@@ -42,7 +43,7 @@ def add_correlated(
   num_steps: int,
   factors: tuple[float, ...] = (),
 ) -> tuple[Any, CorrelatedNoiseState]:
-  """tree + row `draws` of C^{-1} z, and the state for the next row.
+  """Returns tree + row `draws` of C^{-1} z, and the state for the next row.
 
   Args:
     state: key, draws, their checksum and the strategy's memory.
@@ -51,7 +52,7 @@ def add_correlated(
     correlation: the strategy C, the same at every call.
     num_steps: rows that were accounted for. A later one raises, or is NaN where the state
       is traced: it never gives a number that is not accounted for.
-    factors: of std at each step, or () for 1 throughout.
+    factors: factors of std at each step, or () for 1 throughout.
 
   The white noise of step t is the very draw that `noise.add_gaussian` makes after t draws. With
   a release key the noisy tree is rounded to a public grid, which is post-processing.
@@ -87,7 +88,7 @@ def add_correlated(
     memory = state.memory
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
-  # One sum of data and noise: the noise is complete before it meets the data.
+  # One sum of data and noise: the noise is complete before it is added to data.
   noisy = trees.add(tree, row)
   if source.is_secure(state.key):
     # One public grid serves all steps: that of the least noise.

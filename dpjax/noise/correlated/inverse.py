@@ -1,4 +1,4 @@
-"""Strategies whose C^{-1} is banded: each step's noise is a sum of a few white draws.
+"""Strategies with banded C^{-1}: each step's noise is a sum of several white draws.
 
 Noise y_t = z_t - p_1 z_(t-1) - .. - p_k z_(t-k), with every p_j >= 0 and a sum of at most 1. A
 white draw is a function of key and step, so earlier draws are drawn again and none is kept.
@@ -37,18 +37,18 @@ from dpjax.noise.correlated.toeplitz import BandState, filtered
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Each is one more draw of noise in every step.
+# Most bands; each is one more draw of noise in every step.
 _MOST_BANDS = 4096
-# Copies of the parameters that take no more than this are kept: they cost less than redrawing.
+# Copies of the parameters up to this size are kept: they cost less than redrawing.
 _KEPT_BYTES = 2**26
-# Bandwidths that are tried where none is named: powers of two.
+# Bandwidths to try where none is given: powers of two.
 _TRIED = tuple(2**power for power in range(1, 7))
-# The least factor between two gaps of a column that falls; 0 has no logarithm.
+# Least ratio between two gaps of a falling column; 0 has no logarithm.
 _LEAST_FACTOR = 1e-9
 
 
 class Redrawn(NamedTuple):
-  """Memory of noise that is drawn again: nothing but what the draws belong to."""
+  """State of noise that is drawn again: only the mark of its draws."""
 
   mark: jax.Array  # uint32, of the coefficients and of the parameters' shapes
 
@@ -91,7 +91,7 @@ class InverseBanded:
       raise UserError("the first must be 1", field="coefficients", value=given[:1])
     if self.redraw not in (True, False, None):
       raise UserError("must be True, False or None", field="redraw", value=self.redraw)
-    # Adding 0 turns -0 into 0: they are one strategy, and have one mark.
+    # Adding 0 turns -0 into 0: both are one strategy, with one mark.
     values = tuple(float(np.float32(value)) + 0.0 for value in given)
     if sum(values) < 0:
       raise UserError("must have a sum >= 0", field="coefficients", value=values)
@@ -121,10 +121,11 @@ class InverseBanded:
     objective: str = "mean",
     redraw: bool | None = None,
   ) -> InverseBanded:
-    """The coefficients with the least error on prefix sums at equal privacy, BandInvMF.
+    """Returns the coefficients with the least error on prefix sums at equal privacy:
+    BandInvMF.
 
     Args:
-      num_steps: of the run.
+      num_steps: number of steps of the run.
       bands: coefficients, hence white draws in a step.
       min_sep, max_participations: examples take part at most so often (None: as often as they
         can), at least `min_sep` steps apart.
@@ -147,7 +148,7 @@ class InverseBanded:
 
   @property
   def bands(self) -> int | None:
-    """Bands of C, which has none unless C is the identity."""
+    """Bands of C; there are none unless C is the identity."""
     return 1 if not any(self.coefficients[1:]) else None
 
   @property
@@ -156,16 +157,18 @@ class InverseBanded:
 
   @property
   def buffers(self) -> int:
-    """Copies of the parameters that are kept where nothing is drawn again."""
+    """Number of copies of the parameters that are kept, if nothing is drawn again."""
     return 0 if self.redraw else len(self.coefficients) - 1
 
   def multiply(self, x: np.ndarray) -> np.ndarray:
-    """C x for x [n, ...], in float64: a recurrence that only adds where x is not negative."""
+    """Computes C x for x [n, ...], in float64, by a recurrence that only adds where x is
+    not negative."""
     x = np.asarray(x, np.float64)
     return np.asarray(signal.lfilter([1.0], self.coefficients, x, axis=0))
 
   def init(self, like: ArrayTree) -> BandState | Redrawn:
-    """No draw yet: an empty ring of earlier white noise, or the mark of what is redrawn."""
+    """Starts without draws: an empty ring of earlier white noise, or the mark of redrawn
+    noise."""
     redraw = self.redraw
     if redraw is None:
       redraw = 4 * self.buffers * trees.size(like) > _KEPT_BYTES
@@ -174,7 +177,7 @@ class InverseBanded:
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
-    """y_t = z_t - sum_j p_j z_{t-j}, of white noise that was kept."""
+    """Computes y_t = z_t - sum_j p_j z_{t-j}, from stored white noise."""
     return filtered(self.coefficients[1:], white, state, keep="white")
 
   def redrawn(
@@ -184,7 +187,7 @@ class InverseBanded:
     memory: Redrawn,
     like: ArrayTree,
   ) -> Any:
-    """y_t as in `next`, of white noise that is drawn again.
+    """Computes y_t as in `next`, from white noise that is drawn again.
 
     Args:
       white: step -> its white noise.
@@ -211,7 +214,7 @@ class InverseBanded:
     start = trees.only_where(memory.mark == self._mark(like), start, changed)
 
     def add(place: jax.Array, total: ArrayTree) -> Any:
-      # The oldest first, so that small terms are added up before the large one.
+      # The oldest first, so that small terms are summed before the large one.
       age = bands - 1 - place
 
       def with_draw(total: ArrayTree) -> Any:
@@ -220,25 +223,25 @@ class InverseBanded:
           lambda held, new: held + factor.astype(new.dtype) * new, total, white(draws - age)
         )
 
-      # A branch, for two reasons. Steps before the first have no noise. And XLA moves what does
-      # not change out of a loop: the counters of all random bits, 24 bytes for each parameter.
-      # Out of a branch it moves nothing.
+      # A branch, for two reasons. Steps before the first have no noise. And XLA moves
+      # constants out of a loop, here the counters of all random bits: 24 bytes for each
+      # parameter. It moves nothing out of a branch.
       return jax.lax.cond(age <= draws, with_draw, lambda total: total, total)
 
-    # A loop, not a sum of draws side by side: one draw is in memory at a time.
+    # A loop, not a sum of parallel draws, so that one draw is in memory at a time.
     return jax.lax.fori_loop(0, bands, add, start)
 
   def _mark(self, like: ArrayTree) -> jax.Array:
-    """Returns 32 bits of the coefficients and the shapes of the draws, in their order."""
+    """Returns 32 bits that identify the coefficients and the shapes of the draws, in order."""
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(like)]
     return jnp.uint32(zlib.crc32(repr((self.coefficients, shapes)).encode()))
 
 
-# --- the best coefficients
+# --- best coefficients
 
 
 class _Run(NamedTuple):
-  """What error and sensitivity depend on beside the coefficients."""
+  """Numbers that error and sensitivity depend on, besides the coefficients."""
 
   num_steps: int
   min_sep: int
@@ -247,7 +250,7 @@ class _Run(NamedTuple):
 
 
 def _participations(num_steps: int, min_sep: int) -> int:
-  """Returns how often an example can take part in a run at most."""
+  """Returns the most participations of an example in a run."""
   return -(-num_steps // min_sep)
 
 
@@ -285,7 +288,7 @@ def inverse_loss(tail: np.ndarray, run: _Run) -> tuple[float, np.ndarray]:
 
 
 def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """A falling column c, and the p of 1 / c.
+  """Returns a falling column c, and the p of 1 / c.
 
   c_t / c_(t-1) = 1 - g_t with g_t = factors[0] .. factors[t-1]: factors in (0, 1] make ratios that
   rise, so c is log-convex, and then no p_j is negative (Kaluza 1928).
@@ -304,8 +307,8 @@ def falling_inverse(factors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
-  """p_1 .. p_k as float32 numbers of which C still falls: where the best column is flat, rounding
-  to the nearest would let it rise in the last digit.
+  """Rounds p_1 .. p_k to float32 numbers whose C still falls. Where the best column is
+  flat, rounding to nearest would let it rise in the last digit.
 
   >>> rounded_to_fall(np.array([0.1, 0.5])).tolist()
   [0.10000000149011612, 0.09...]
@@ -313,7 +316,7 @@ def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
   rounded = np.zeros(len(tail))
   column = np.ones(len(tail) + 1)
   for place, value in enumerate(tail):
-    # c_(place + 1) without its newest term; the column may rise by no more than is left.
+    # c_(place + 1) without its newest term; the column may rise by at most the difference.
     before = rounded[:place] @ column[place:0:-1]
     nearest = np.float32(min(value, column[place] - before))
     if before + nearest > column[place]:
@@ -324,7 +327,7 @@ def rounded_to_fall(tail: np.ndarray) -> np.ndarray:
 
 
 def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
-  """The coefficients of C^{-1} with the least loss, over columns of C that are log-convex.
+  """Returns the coefficients of C^{-1} with the least loss, over log-convex columns of C.
 
   Each search begins where one of half as many bands ended, and goes on as the square root does,
   whose column is log-convex.
@@ -365,7 +368,7 @@ def optimized_inverse(run: _Run, bands: int) -> np.ndarray:
   return np.concatenate([[1.0], -rounded_to_fall(falling_inverse(best)[1])])
 
 
-# --- what a config names
+# --- names for a config
 
 
 @dataclasses.dataclass(frozen=True)

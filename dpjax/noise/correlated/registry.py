@@ -1,4 +1,4 @@
-"""The strategies that a config may name: one row each.
+"""Strategies that a config may name: one row each.
 
 A row holds the numbers that a user sets. Its matrix is made when the run is known: its steps, and
 the least number of steps between two participations of one example.

@@ -1,4 +1,4 @@
-"""Power series of Toeplitz strategies: their error on prefix sums, and the best of them.
+"""Power series of Toeplitz strategies: their error on prefix sums, and the best series.
 
 A lower-triangular Toeplitz matrix is a power series c(x); products of matrices are products
 of series. All in float64 NumPy, once, before training.
@@ -21,8 +21,8 @@ OBJECTIVES = ("mean", "max")
 
 
 def square_root(num_steps: int) -> np.ndarray:
-  """Coefficients of (1 - x)^{-1/2}: the best Toeplitz matrix for the largest error of a
-  prefix under one participation (Fichtenberger et al. 2022; Dvijotham et al. 2024).
+  """Coefficients of (1 - x)^{-1/2}, the best Toeplitz matrix for the largest prefix error
+  under one participation (Fichtenberger et al. 2022; Dvijotham et al. 2024).
 
   >>> square_root(4)
   array([1.    , 0.5   , 0.375 , 0.3125])
@@ -37,13 +37,13 @@ def prefix_noise(coefficients: np.ndarray, num_steps: int) -> np.ndarray:
   >>> prefix_noise(np.array([1.0, 0.5]), 3)
   array([1.  , 0.5 , 0.75])
   """
-  # In the coefficients' own type: complex where a gradient is taken by complex steps.
+  # Same type as the coefficients: complex for gradients by complex steps.
   ones = np.ones(num_steps, coefficients.dtype)
   return np.asarray(signal.lfilter([1.0], coefficients, ones))
 
 
 def objective_weights(num_steps: int, objective: str) -> np.ndarray:
-  """How often b_s^2 counts: mean over the prefixes, or the last (largest) one."""
+  """Weights of b_s^2: for the mean over prefixes, or for the last (largest) one."""
   validate.one_of(OBJECTIVES, objective=objective)
   if objective == "max":
     return np.ones(num_steps)
@@ -51,8 +51,8 @@ def objective_weights(num_steps: int, objective: str) -> np.ndarray:
 
 
 def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float:
-  """Variance of the noise in the prefix sums for white noise of variance 1: their mean, or
-  the largest.
+  """Variance of prefix sums of the noise, for white noise of variance 1: the mean, or the
+  largest.
 
   >>> print(prefix_error(np.array([1.0]), 4, "max"), prefix_error(np.array([1.0]), 4))
   4.0 2.5
@@ -63,8 +63,8 @@ def prefix_error(coefficients, num_steps: int, objective: str = "mean") -> float
 
 
 def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, times: int):
-  """|C (e_0 + e_b + .. )|^2 for at most `times` participations b = min_sep apart: the squared
-  sensitivity where coefficients fall and none is negative (Kalinin and Lampert 2024,
+  """Squared sensitivity |C (e_0 + e_b + .. )|^2 for at most `times` participations b =
+  min_sep apart. Coefficients must fall and not be negative (Kalinin and Lampert 2024,
   arXiv:2405.13763, theorem 2).
 
   >>> print(comb_norm_squared(np.array([1.0, 0.5]), 4, 2, 2))
@@ -84,7 +84,8 @@ def comb_norm_squared(coefficients: np.ndarray, num_steps: int, min_sep: int, ti
 
 
 def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.ndarray:
-  """The `bands` coefficients, first one 1, with the least error times column norm squared.
+  """Returns the `bands` coefficients, first one 1, with the least error times squared
+  sensitivity.
 
   That product is what is accounted where an example's participations lie at least `bands`
   steps apart, for then its columns do not overlap (Choquette-Choo et al. 2023).
@@ -105,7 +106,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     pull = weights * noise
     overlaps = [pull[j:] @ slope[: num_steps - j] for j in range(1, bands)]
     gradient = -2 * np.array(overlaps) / error + 2 * tail / norm
-    # The logarithm of error times norm: its gradient is a sum, whatever their sizes.
+    # The logarithm of error times norm, whose gradient is a sum of both.
     return np.log(error) + np.log(norm), gradient
 
   start = square_root(bands)[1:]
@@ -115,7 +116,7 @@ def optimized_bands(num_steps: int, bands: int, objective: str = "mean") -> np.n
     loss, start, jac=True, method="L-BFGS-B", bounds=[(0.0, 1.0)] * start.size,
     options={"maxiter": 500, "ftol": 1e-12, "gtol": 1e-9},
   )  # fmt: skip
-  # The sensitivity theorem needs coefficients that fall, to the last digit.
+  # The sensitivity theorem needs falling coefficients, to the last digit.
   falling = np.minimum.accumulate(found.x)
   return np.concatenate([[1.0], falling])
 
@@ -133,8 +134,8 @@ def buffered(scales: np.ndarray, decays: np.ndarray, num_steps: int) -> np.ndarr
 def optimized_buffers(
   num_steps: int, buffers: int, min_sep: int, times: int, objective: str = "mean"
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(scales, decays) with the least error times squared sensitivity (McMahan et al. 2024,
-  arXiv:2408.08868), by L-BFGS over their logits with complex-step gradients."""
+  """Returns (scales, decays) with the least error times squared sensitivity (McMahan et al.
+  2024, arXiv:2408.08868). L-BFGS runs over their logits with complex-step gradients."""
 
   def unpack(free: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     shares = np.exp(free[:buffers])
@@ -176,8 +177,8 @@ def _buffered_prefix_noise(
 
 
 def _with_gradient(loss: Callable) -> Callable:
-  """(loss, gradient), the latter by complex steps: exact to rounding."""
-  # No difference is taken, so nothing cancels, however small the step is.
+  """Returns (loss, gradient); complex steps make the gradient exact to rounding."""
+  # No difference is taken, so nothing cancels, however small the step.
   step = 1e-30
 
   def both(free: np.ndarray) -> tuple[float, np.ndarray]:

@@ -94,17 +94,17 @@ class Independent:
     return np.array(x, np.float64)
 
   def init(self, like: ArrayTree) -> tuple[()]:
-    """No state."""
+    """Starts without state."""
     del like
     return ()
 
   def next(self, white: ArrayTree, state: tuple[()]) -> tuple[Any, tuple[()]]:
-    """The white noise itself."""
+    """Returns the white noise itself."""
     return white, state
 
 
 class TreeState(NamedTuple):
-  """The nodes whose sum is the noise of the prefix so far."""
+  """The nodes that sum to the noise of the present prefix."""
 
   draws: jax.Array  # int32, rows done
   nodes: Any  # leaves [levels, ...]; zero where the prefix has no node
@@ -150,21 +150,21 @@ class Tree:
     x = np.asarray(x, np.float64)
     out = np.empty_like(x)
     for row in range(len(x)):
-      # The lowest bit of the step's number is the size of the node that it completes.
+      # The lowest bit of the step's number gives the size of the node that it completes.
       place = row % self.restart_every + 1
       out[row] = x[row + 1 - (place & -place) : row + 1].sum(axis=0)
     return out
 
   def init(self, like: ArrayTree) -> TreeState:
-    """No node yet."""
+    """Starts without nodes."""
     return TreeState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: TreeState) -> tuple[Any, TreeState]:
-    """The new node's noise less that of the nodes which it replaces."""
+    """Returns the new node's noise minus that of the nodes that it replaces."""
     place = state.draws % self.restart_every + 1
     size = 2 ** jnp.arange(self.buffers)  # of a level's nodes
     low_bit = place & -place
-    # The first step of a tree replaces nothing: all nodes are those of the tree before.
+    # The first step of a tree replaces nothing: all nodes belong to the previous tree.
     old = jnp.where(place == 1, jnp.zeros_like(size), size < low_bit)
     row = subtract(white, weighted(old, state.nodes))
     kept = jnp.where(place == 1, jnp.zeros_like(size), size > low_bit)

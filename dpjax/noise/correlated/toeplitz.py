@@ -17,23 +17,23 @@ from dpjax.noise.correlated.strategies import Correlation, subtract, weighted, z
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
 
-# Each band is a copy of the parameters.
+# Each band takes a copy of the parameters.
 _MOST_BANDS = 10**6
 _MOST_BUFFERS = 64
 
 
 def _rounded(name: str, values: Any) -> tuple[float, ...]:
-  """Returns float32 numbers, so that the C that is analysed is the C that is run."""
+  """Rounds numbers to float32, so that the analysed C is the C that runs."""
   values = tuple(values)
   validate.non_negative(**{f"{name}[{i}]": value for i, value in enumerate(values)})
   return tuple(float(np.float32(value)) for value in values)
 
 
 def _times(coefficients: np.ndarray, x: np.ndarray) -> np.ndarray:
-  """Toeplitz matrix times x [n, ...], in float64."""
+  """Multiplies a Toeplitz matrix by x [n, ...], in float64."""
   x = np.asarray(x, np.float64)
   column = coefficients[: len(x)].reshape((-1,) + (1,) * (x.ndim - 1))
-  # A filter takes rows times bands operations; where there are many, the FFT takes fewer.
+  # A filter takes rows times bands operations. For many bands the FFT takes fewer.
   if column.size <= 64:
     return np.asarray(signal.lfilter(column.ravel(), [1.0], x, axis=0))
   return signal.fftconvolve(x, column, axes=0)[: len(x)]
@@ -49,11 +49,12 @@ class BandState(NamedTuple):
 def filtered(
   taps: tuple[float, ...], white: ArrayTree, state: BandState, *, keep: str
 ) -> tuple[Any, BandState]:
-  """y_t = z_t + sum_j taps[j - 1] x_{t-j}, x what is kept: "row" (y itself) or "white" (z)."""
+  """Computes y_t = z_t + sum_j taps[j - 1] x_{t-j}, where x is kept: "row" (y itself) or
+  "white" (z)."""
   buffers = len(taps)
   if not buffers:
     return white, BandState(state.draws + 1, state.rows)
-  # Age of the entry in each slot, from 0.
+  # Age of the entry at each place of the ring, from 0.
   age = (state.draws - 1 - jnp.arange(buffers)) % buffers
   row = trees.add(white, weighted(jnp.asarray(taps)[age], state.rows))
   slot = state.draws % buffers
@@ -97,10 +98,10 @@ class BandedToeplitz:
   def optimized(
     cls, *, num_steps: int, bands: int, objective: str = "mean"
   ) -> BandedToeplitz:
-    """The coefficients with the least error on prefix sums at equal privacy.
+    """Returns the coefficients with the least error on prefix sums at equal privacy.
 
     Args:
-      num_steps: of the run.
+      num_steps: number of steps of the run.
       bands: diagonals; at most the steps between two participations of an example, or the
         columns overlap and cost more than was optimised for.
       objective: "mean" or "max" squared error over the prefixes.
@@ -129,11 +130,11 @@ class BandedToeplitz:
     return _times(np.array(self.coefficients), x)
 
   def init(self, like: ArrayTree) -> BandState:
-    """No row yet."""
+    """Starts without rows."""
     return BandState(jnp.zeros((), jnp.int32), zeros(like, self.buffers))
 
   def next(self, white: ArrayTree, state: BandState) -> tuple[Any, BandState]:
-    """y_t = z_t - sum_j c_j y_{t-j}."""
+    """Computes y_t = z_t - sum_j c_j y_{t-j}."""
     minus = tuple(-value for value in self.coefficients[1:])
     return filtered(minus, white, state, keep="row")
 
@@ -178,7 +179,7 @@ class BufferedToeplitz:
     max_participations: int | None = None,
     objective: str = "mean",
   ) -> BufferedToeplitz:
-    """The buffers with the least error on prefix sums at equal privacy, for examples that
+    """Returns the buffers with the least error on prefix sums at equal privacy. Examples
     take part at most `max_participations` times, at least `min_sep` steps apart.
 
     >>> BufferedToeplitz.optimized(num_steps=50, buffers=2, min_sep=10).buffers
@@ -186,7 +187,7 @@ class BufferedToeplitz:
     """
     validate.integer_at_least(1, num_steps=num_steps, buffers=buffers, min_sep=min_sep)
     validate.one_of(series.OBJECTIVES, objective=objective)
-    # A run has no room for more participations than this, whatever is allowed.
+    # A run allows no more participations than this, whatever the bound.
     times = -(-num_steps // min_sep)
     if max_participations is not None:
       validate.integer_at_least(1, max_participations=max_participations)
@@ -213,11 +214,11 @@ class BufferedToeplitz:
     return _times(series.buffered(scales, decays, len(x)), x)
 
   def init(self, like: ArrayTree) -> Any:
-    """Empty buffers: leaves [buffers, ...]."""
+    """Starts with empty buffers: leaves [buffers, ...]."""
     return zeros(like, self.buffers)
 
   def next(self, white: ArrayTree, state: ArrayTree) -> tuple[Any, Any]:
-    """y_t = z_t - sum_b scales[b] s_b, then s_b <- decays[b] s_b + y_t."""
+    """Computes y_t = z_t - sum_b scales[b] s_b, then s_b <- decays[b] s_b + y_t."""
     row = subtract(white, weighted(jnp.asarray(self.scales), state))
 
     def decayed(held, new):

@@ -1,4 +1,5 @@
-"""CKKS on slots: one ciphertext holds degree / 2 numbers, and products are counted beforehand.
+"""CKKS on slots: one ciphertext holds degree / 2 numbers, and the number of products is
+planned.
 
 Two halves. `SecretKeys` stays with one party, who alone encrypts (with the secret key, so that
 a ciphertext is half as long) and decrypts. `SlotEvaluator` is made from what that party publishes:
@@ -12,7 +13,7 @@ by up to 1e-5 of the value at each product.
 Guarantee: 128 bits by the table of the Homomorphic Encryption Standard, against who sees public
 keys and ciphertexts and follows the protocol. None for the circuit: the noise of a result tells
 its decryptor about the numbers that it was multiplied by. A raw decryption holds noise from
-which whoever gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
+which anyone who gets it may learn the SECRET KEY (IND-CPA-D): the key's holder keeps decryptions,
 and passes on only what is rounded far above `Chain.error` or has noise of its own.
 Source: Cheon, Kim, Kim and Song 2017; Li and Micciancio 2021; Microsoft SEAL through TenSEAL.
 """
@@ -34,7 +35,7 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError, Verbatim
 
 INSTALL = "pip install 'dpjax[he]'"
-# Degree -> most bits of all primes together for 128 bits of security, ternary secrets.
+# Degree -> most bits of all primes together for 128 bits of security, with ternary secrets.
 MOST_BITS = {4096: 109, 8192: 218, 16384: 438}
 # SEAL's type, which Python cannot name before TenSEAL is imported.
 Ciphertext = Any
@@ -44,11 +45,11 @@ _ROOT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-  """So many products in a row, at a precision of about `scale_bits` - 12 bits.
+  """A number of products in a row, at a precision of about `scale_bits` - 12 bits.
 
   Args:
     levels: products in a row; each takes a prime of `scale_bits`.
-    end_bits: of the last prime that is left, and of that of the keys: values of the end are
+    end_bits: bits of the last prime that is left, and of that of the keys: values of the end are
       below 2^(end_bits - scale_bits - 1).
 
   Raises:
@@ -82,22 +83,22 @@ class Chain:
 
   @property
   def bits(self) -> tuple[int, ...]:
-    """Sizes of the primes in bits; the last one is that of the keys."""
+    """Sizes of the primes in bits; the last one belongs to the keys."""
     return (self.end_bits, *[self.scale_bits] * self.levels, self.end_bits)
 
   @property
   def degree(self) -> int:
-    """Degree of the polynomials: the least that is secure."""
+    """Degree of the polynomials: the smallest that is secure."""
     return next(n for n, most in MOST_BITS.items() if sum(self.bits) <= most)
 
   @property
   def slots(self) -> int:
-    """Numbers in a ciphertext."""
+    """Number of slots of a ciphertext, each for one number."""
     return self.degree // 2
 
   @property
   def error(self) -> float:
-    """Standard deviation of what the rounding of one product adds to a slot.
+    """Standard deviation of the rounding error of one product, per slot.
 
     The rounded parts are uniform in [-1/2, 1/2] and meet a ternary secret.
     Source: Cheon et al. 2017, lemma 2, as a standard deviation and not a bound.
@@ -106,12 +107,12 @@ class Chain:
 
   @property
   def encoding_error(self) -> float:
-    """Standard deviation of what rounding to the scale changes a plain number by."""
+    """Standard deviation of the error when a plain number is rounded to the scale."""
     return (self.degree / 12) ** 0.5 / 2.0**self.scale_bits
 
 
 class PublicKeys(NamedTuple):
-  """Keys by which a server multiplies and rotates.
+  """Keys that a server needs to multiply and rotate.
 
   Both are functions of the secret key that hide it. There is no key to encrypt by: the
   holder of the secret one encrypts.
@@ -122,7 +123,7 @@ class PublicKeys(NamedTuple):
 
   @property
   def size(self) -> int:
-    """In bytes."""
+    """Size in bytes."""
     return len(self.relin) + len(self.rotations)
 
 
@@ -145,7 +146,7 @@ def _context(chain: Chain) -> Any:
 
 @contextlib.contextmanager
 def _one_line() -> Iterator[None]:
-  """Raises as one line what SEAL refuses: a level, a key or a size that does not fit."""
+  """Context that turns SEAL's refusals into one line: a level, key or size that does not fit."""
   try:
     yield
   except UserError:
@@ -156,7 +157,7 @@ def _one_line() -> Iterator[None]:
 
 
 def _dumps(held: Any) -> bytes:
-  """SEAL writes to files only."""
+  """Serialises through a file, since SEAL writes only to files."""
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     held.save(str(path))
@@ -167,7 +168,7 @@ def _loads(kind: str, chain: Chain, content: bytes) -> Any:
   if not isinstance(content, bytes):
     raise UserError(f"must be bytes, not {type(content).__name__}", field="message")
   held = getattr(_library(), kind)()
-  # The bindings of SEAL load from files alone.
+  # SEAL's bindings load only from files.
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder) / "seal"
     path.write_bytes(content)
@@ -193,14 +194,15 @@ class _Levels:
       self.ids.insert(0, data.parms_id())
       data = data.next_context_data()
     self.scales = [2.0**chain.scale_bits]
-    # A level's scale is the square of the one above, over the prime that a product takes.
+    # A level's scale is the square of the one above, divided by the prime that a product
+    # consumes.
     for prime in reversed(primes[1:]):
       self.scales.insert(0, self.scales[0] ** 2 / prime)
     self.primes = primes
 
 
 class _Coder:
-  """Numbers to plaintexts of a level."""
+  """Encodes numbers as plaintexts of a level."""
 
   def __init__(self, chain: Chain):
     self.chain = chain
@@ -227,7 +229,7 @@ class _Coder:
     if not np.isfinite(given).all():
       raise UserError("hold NaN or infinity, which no ciphertext can", field="values")
     scale = self.levels.scales[level] if scale is None else scale
-    # Numbers may be too large for the primes that are left.
+    # Numbers may be too large for the remaining primes.
     with _one_line():
       self._encoder.encode(given.tolist(), self.levels.ids[level], scale, plain)
     return plain
@@ -237,7 +239,7 @@ class _Coder:
 
 
 class SecretKeys:
-  """A fresh secret key, of SEAL's generator on the operating system's entropy.
+  """A fresh secret key, from SEAL's generator on the operating system's entropy.
 
   Args:
     rotations: numbers of slots that the server may rotate by, to the left.
@@ -257,7 +259,8 @@ class SecretKeys:
     )
 
   def encrypt(self, values: np.ndarray, *, level: int | None = None) -> bytes:
-    """Up to `chain.slots` numbers, zeros behind them; fit for `level` products (None: all).
+    """Encrypts up to `chain.slots` numbers, padded with zeros, for `level` products (None:
+    all).
 
     Raises:
       UserError: too many numbers, or one that is not finite.
@@ -267,14 +270,14 @@ class SecretKeys:
     return _dumps(self._encryptor.encrypt_symmetric(plain))
 
   def decrypt(self, cipher: bytes) -> np.ndarray:
-    """[slots] float64. Never to be passed on as it is: see the module."""
+    """Decrypts to [slots] float64. Never pass the raw numbers on: see the module."""
     plain = self._coder.seal.Plaintext()
     self._decryptor.decrypt(_loads("Ciphertext", self.chain, cipher), plain)
     return self._coder.decode(plain)
 
 
 class SlotEvaluator:
-  """The server's half: everything but encryption and decryption.
+  """The server's part: everything except encryption and decryption.
 
   Ciphertexts are SEAL's here; `load` and `dump` make them from bytes and back.
 
@@ -298,14 +301,14 @@ class SlotEvaluator:
     self.scales = tuple(self._coder.levels.scales)
 
   def load(self, cipher: bytes) -> Ciphertext:
-    """UserError for what is no ciphertext of this chain."""
+    """Loads a ciphertext. Raises UserError if it does not belong to this chain."""
     return _loads("Ciphertext", self.chain, cipher)
 
   def dump(self, cipher: Ciphertext) -> bytes:
     return _dumps(cipher)
 
   def level(self, cipher: Ciphertext) -> int:
-    """Products in a row that are left."""
+    """Returns how many products in a row remain."""
     return self._coder.context.get_context_data(cipher.parms_id()).chain_index()
 
   @_one_line()
@@ -317,7 +320,7 @@ class SlotEvaluator:
 
   @_one_line()
   def plus(self, cipher: Ciphertext, values: np.ndarray | float) -> Ciphertext:
-    """Plus plain numbers."""
+    """Adds plain numbers."""
     out = self._seal.Ciphertext()
     plain = self._coder.encode(values, self.level(cipher))
     self._evaluator.add_plain(cipher, plain, out)
@@ -325,7 +328,8 @@ class SlotEvaluator:
 
   @_one_line()
   def rotate(self, cipher: Ciphertext, steps: int) -> Ciphertext:
-    """To the left, by a number of slots for which there is a key; 0 is as it is."""
+    """Rotates to the left, by a number of slots for which there is a key; 0 changes
+    nothing."""
     if not steps:
       return cipher
     out = self._seal.Ciphertext()
@@ -333,8 +337,8 @@ class SlotEvaluator:
     return out
 
   def folded(self, cipher: Ciphertext, stride: int, count: int) -> Ciphertext:
-    """In each slot the sum over itself and those `stride`, ..., (count - 1) `stride` to its
-    right; `count` is a power of two."""
+    """Returns in each slot the sum of itself and those `stride`, ..., (count - 1) `stride`
+    to its right; `count` is a power of two."""
     while count > 1:
       cipher = self.add(cipher, self.rotate(cipher, stride))
       stride = 2 * stride
@@ -354,7 +358,7 @@ class SlotEvaluator:
 
   @_one_line()
   def total(self, sum_so_far: Ciphertext, cipher: Ciphertext) -> Ciphertext:
-    """Adds into the first, if there is one; returns it."""
+    """Adds into the first, if there is one; returns the sum."""
     if sum_so_far is None:
       return cipher
     self._evaluator.add_inplace(sum_so_far, cipher)
@@ -362,26 +366,27 @@ class SlotEvaluator:
 
   @_one_line()
   def reduced(self, raw: Ciphertext) -> Ciphertext:
-    """A sum of products, one level down."""
-    # Both cost more than a multiplication: they come once for a whole sum.
+    """Reduces a sum of products by one level."""
+    # Both cost more than a multiplication, so they are applied once to a whole sum.
     self._evaluator.relinearize_inplace(raw, self._relin)
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
   def products(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
-    """The sum of products of ciphertexts; one level down."""
+    """Returns the sum of products of ciphertexts, one level down."""
     raw = None
     for one, other in pairs:
       raw = self.total(raw, self.product(one, other))
     return self.reduced(raw)
 
   def encoded(self, values: np.ndarray | float, level: int) -> Ciphertext:
-    """Plain numbers as `weighted` takes them at that level, to be used many times."""
+    """Encodes plain numbers for `weighted` at that level, for repeated use."""
     return self._coder.encode(values, level)
 
   @_one_line()
   def weighted(self, pairs: Iterable[tuple[Ciphertext, Any]]) -> Ciphertext:
-    """The sum of ciphertexts times plain numbers (or what `encoded` made); one level down.
+    """Returns the sum of ciphertexts times plain numbers (or results of `encoded`), one
+    level down.
 
     Where all numbers are zeros the first ciphertext counts 2^-scale_bits times: SEAL refuses a
     ciphertext that hides nothing.
@@ -402,13 +407,13 @@ class SlotEvaluator:
       least = self._coder.encode(2.0**-self.chain.scale_bits, self.level(first))
       raw = self._seal.Ciphertext()
       self._evaluator.multiply_plain(first, least, raw)
-    # One rescale for the whole sum, for each costs a level.
+    # One rescale for the whole sum, since each costs a level.
     self._evaluator.rescale_to_next_inplace(raw)
     return raw
 
   @_one_line()
   def lowered(self, cipher: Ciphertext, level: int) -> Ciphertext:
-    """The same numbers at a lower level, on its scale."""
+    """Returns the same numbers at a lower level, on its scale."""
     before = self.level(cipher)
     if before == level:
       return cipher
@@ -428,7 +433,7 @@ class SlotEvaluator:
 
 
 def rotations_of(strides: Sequence[int], counts: Sequence[int]) -> list[int]:
-  """Rotations that `SlotEvaluator.folded` makes, for each stride and count.
+  """Returns the rotations that `SlotEvaluator.folded` needs, for each stride and count.
 
   >>> rotations_of([1, 16], [8, 2])
   [1, 2, 4, 16]

@@ -1,4 +1,4 @@
-"""A network answers about images that it cannot see: dense - square - dense under CKKS.
+"""Inference on encrypted images: dense - square - dense under CKKS.
 
 | who            | learns                                                                   |
 | -------------- | ------------------------------------------------------------------------ |
@@ -8,7 +8,7 @@
 Guarantee: for the images, 128 bits of CKKS against a model owner that follows the protocol. For
 the MODEL none: slots that are no logits hold sums over weights, and the noise of a result
 tells of the numbers in it (no circuit privacy), so weights are to be thought of as shown to
-who asks often. The image owner keeps raw decryptions: whoever gets one may learn the key (Li
+who asks often. The image owner keeps raw decryptions: anyone who gets one may learn the key (Li
 and Micciancio 2021).
 
 | layout   | ciphertexts                    | for                                            |
@@ -44,15 +44,15 @@ from dpjax.validate import UserError, Verbatim
 
 # Products of dense, square and dense: 216 of the 218 bits of the degree.
 CHAIN = Chain(levels=3, scale_bits=36, end_bits=54)
-# A logit that is larger in size wraps around.
+# A logit with a larger absolute value wraps around.
 _MOST = 2.0 ** (CHAIN.end_bits - CHAIN.scale_bits - 1)
-# Largest error of a logit that is planned.
+# Largest planned error of a logit.
 MOST_ERROR = 0.1
 LAYOUTS = ("packed", "pixels")
 
 
 class SquareNetwork(NamedTuple):
-  """dense - square - dense; in the clear at the model's owner."""
+  """dense - square - dense, as plain weights of the model's owner."""
 
   kernel: np.ndarray  # [d, h]
   bias: np.ndarray  # [h]
@@ -60,18 +60,18 @@ class SquareNetwork(NamedTuple):
   head_bias: np.ndarray  # [k]
 
   def logits(self, x: np.ndarray) -> np.ndarray:
-    """[n, k] of images [n, d] in float64: what an answer should be."""
+    """Returns logits [n, k] of images [n, d] in float64: the reference for an answer."""
     return (x @ self.kernel + self.bias) ** 2 @ self.head + self.head_bias
 
   @property
   def largest_logit(self) -> float:
-    """No logit of an image in [-1, 1] is larger in size."""
+    """Bound on the absolute logits of an image in [-1, 1]."""
     hidden = np.abs(self.kernel).sum(axis=0) + np.abs(self.bias)
     return float((hidden**2 @ np.abs(self.head) + np.abs(self.head_bias)).max())
 
   @property
   def logit_error(self) -> float:
-    """Estimated error of a logit on ciphertexts.
+    """Estimates the error of a logit on ciphertexts.
 
     It is no bound: the standard deviations of rounding, 16 times for rotations and sums. It
     is large where one layer undoes what the other does.
@@ -85,7 +85,8 @@ class SquareNetwork(NamedTuple):
 
 
 def network_of(params: Mapping[str, Any]) -> SquareNetwork:
-  """The parameters of an `Mlp` with one hidden layer and activation="square".
+  """Returns the network with the parameters of an `Mlp` with one hidden layer and
+  activation="square".
 
   Raises:
     UserError: another number of layers.
@@ -113,12 +114,12 @@ class _Layout(Protocol):
 
 
 def _power(number: float) -> int:
-  """The least power of two that is no smaller."""
+  """Returns the least power of two that is no smaller."""
   return 1 << max(0, int(np.ceil(number)) - 1).bit_length()
 
 
 class _Packed:
-  """Blocks of B slots, an image in each, behind h empty slots.
+  """Layout in blocks of B slots, an image in each, after h empty slots.
 
   A product adds W[q, p mod h] x[q] up in slot p, where q is in [p, p + h): h rotations of x,
   of which b baby steps are shared by h / b giant ones. The slots p, p + h, ... of a block then
@@ -141,7 +142,7 @@ class _Packed:
     self.classes = classes
     self.images_each = CHAIN.slots // self.block
     self.questions = self.answers = 1
-    # b baby and h / b giant steps are fewest where b is about the root of h.
+    # b baby and h / b giant steps are fewest if b is about the root of h.
     self.baby = _power(self.h**0.5)
     self.parts = (self.block // self.h, _power((self.h + self.k) / self.k))
     folds = rotations_of([self.h, self.k], self.parts)
@@ -161,7 +162,7 @@ class _Packed:
     for _ in range(1, min(self.baby, self.h)):
       turned.append(on.rotate(turned[-1], 1))
     whole = None
-    # Giant steps, from the farthest: each turn moves all parts so far by b slots.
+    # Giant steps, from the farthest: each turn moves all previous parts by b slots.
     for row in reversed(first):
       part = on.weighted(list(zip(turned, row)))
       whole = part if whole is None else on.add(on.rotate(whole, self.baby), part)
@@ -208,7 +209,8 @@ def _diagonal(matrix: np.ndarray, p: np.ndarray, shift: int) -> np.ndarray:
 
 
 class _Pixels:
-  """A ciphertext for each pixel, an image in each slot: products by numbers, no rotations."""
+  """Layout with a ciphertext for each pixel and an image in each slot: products by numbers,
+  no rotations."""
 
   rotations: list[int] = []  # noqa: RUF012 - of all
 
@@ -226,7 +228,7 @@ class _Pixels:
     return np.stack(list(slots), axis=1)
 
   def coded(self, on: SlotEvaluator, net: SquareNetwork) -> SquareNetwork:
-    """Returns the network as it is: to encode one number costs nothing."""
+    """Returns the network unchanged, since encoding one number costs nothing."""
     return net
 
   def answer(self, on: SlotEvaluator, weights: Any, x: Sequence[Any]) -> list[Any]:
@@ -249,7 +251,7 @@ def _layout(name: str, num_inputs: int, hidden: int, classes: int) -> _Layout:
 
 
 class ImageOwner:
-  """The party that has images [n, d], and alone can read; the model's sizes are public."""
+  """The party with images [n, d], which alone can decrypt; the model's sizes are public."""
 
   def __init__(self, num_inputs: int, hidden: int, classes: int, *, layout: str = "packed"):
     self._layout = _layout(layout, num_inputs, hidden, classes)
@@ -258,11 +260,11 @@ class ImageOwner:
 
   @property
   def public(self) -> PublicKeys:
-    """For the model's owner, once."""
+    """Returns the public keys, which the model's owner needs once."""
     return self._keys.public
 
   def encrypt(self, images: np.ndarray) -> list[bytes]:
-    """[<= images_each, d], numbers in [-1, 1], as one question."""
+    """Encrypts [<= images_each, d], numbers in [-1, 1], as one query."""
     if not 1 <= len(images) <= self.images_each:
       raise UserError(
         f"must be 1 to {self.images_each} at a time", field="images", value=len(images)
@@ -279,7 +281,7 @@ class ImageOwner:
     return [self._keys.encrypt(slots) for slots in self._layout.pack(images)]
 
   def logits(self, answer: Sequence[bytes], num_images: int) -> np.ndarray:
-    """[num_images, k]. Secret as a raw decryption is: pass on labels at most."""
+    """Decrypts [num_images, k]. As secret as a raw decryption: pass on labels at most."""
     validate.integer_in(1, self.images_each, num_images=num_images)
     if len(answer) != self._layout.answers:
       raise UserError(
@@ -291,7 +293,7 @@ class ImageOwner:
 
 
 class ModelOwner:
-  """The party that has the network, and answers questions without reading them.
+  """The party with the network, which answers queries without reading them.
 
   Raises:
     UserError: weights so large, or NaN, that a logit of some image could wrap around, or so
@@ -326,7 +328,7 @@ class ModelOwner:
     self._weights = self._layout.coded(self._evaluator, network)
 
   def answer(self, question: Sequence[bytes]) -> list[bytes]:
-    """Returns the answer to one question, in as many ciphertexts as the layout has."""
+    """Returns the answer to one query, in the layout's number of ciphertexts."""
     if len(question) != self._layout.questions:
       raise UserError(
         f"must be {self._layout.questions}; is it asked of a network of this "

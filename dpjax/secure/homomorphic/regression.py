@@ -48,13 +48,14 @@ from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.secure.vertical.linear_regression import closed_form, statistics
 from dpjax.validate import UserError, Verbatim
 
-# Least spread of a column, to its largest number; less is rounding.
+# Least spread of a column, relative to its largest number; a smaller one is rounding.
 _LEAST_SPREAD = 1e-9
 Refresh = Callable[[Sequence[bytes], int], list[bytes]]  # (ciphertexts, level) -> fresh
 
 
 class Upload(NamedTuple):
-  """Keys and encrypted data: all that the server gets, but for refreshes and new rows."""
+  """Keys and encrypted data: everything that the server gets, except refreshes and new
+  rows."""
 
   keys: PublicKeys
   x: list[bytes]
@@ -62,7 +63,7 @@ class Upload(NamedTuple):
 
   @property
   def size(self) -> int:
-    """In bytes."""
+    """Size in bytes."""
     return self.keys.size + sum(map(len, self.x + self.y))
 
 
@@ -74,7 +75,7 @@ def _numbers(name: str, given: Any) -> np.ndarray:
 
 
 class DataOwner:
-  """The party that has the data, and alone the secret key.
+  """The party with the data, which alone has the secret key.
 
   Args:
     x: [n, d]. y: [n]. Rows are standardised with their own means and standard deviations.
@@ -100,10 +101,10 @@ class DataOwner:
     self._scale = x.std(axis=0)
     self._y_mean = float(y.mean())
     self._y_scale = float(y.std())
-    # Squares may overflow where the numbers themselves do not.
+    # Squares may overflow even if the numbers do not.
     if not (np.isfinite(self._scale).all() and np.isfinite(self._y_scale)):
       raise UserError("x, y: hold numbers whose squares are infinite; scale them")
-    # Rounding leaves a constant column a tiny spread, so 0 is no test.
+    # Rounding leaves a constant column a tiny spread, so a test for 0 is not enough.
     least = _LEAST_SPREAD * np.abs(x).max(axis=0), _LEAST_SPREAD * np.abs(y).max()
     if not ((self._scale > least[0]).all() and self._y_scale > least[1]):
       raise UserError("x, y: hold a constant column, which has no scale; leave it out")
@@ -114,12 +115,12 @@ class DataOwner:
     self._keys = SecretKeys(plan.chain, plan.rotations)
 
   def upload(self) -> Upload:
-    """Keys and encrypted data."""
+    """Returns keys and encrypted data."""
     y = np.repeat(self._y[:, None], self.plan.width, axis=1)
     return Upload(self._keys.public, self._encrypted(self._x), self._encrypted(y))
 
   def _encrypted(self, rows: np.ndarray, level: int | None = None) -> list[bytes]:
-    """[n, <= width] as ciphertexts of `rows_each` rows."""
+    """Encrypts [n, <= width] as ciphertexts of `rows_each` rows."""
     held = self.plan.rows_each
     found = []
     for start in range(0, len(rows), held):
@@ -130,7 +131,8 @@ class DataOwner:
     return found
 
   def refresh(self, ciphers: Sequence[bytes], level: int) -> list[bytes]:
-    """A `Refresh`: the same numbers in fresh ciphertexts, those of no meaning as zeros.
+    """Returns a `Refresh`: the same numbers in fresh ciphertexts, with zeros for unused
+    slots.
 
     Raises:
       UserError: more than planned: the server does not follow the protocol.
@@ -149,7 +151,7 @@ class DataOwner:
     return found
 
   def rows(self, x: np.ndarray) -> list[bytes]:
-    """New rows [n, d], for `RegressionServer.predict`.
+    """Encrypts new rows [n, d] for `RegressionServer.predict`.
 
     Raises:
       UserError: another shape, NaN, or a row so far from the others that its prediction may
@@ -173,23 +175,25 @@ class DataOwner:
     return self._encrypted(scaled, level=1)
 
   def weights(self, cipher: bytes) -> np.ndarray:
-    """[d] standardised. Secret: round before it goes to anybody else (see the module)."""
+    """Decrypts weights [d], standardised. Secret: round them before passing them on (see
+    the module)."""
     held = self._keys.decrypt(cipher)[:: self.plan.rows_each]
     return held[: self.plan.num_features]
 
   def predictions(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
-    """[num_rows] in the units of y. Secret as `weights` are."""
+    """Decrypts predictions [num_rows] in the units of y. Secret as `weights` are."""
     held = [self._keys.decrypt(cipher)[: self.plan.rows_each] for cipher in ciphers]
     return np.concatenate(held)[:num_rows] * self._y_scale + self._y_mean
 
   def closed_form(self) -> np.ndarray:
-    """[d] what the weights should be, in float64."""
+    """Returns the exact weights [d], in float64."""
     rows = statistics(self._x, self._y)
     # The data are centred, so the bias is 0.
     return closed_form([rows], ridge=self.plan.ridge)[:-1]
 
   def descended(self) -> np.ndarray:
-    """[d] what the server computes, in float64: `plan.num_steps` steps from zero."""
+    """Returns the server's result [d], computed in float64: `plan.num_steps` steps from
+    zero."""
     plan = self.plan
     n = len(self._x)
     eye = np.eye(plan.num_features)
@@ -202,7 +206,7 @@ class DataOwner:
 
 
 class RegressionServer:
-  """The party that computes on public keys and ciphertexts, and holds no secret key."""
+  """The party that computes on public keys and ciphertexts, without a secret key."""
 
   def __init__(self, plan: RegressionPlan, keys: PublicKeys):
     self.plan = plan
@@ -210,7 +214,7 @@ class RegressionServer:
     self.refresh_bytes = 0  # sent and received in refreshes
 
   def fit(self, upload: Upload, refresh: Refresh) -> bytes:
-    """E(w), fit for one more product; asks for `plan.refreshes` refreshes."""
+    """Computes E(w), ready for one more product; requests `plan.refreshes` refreshes."""
     diagonals, w = self._first_step(upload)
     for done in range(self.plan.doublings):
       last = done + 1 == self.plan.doublings
@@ -223,11 +227,12 @@ class RegressionServer:
     return self._evaluator.dump(w)
 
   def predict(self, weights: bytes, rows: Sequence[bytes]) -> list[bytes]:
-    """E(y_hat) of new rows, standardised; one ciphertext for each of theirs."""
+    """Computes E(y_hat) of new rows, standardised; one ciphertext for each of theirs."""
     on = self._evaluator
     plan = self.plan
-    # In lane 0 of each column; rotated by one it is the last lane of the column before, which
-    # every window of R slots of that column meets. Then back to its own column.
+    # Weights are in lane 0 of each column. Rotated by one they are in the last lane of the
+    # previous column, which every window of R slots of that column contains. They then
+    # return to their own column.
     spread = on.folded(on.rotate(on.load(weights), 1), 1, plan.rows_each)
     spread = on.lowered(self._column(spread, plan.width - 1), 1)
     return [on.dump(self._row_sums(on.load(x), spread)) for x in rows]
@@ -253,13 +258,14 @@ class RegressionServer:
         moved = [on.rotate(cipher, plan.rows_each) for cipher in moved]
       found = self._column_sums(list(zip(x, moved)), -share)
       diagonals.append(found)
-    # M = I - eta A: its diagonal gets 1 - eta ridge beside the sums over data.
+    # M = I - eta A: its diagonal gets 1 - eta ridge in addition to the sums over data.
     own = self._lane(1 - plan.step_size * plan.ridge)
     diagonals[0] = on.plus(diagonals[0], own)
     return diagonals, w
 
   def _column_sums(self, pairs: Sequence[tuple[Any, Any]], factor: float) -> Any:
-    """Sums over rows of products, times a factor, in the lane of each column; zeros beside."""
+    """Sums products over rows, times a factor, into the lane of each column; zeros
+    elsewhere."""
     on = self._evaluator
     sums = on.folded(on.products(pairs), 1, self.plan.rows_each)
     return on.weighted([(sums, self._lane(factor))])
@@ -270,7 +276,7 @@ class RegressionServer:
     return lane
 
   def _doubled(self, half: list[Any], w: Any, last: bool) -> tuple[list[Any], Any]:
-    """(M^2, w + M w); of the last doubling w alone.
+    """Returns (M^2, w + M w); for the last doubling only w.
 
     D_s of M^2 is the sum over t of D_t * (D_(s-t) rotated by t columns). One pass over the
     rotations of the diagonals 0..m/2 meets them all, as those beyond are rotations of these:
@@ -297,7 +303,7 @@ class RegressionServer:
       # `moved` is D_t rotated by `steps` columns.
       for steps in range(m):
         meets = {((t + steps) % m, steps)}  # (diagonal of the square, of the factor)
-        # It is D_(m - t) as well, rotated by steps + t columns.
+        # It is also D_(m - t), rotated by steps + t columns.
         if t not in (0, m // 2):
           meets.add((steps, (steps + t) % m))
         for s, factor in meets:
@@ -322,7 +328,8 @@ class RegressionServer:
 
 
 class Regressed(NamedTuple):
-  """Weights, predictions and errors of one regression on ciphertexts, told by the owner."""
+  """Weights, predictions and errors of one regression on ciphertexts, as the owner decrypts
+  them."""
 
   weights: np.ndarray  # [d] standardised; SECRET, see `DataOwner.weights`
   predictions: np.ndarray  # [n'] of the new rows, in the units of y
@@ -338,7 +345,7 @@ class Regressed(NamedTuple):
 def regress(
   x: np.ndarray, y: np.ndarray, new: np.ndarray, plan: RegressionPlan
 ) -> Regressed:
-  """Both parties in one process, which exchange bytes: a rehearsal that measures.
+  """Runs both parties in one process, which exchange bytes: a rehearsal with measurements.
 
   Args:
     x: [n, d]. y: [n]. new: [n', d] rows to predict, encrypted as well.

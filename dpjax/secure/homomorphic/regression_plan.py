@@ -9,20 +9,20 @@ from dpjax import validate
 from dpjax.secure.homomorphic.ckks import Chain, rotations_of
 from dpjax.validate import UserError
 
-# Largest error of a standardised weight that is planned.
+# Largest planned error of a standardised weight.
 MOST_ERROR = 1e-4
 # Products in a row before the first doubling: X^T X, and its scale.
 GRAM = 2
-# 435 of the 438 bits of its degree.
+# Uses 435 of the 438 bits of its degree.
 _CHAIN = Chain(levels=7, scale_bits=45, end_bits=60)
 
 
 @dataclasses.dataclass(frozen=True)
 class RegressionPlan:
-  """Terms that are agreed before anything is encrypted; public, as every number in them.
+  """Public terms that are agreed before anything is encrypted.
 
   Args:
-    num_rows, num_features: of X.
+    num_rows, num_features: shape of X.
     ridge: penalty on standardised weights; with the number of columns it bounds the
       condition number, which nobody can look up in a ciphertext.
     tolerance: distance to the closed form after the last step, at most.
@@ -81,28 +81,29 @@ class RegressionPlan:
 
   @property
   def width(self) -> int:
-    """Columns with padding, a power of two."""
+    """Number of columns with padding, a power of two."""
     return max(2, 1 << (self.num_features - 1).bit_length())
 
   @property
   def rows_each(self) -> int:
-    """Rows in a ciphertext."""
+    """Number of rows in a ciphertext."""
     return self.chain.slots // self.width
 
   @property
   def step_size(self) -> float:
-    """eta: below 1 / (largest eigenvalue of A), since a standardised A has the trace
-    num_features (1 + ridge)."""
+    """eta, below 1 / (largest eigenvalue of A): a standardised A has the trace num_features
+    (1 + ridge)."""
     return 1 / (self.num_features + self.ridge)
 
   @property
   def largest(self) -> float:
-    """|w| at most: of ridge regression on a target of variance 1."""
+    """Bound on |w| for ridge regression on a target of variance 1."""
     return 1 / (2 * math.sqrt(self.ridge))
 
   @property
   def num_steps(self) -> int:
-    """Steps of gradient descent that `tolerance` needs at worst, up to a power of two."""
+    """Steps of gradient descent that `tolerance` needs in the worst case, rounded up to a
+    power of two."""
     # log1p keeps the digits that 1 - eta ridge would lose.
     shrinks = -math.log1p(-self.step_size * self.ridge)
     steps = max(2.0, math.log(self.largest / self.tolerance) / shrinks)
@@ -114,17 +115,18 @@ class RegressionPlan:
 
   @property
   def depth(self) -> int:
-    """Products in a row from E(X) to E(y_hat)."""
+    """Number of products in a row from E(X) to E(y_hat)."""
     return GRAM + self.doublings + 1
 
   @property
   def refreshes(self) -> int:
-    """Rounds with the owner."""
+    """Number of rounds with the owner."""
     return -(-self.depth // self.chain.levels) - 1
 
   @property
   def planned_error(self) -> float:
-    """Error of the weights against the closed form: what is not descended, and the noise.
+    """Error of the weights against the closed form: from unfinished descent, and from
+    noise.
 
     An error E of M^t moves the limit by (I - M^t)^-1 E w. The entries of E are those of
     rounding, and of the factor that sums over rows are multiplied by. Eigenvalues of M are
@@ -138,5 +140,5 @@ class RegressionPlan:
 
   @property
   def rotations(self) -> list[int]:
-    """Rotations that the server makes."""
+    """Returns the rotations that the server needs."""
     return rotations_of([1, self.rows_each], [self.rows_each, 2])

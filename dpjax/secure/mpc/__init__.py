@@ -1,4 +1,4 @@
-"""Two parties compute on shares: neither learns anything but what is revealed to it.
+"""Two parties compute on shares: each learns only what is revealed to it.
 
 Values are fixed point in Z_2^64, added up from one share in each party. Sums are local; a
 product takes a Beaver triple from a trusted dealer, who sees no data. Everything is a PROGRAM,

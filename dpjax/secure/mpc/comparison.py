@@ -1,4 +1,5 @@
-"""Signs of shared values, and what follows from them: ReLU, the sigmoid of SecureML, argmax.
+"""Signs of shared values, and functions built on them: ReLU, the sigmoid of SecureML,
+argmax.
 
 The sign of x is had as follows (all rows of the dealer are made for one comparison):
 
@@ -30,17 +31,17 @@ from dpjax.secure.mpc.party import Party
 from dpjax.secure.mpc.products import Shares, constant, multiply
 from dpjax.validate import UserError, Verbatim
 
-# Combined pairs of bits that each layer leaves.
+# Number of combined pairs of bits after each layer.
 _HALVES = (32, 16, 8, 4, 2, 1)
-# Types that hold both results of a layer; smaller layers take bytes.
+# Types that hold both results of a layer; smaller layers use bytes.
 _TYPES = {32: "uint64", 16: "uint32", 8: "uint16"}
 _ONE = np.uint64(1)
-# All bits but the highest.
+# All bits except the highest.
 _LOW = np.uint64((1 << 63) - 1)
 
 
 def shuffled(words: np.ndarray) -> np.ndarray:
-  """Bit p moves to the place whose six binary digits are those of p backwards.
+  """Moves bit p to the place with the six binary digits of p reversed.
 
   Neighbours, which a tree combines first, then lie in the two halves of a word. It is its own
   inverse.
@@ -48,7 +49,7 @@ def shuffled(words: np.ndarray) -> np.ndarray:
   >>> shuffled(np.array([2, 2**63], np.uint64)) == np.array([2**32, 2**63], np.uint64)
   array([ True,  True])
   """
-  # The place of a bit is read backwards by three exchanges of its digits.
+  # Three exchanges of digits reverse the place of a bit.
   for low, high in ((0, 5), (1, 4), (2, 3)):
     shift = np.uint64((1 << high) - (1 << low))
     places = [place for place in range(64) if place >> low & 1 and not place >> high & 1]
@@ -84,7 +85,7 @@ class Signs(NamedTuple):
 
 
 def signs(party: Party, x: Shares) -> Signs:
-  """Whether x >= 0, and x where it is; exact for every word as a signed number.
+  """Returns whether x >= 0, and x where it is; exact for every word as a signed number.
 
   Args:
     x: [...] shares.
@@ -95,12 +96,12 @@ def signs(party: Party, x: Shares) -> Signs:
   borrow = _borrow(party, opened, bits, list(zip(ab[::2], ab[1::2], c)))
   top = ((bits >> np.uint64(63)) & _ONE).astype(np.uint8) ^ borrow
   (hidden,) = party.open_bits(top ^ s)
-  # The bit wanted is v ^ s: the sign bit, inverted.
+  # The result is v ^ s: the sign bit, inverted.
   v = (hidden & np.uint8(1)).astype(np.uint64) ^ (opened >> np.uint64(63)) ^ _ONE
   flip = _ONE - (v << _ONE)  # 1 or -1
   bit = flip * number
   part = flip * (opened * number - product)
-  # Of shares that add up, one party alone adds a public number.
+  # For additive shares, only one party adds a public number.
   if party.number == 0:
     bit = bit + v
   return Signs(bit, part + v * x)
@@ -109,7 +110,7 @@ def signs(party: Party, x: Shares) -> Signs:
 def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.ndarray:
   """[...] uint8: a share of whether c < r in the lower 63 bits, from the shuffled bits of r."""
   inverse = ~shuffled(c)
-  # Place 63 stays itself: it neither generates a borrow nor stops one.
+  # Bit 63 passes through: it neither generates a borrow nor stops one.
   generates = inverse & bits & _LOW
   passes = ((bits ^ inverse) | ~_LOW) if party.number == 0 else bits & _LOW
   for half, (a, b, product) in zip(_HALVES, triples):
@@ -118,7 +119,7 @@ def _borrow(party: Party, c: np.ndarray, bits: np.ndarray, triples: list) -> np.
     ones = kind((1 << half) - 1)
     generates = generates.astype(kind)
     passes = passes.astype(kind)
-    # Both ANDs of a layer stand in one word, so that one message opens both.
+    # Both ANDs of a layer are in one word, so that one message opens both.
     left = (passes >> shift) & ones
     left = left | (left << shift)
     right = (generates & ones) | ((passes & ones) << shift)
@@ -142,7 +143,7 @@ def sigmoid(party: Party, x: Shares) -> Shares:
   It is relu(x + 1/2) - relu(x - 1/2), both in one comparison, where neither sum leaves the
   signed words: |x| < 2^(63-f) - 1/2. UserError: f = 0, which has no 1/2.
   """
-  # Without bits of fraction there is no 1/2.
+  # Without fraction bits, 1/2 does not exist.
   validate.integer_in(1, ring64.MOST_FRAC_BITS, frac_bits=party.frac_bits)
   offset = constant(party, 0.5)
   upper, lower = signs(party, np.stack([x + offset, x - offset])).part
@@ -150,7 +151,7 @@ def sigmoid(party: Party, x: Shares) -> Shares:
 
 
 def argmax(party: Party, x: Shares) -> Shares:
-  """The place of the largest along the last axis, by a tournament.
+  """Returns the place of the largest value along the last axis, by a tournament.
 
   Args:
     x: [..., n] shares, n >= 1, whose differences are < 2^63 as words.
@@ -198,7 +199,7 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
       field="low",
       value=Verbatim(f"{low:g}"),
     )
-  # 1 - x y is at most 1 - low / high at the start, and squared by each step.
+  # 1 - x y is at most 1 - low / high at the start, and each step squares it.
   ratio = np.log2(high / low)
   y = np.full(x.shape, constant(party, 1.0 / high))
   two = constant(party, 2.0)
@@ -208,8 +209,8 @@ def reciprocal(party: Party, x: Shares, *, low: float, high: float) -> Shares:
 
 
 def normalized_relu(party: Party, x: Shares) -> Shares:
-  """relu(x_i) / (sum_j relu(x_j) + 2^-6), what SecureML has for a softmax (section IV)
-  but for the 2^-6: where no score is positive, all are 0.
+  """elu(x_i) / (sum_j relu(x_j) + 2^-6), SecureML's replacement of a softmax (section IV).
+  The 2^-6 is added here: if no score is positive, all results are 0.
 
   Args:
     x: [n, classes] shares, |x| < 2^(f-6) / classes.

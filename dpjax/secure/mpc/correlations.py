@@ -1,4 +1,4 @@
-"""Correlated randomness of two parties: what a dealer makes, and how each party gets its part.
+"""Correlated randomness of two parties: made by a dealer, and delivered in parts.
 
 A correlation has free parts, uniform in both parties, and bound parts, which follow from the
 sums of the free ones (a product, for a Beaver triple). Party 0 expands all of its parts from a
@@ -71,7 +71,7 @@ def truncation(shape: Sequence[int], bits: int) -> Correlated:
 
 
 class Unique:
-  """Base of objects whose numbers are used once: they are neither copied nor pickled."""
+  """Base of objects whose numbers are used once: they cannot be copied or pickled."""
 
   def __reduce_ex__(self, protocol: Any) -> Any:
     raise UserError(
@@ -88,7 +88,7 @@ CORRELATIONS: dict[str, Callable[..., Correlated]] = {
 
 
 def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
-  """The row of a name; arguments are integers and lists of integers."""
+  """Returns the row of a name; arguments are integers and lists of integers."""
   if name not in CORRELATIONS:
     raise UserError(
       f"must be one of {', '.join(CORRELATIONS)}", field="correlation", value=name
@@ -97,7 +97,8 @@ def correlated(name: str, arguments: Sequence[Any]) -> Correlated:
 
 
 def fresh_key(seed: int | None, label: str) -> bytes:
-  """32 bytes from the operating system; with a seed, a SIMULATION's, which anybody can redo."""
+  """Returns 32 bytes from the operating system; with a seed, those of a SIMULATION, which
+  anybody can repeat."""
   if seed is None:
     return secrets.token_bytes(KEY_BYTES)
   return hashlib.blake2b(
@@ -106,7 +107,8 @@ def fresh_key(seed: int | None, label: str) -> bytes:
 
 
 def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
-  """Uniform arrays: the ChaCha20 keystream of a key at a nonce, `index`, cut in pieces.
+  """Expands to uniform arrays: the ChaCha20 keystream of a key at a nonce, `index`, cut in
+  pieces.
 
   >>> first, again = (expand(bytes(32), 7, [Part((2,))])[0] for _ in range(2))
   >>> bool((first == again).all()), bool((expand(bytes(32), 8, [Part((2,))])[0] == first).any())
@@ -115,14 +117,14 @@ def expand(key: bytes, index: int, parts: Sequence[Part]) -> list[np.ndarray]:
   lib = primitives.library()
   forms = [(part.shape, part.dtype) for part in parts]
   length = sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in forms)
-  # ChaCha20's 16 bytes begin with the counter of blocks; the index fills the rest.
+  # ChaCha20's 16 bytes begin with the block counter; the index fills the others.
   nonce = bytes(8) + index.to_bytes(8, "little")
   cipher = lib.ciphers.Cipher(lib.algorithms.ChaCha20(key, nonce), None)
   return arrays(cipher.encryptor().update(bytes(length)), forms)
 
 
 def arrays(data: bytes, forms: Sequence[tuple[tuple[int, ...], Any]]) -> list[np.ndarray]:
-  """The arrays of these (shape, dtype) whose bytes, one after another, are `data`."""
+  """Splits `data`, consecutive bytes, into arrays of these (shape, dtype)."""
   found = []
   start = 0
   for shape, dtype in forms:
@@ -137,7 +139,7 @@ def total(part: Part, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def bind(dealt: Correlated, keys: Sequence[bytes], index: int) -> list[np.ndarray]:
-  """The dealer's work: the bound parts of party 1."""
+  """The dealer's work: computes the dependent parts of party 1."""
   first = expand(keys[0], index, (*dealt.free, *dealt.bound))
   second = expand(keys[1], index, dealt.free)
   values = [total(part, *pair) for part, *pair in zip(dealt.free, first, second)]

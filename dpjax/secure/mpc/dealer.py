@@ -1,6 +1,6 @@
 """The trusted dealer: a third party that makes correlated randomness and sees no data.
 
-TRUSTED: whoever knows the dealer's keys and hears what the parties open reads everything, so it
+TRUSTED: anyone who knows the dealer's keys and hears what the parties open reads everything, so it
 must not collude with a party. SecureML (section IV) makes the same triples without a dealer, by
 oblivious transfer or homomorphic encryption, at a price of hours for its larger trainings.
 """
@@ -16,12 +16,12 @@ import numpy as np
 from dpjax.secure.mpc.correlations import Unique, bind, correlated, expand, fresh_key
 from dpjax.validate import UserError
 
-# (number, name, arguments) -> bound parts
+# (number, name, arguments) -> dependent parts
 Ask = Callable[[int, str, list], list[np.ndarray]]
 
 
 class Dealt(Unique):
-  """Shares that one party has of one correlation, for one use."""
+  """One party's shares of one correlation, for one use."""
 
   def __init__(self, number: int, name: str, parts: list[np.ndarray]):
     self.number = number
@@ -29,7 +29,7 @@ class Dealt(Unique):
     self._parts = parts
 
   def use(self) -> list[np.ndarray]:
-    """The parts, once: a second product with the same masks would tell x - x'."""
+    """Returns the parts, once: a second product with the same masks would reveal x - x'."""
     if not self._parts:
       raise UserError(
         f"correlation {self.number} ({self.name}): was used already; each masks one product, "
@@ -41,7 +41,7 @@ class Dealt(Unique):
 
 
 class Dealer(Unique):
-  """Makes correlated randomness for two parties, who ask for it in the same order.
+  """Makes correlated randomness for two parties, who request it in the same order.
 
   Args:
     seed: None draws the keys from the operating system. A number makes a SIMULATION that
@@ -54,9 +54,9 @@ class Dealer(Unique):
     self._next = 0
 
   def bound(self, number: int, name: str, arguments: list) -> list[np.ndarray]:
-    """Bound parts of a correlation, which party 1 cannot expand by itself.
+    """Returns the dependent parts of a correlation, which party 1 cannot expand by itself.
 
-    UserError: a number that was dealt already.
+    Raises UserError for a number that was dealt already.
     """
     if number < self._next:
       raise UserError(f"correlation {number}: was dealt already; each is dealt once")
@@ -65,11 +65,11 @@ class Dealer(Unique):
 
 
 class Supply(Unique):
-  """A party's end of the dealer.
+  """A party's connection to the dealer.
 
   Args:
     key: shared with the dealer.
-    ask: of party 1, how it gets its bound parts; None in party 0, who expands all of its parts.
+    ask: how party 1 gets its bound parts; None in party 0, which expands all of its parts.
   """
 
   def __init__(self, key: bytes, ask: Ask | None):
@@ -80,13 +80,13 @@ class Supply(Unique):
     self.bytes_received = 0
 
   def deal(self, name: str, *arguments: Any) -> Dealt:
-    """The next correlation, never dealt before, to whichever thread."""
+    """Returns the next correlation, never dealt before, for any thread."""
     # Two threads with one number would use the same masks.
     with self._lock:
       return self._deal(name, arguments)
 
   def _deal(self, name: str, arguments: tuple) -> Dealt:
-    # Both parties count all that was dealt, so that their numbers agree.
+    # Both parties count everything that was dealt, so that their numbers agree.
     number = sum(self.dealt.values())
     wanted = correlated(name, arguments)
     self.dealt[name] = self.dealt.get(name, 0) + 1
@@ -98,7 +98,7 @@ class Supply(Unique):
 
 
 def supplies(dealer: Dealer) -> tuple[Supply, Supply]:
-  """Both ends of a dealer in this process. UserError: a second time."""
+  """Returns both connections to a dealer in this process. Raises UserError the second time."""
   if dealer.supplied:
     raise UserError("has its two parties; others would get the same masks", field="dealer")
   dealer.supplied = True

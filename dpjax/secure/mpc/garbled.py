@@ -1,4 +1,4 @@
-"""Yao's garbled circuits, for one question: is x < y, where two parties hold x and y?
+"""Yao's garbled circuits for one comparison: x < y, where each party holds one of them.
 
 The garbler gives every wire of a circuit two random labels, one for each value, and encrypts
 every AND gate so that from one label of each input one label of the output follows. The
@@ -37,7 +37,7 @@ MAX_BITS = 256
 
 
 class Gate(NamedTuple):
-  """A gate on one or two earlier wires; its own wire comes after all wires before it."""
+  """A gate on one or two earlier wires. Its own wire follows all wires before it."""
 
   kind: str  # xor, and, not
   a: int
@@ -45,7 +45,8 @@ class Gate(NamedTuple):
 
 
 class Circuit(NamedTuple):
-  """Wires are numbered: inputs of the garbler, of the evaluator, then one for each gate."""
+  """A circuit. Wires are numbered: inputs of the garbler, of the evaluator, then one for
+  each gate."""
 
   num_garbler: int
   num_evaluator: int
@@ -54,7 +55,7 @@ class Circuit(NamedTuple):
 
 
 class GarbledCircuit(NamedTuple):
-  """Tables and digests for the evaluator, which do not tell the labels that it lacks."""
+  """Tables and digests for the evaluator, which do not reveal the labels that it lacks."""
 
   tables: tuple[tuple[int, int], ...]  # of each AND, for the garbler's and evaluator's half
   outputs: tuple[tuple[bytes, bytes], ...]  # digests of the two labels of each output
@@ -69,13 +70,13 @@ class Offer(NamedTuple):
 
   @property
   def num_bytes(self) -> int:
-    """16 for a label and a ciphertext, 32 for a digest."""
+    """Size: 16 bytes for a label and a ciphertext, 32 for a digest."""
     tables = 32 * len(self.garbled.tables) + 64 * len(self.garbled.outputs)
     return tables + 16 * len(self.labels) + len(self.point)
 
 
 def comparison(bits: int) -> Circuit:
-  """x < y for two unsigned integers, lowest bit first: `bits` AND gates.
+  """Circuit for x < y of two unsigned integers, lowest bit first: `bits` AND gates.
 
   The carry c of the bits below becomes y XOR (x = y AND (y XOR c)): that of the lowest
   differing bit seen last.
@@ -91,7 +92,8 @@ def comparison(bits: int) -> Circuit:
     return 2 * bits + len(gates) - 1
 
   carry = wire("and", wire("not", 0), bits)
-  # From the lowest bit on: where two bits differ y's decides, else what was before.
+  # From the lowest bit on: if two bits differ, y's bit decides, otherwise the result so
+  # far.
   for x, y in zip(range(1, bits), range(bits + 1, 2 * bits)):
     same = wire("not", wire("xor", x, y))
     carry = wire("xor", y, wire("and", same, wire("xor", y, carry)))
@@ -99,8 +101,9 @@ def comparison(bits: int) -> Circuit:
 
 
 def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
-  """(label of 0 of each wire, what a label of 1 differs by, what the evaluator gets)."""
-  # The lowest bit is 1, so that it tells the two labels of a wire apart.
+  """Returns (label of 0 of each wire, the difference of a wire's two labels, the
+  evaluator's part)."""
+  # The lowest bit is 1, so that it distinguishes the two labels of a wire.
   offset = secrets.randbits(128) | 1
   num_inputs = circuit.num_garbler + circuit.num_evaluator
   zeros = [secrets.randbits(128) for _ in range(num_inputs)]
@@ -109,10 +112,10 @@ def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
     a = zeros[gate.a]
     b = zeros[gate.b]
     if gate.kind == "xor":
-      # Free XOR: no table, and the labels of 0 and 1 differ by the offset again.
+      # Free XOR: no table, and the labels of 0 and 1 again differ by the offset.
       zeros.append(a ^ b)
     elif gate.kind == "not":
-      # NOT exchanges the two labels of a wire; the evaluator goes on with the one it has.
+      # NOT exchanges the two labels of a wire; the evaluator keeps its label.
       zeros.append(a ^ offset)
     else:
       label, table = _garbled_and(a, b, offset, len(tables))
@@ -124,7 +127,8 @@ def garble(circuit: Circuit) -> tuple[list[int], int, GarbledCircuit]:
 
 
 def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[int, int]]:
-  """(label of 0 of the result, table): a AND b = a AND r + a AND (b + r), r a bit of b's."""
+  """Returns (label of 0 of the result, table): a AND b = a AND r + a AND (b + r), r a bit
+  of b's."""
   hashes_a = _hash(a, 2 * index), _hash(a ^ offset, 2 * index)
   hashes_b = _hash(b, 2 * index + 1), _hash(b ^ offset, 2 * index + 1)
   of_garbler = hashes_a[0] ^ hashes_a[1] ^ (offset if b & 1 else 0)
@@ -137,9 +141,9 @@ def _garbled_and(a: int, b: int, offset: int, index: int) -> tuple[int, tuple[in
 def evaluate(
   circuit: Circuit, garbled: GarbledCircuit, labels: Sequence[int]
 ) -> tuple[int, ...]:
-  """The output bits from one label of each input, the garbler's first.
+  """Returns the output bits from one label of each input, the garbler's first.
 
-  UserError: labels or tables that are not those that were garbled.
+  Raises UserError for labels or tables that are not those that were garbled.
   """
   wanted = circuit.num_garbler + circuit.num_evaluator
   num_ands = sum(gate.kind == "and" for gate in circuit.gates)
@@ -161,7 +165,7 @@ def evaluate(
       value ^= _hash(b, 2 * index + 1) ^ ((of_evaluator ^ a) if b & 1 else 0)
       values.append(value)
     else:
-      # Labels of XOR need no table; for NOT the garbler has exchanged what they mean.
+      # XOR needs no table. For NOT the garbler has exchanged the labels' meanings.
       values.append(a ^ b if gate.kind == "xor" else a)
   bits = []
   for wire, digests in zip(circuit.outputs, garbled.outputs):
@@ -176,10 +180,10 @@ def evaluate(
 
 
 class Garbler(Unique):
-  """The party that holds x, for one comparison."""
+  """The party with x, for one comparison."""
 
   def __init__(self, x: int, *, bits: int):
-    """x: unsigned, below 2^bits. UserError: it is not."""
+    """x: unsigned, below 2^bits, otherwise UserError."""
     circuit = comparison(bits)
     own = _bits("x", x, bits)
     zeros, offset, garbled = garble(circuit)
@@ -189,25 +193,26 @@ class Garbler(Unique):
     self.offer = Offer(garbled, labels, self._sender.point)  # message 1
 
   def answer(self, points: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
-    """Message 3: the evaluator's labels, of each bit the one that it chose.
+    """Returns message 3: the evaluator's labels, for each bit the one that it chose.
 
-    UserError: a second time, for with labels of two inputs a garbled circuit hides nothing.
+    Raises UserError for a second call: with labels of two inputs, a garbled circuit hides nothing.
     """
     pairs = [(_bytes(zero), _bytes(one)) for zero, one in self._theirs]
     return self._sender.answer(points, pairs)
 
 
 class Evaluator:
-  """The party that holds y and learns whether x < y."""
+  """The party with y, which learns whether x < y."""
 
   def __init__(self, y: int, *, bits: int):
-    """y: unsigned, below 2^bits. UserError: it is not."""
+    """y: unsigned, below 2^bits, otherwise UserError."""
     self._circuit = comparison(bits)
     self._own = _bits("y", y, bits)
     self._offer: Offer | None = None
 
   def choose(self, offer: Offer) -> list[bytes]:
-    """Message 2, of which the garbler learns nothing of y. UserError: a second offer."""
+    """Returns message 2, from which the garbler learns nothing about y. Raises UserError
+    for a second offer."""
     if self._offer is not None:
       raise UserError(
         "this evaluator has an offer; every comparison needs a new one", field="choose"
@@ -217,7 +222,7 @@ class Evaluator:
     return self._receiver.points
 
   def less(self, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether x < y. UserError: what came is not what was garbled, or came out of turn."""
+    """Returns whether x < y. Raises UserError for a wrong message, or one out of order."""
     if self._offer is None:
       raise UserError("must come after choose", field="less")
     own = [int.from_bytes(text, "big") for text in self._receiver.open(pairs)]
@@ -226,7 +231,7 @@ class Evaluator:
 
 
 def less(x: int, y: int, *, bits: int) -> bool:
-  """x < y by both parties in this process.
+  """Computes x < y with both parties in this process.
 
   >>> less(1_000_000, 1_000_001, bits=20), less(7, 7, bits=3)
   (True, False)
@@ -246,7 +251,7 @@ def _bytes(label: int) -> bytes:
 
 
 def _hash(label: int, index: int) -> int:
-  """128 bits; SHA-256 as a random oracle, another for each half gate."""
+  """128 bits of SHA-256 as a random oracle, a separate one for each half gate."""
   found = oblivious_transfer.digest(b"gate", _bytes(label), index.to_bytes(4, "big"))
   return int.from_bytes(found[:16], "big")
 

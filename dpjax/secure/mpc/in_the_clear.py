@@ -1,4 +1,4 @@
-"""The training of `secureml` in float64: what training on shares is measured against.
+"""The training of `secureml` in float64, as the reference for training on shares.
 
 >>> x, y = np.array([[-2.0], [-1.0], [1.0], [2.0]]), np.array([[0.0], [0.0], [1.0], [1.0]])
 >>> recipe = Recipe(learning_rate=1.0)
@@ -49,7 +49,7 @@ def train(
   batches: Iterable[Sequence[int] | np.ndarray],
   recipe: Recipe,
 ) -> list[Dense]:
-  """`secureml.train`, rounding and truncation apart.
+  """`secureml.train` without rounding and truncation.
 
   Args:
     x: [n, d_in].
@@ -70,7 +70,8 @@ def train(
 
 
 def predict(network: Network, x: np.ndarray, recipe: Recipe) -> np.ndarray:
-  """`secureml.predict`: the class of each row of x, [n]; 0 or 1 for a single output."""
+  """Predicts as `secureml.predict`: the class of each row of x, [n]; 0 or 1 for a single
+  output."""
   scores = _forward(network, x, recipe.hidden).scores
   several = scores.shape[1] > 1
   return scores.argmax(1) if several else (scores[:, 0] >= recipe.middle).astype(int)

@@ -1,8 +1,8 @@
-"""Links between two programs: bytes of a length that both know, over a queue or a socket.
+"""Links between two programs: bytes of a length known to both, over a queue or a socket.
 
 A socket's frames are sealed. Each end sends a fresh X25519 key; both derive, with a token that
 they were given beforehand, one ChaCha20-Poly1305 key per direction; the nonce of a frame is its
-number. So whoever listens reads nothing, not even with the token, and a frame that was altered,
+number. So anyone who listens reads nothing, not even with the token, and a frame that was altered,
 repeated, left out or sent by somebody without the token is refused. A length is public.
 """
 
@@ -27,17 +27,18 @@ TIMEOUT = 60.0  # seconds
 _LENGTH = struct.Struct(">Q")
 _TAG = 16
 _PIECE = 1 << 20
-# Bytes that the cipher takes at once.
+# Most bytes that the cipher takes at once.
 _MOST = (1 << 31) - 64
 TOKEN_BYTES = 16
 
 
 class PeerFailed(UserError):
-  """The other side is gone, silent or does not keep to the protocol; nothing was revealed."""
+  """Raised when the peer is gone, silent or violates the protocol; nothing was revealed."""
 
 
 class Link(Protocol):
-  """An end of a link. `timeout`: most seconds that the peer may be silent, or compute."""
+  """One end of a link. `timeout`: most seconds of silence from the peer, computation
+  included."""
 
   peer: str
   bytes_sent: int
@@ -47,11 +48,12 @@ class Link(Protocol):
   def send(self, data: bytes) -> None: ...
 
   def receive(self, length: int | None) -> bytes:
-    """The next message; PeerFailed unless it has `length` bytes (None: any length)."""
+    """Returns the next message. Raises PeerFailed unless it has `length` bytes (None: any
+    length)."""
     ...
 
   def exchange(self, data: bytes) -> bytes:
-    """Sends, and receives as many bytes, at the same time."""
+    """Sends, and receives equally many bytes, at the same time."""
     ...
 
   def close(self) -> None: ...
@@ -67,7 +69,7 @@ def _checked(peer: str, data: bytes, length: int | None) -> bytes:
 
 
 class QueueLink:
-  """Within one process, between two threads."""
+  """A link inside one process, between two threads."""
 
   def __init__(
     self, peer: str, outgoing: queue.Queue, incoming: queue.Queue, timeout: float
@@ -102,7 +104,8 @@ class QueueLink:
 
 
 def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
-  """Both ends, for party 0 and for party 1. UserError: timeout is not positive.
+  """Returns both ends, for party 0 and for party 1. Raises UserError unless timeout is
+  positive.
 
   >>> ours, theirs = queue_links()
   >>> ours.send(b"abc"); theirs.receive(3)
@@ -117,7 +120,8 @@ def queue_links(timeout: float = TIMEOUT) -> tuple[QueueLink, QueueLink]:
 
 
 class SocketLink:
-  """Between two processes; sends and receives at once, so that neither waits for a buffer.
+  """A link between two processes. It sends and receives at once, so that neither side
+  blocks on a full buffer.
 
   Args:
     connection: an open one; this object closes it.
@@ -151,10 +155,10 @@ class SocketLink:
     self._connection = connection
     self._timeout = min(timeout, patience or timeout)
     self.bytes_sent = self.bytes_received = self.rounds = 0
-    # A frame's number is its nonce: none is used twice.
+    # A frame's number is its nonce, and never used twice.
     self._sent = itertools.count()
     self._received = 0
-    # For the whole greeting, however slowly its bytes come.
+    # Deadline of the whole greeting, however slowly its bytes arrive.
     self._until = time.monotonic() + self._timeout
     connection.setblocking(False)
     with contextlib.suppress(OSError):
@@ -166,7 +170,7 @@ class SocketLink:
     except UserError:
       connection.close()
       raise
-    # The greeting is over: from here on only silence counts.
+    # After the greeting only silence counts.
     self._timeout = timeout
     self._until = math.inf
     self.bytes_sent = self.bytes_received = self.rounds = 0
@@ -178,7 +182,8 @@ class SocketLink:
     theirs = self._transfer(mine, lambda data: 32)
 
     def direction(sender: str, *keys: bytes) -> Any:
-      # A key for each direction: a frame that is sent back to its sender opens nothing.
+      # A separate key for each direction, so that a frame reflected to its sender opens
+      # nothing.
       said = f"dpjax mpc {sender} {len(token)} {topic} ".encode() + token + b"".join(keys)
       return lib.aead.ChaCha20Poly1305(primitives.agree(secret, theirs, said))
 
@@ -229,12 +234,12 @@ class SocketLink:
     return opened
 
   def _due(self, start: bytes, length: int | None) -> int:
-    """Bytes of the whole frame, as far as they are known from its start."""
+    """Returns the bytes of the whole frame, as far as its start determines them."""
     if len(start) < _LENGTH.size:
       return _LENGTH.size
     (sealed,) = _LENGTH.unpack_from(start)
-    # Where nobody knows the length beforehand, the peer may announce any: a small one is
-    # taken.
+    # If nobody knows the length in advance, the peer may announce any; only a small one is
+    # accepted.
     if length is None and not _TAG <= sealed <= _PIECE:
       raise PeerFailed(f"{self.peer}: announced {sealed} bytes, at most {_PIECE} are taken")
     if length is not None and sealed != length + _TAG:
@@ -258,7 +263,7 @@ class SocketLink:
     return bytes(read)
 
   def _move(self, left: memoryview, read: bytearray, wanted: int, until: float) -> int:
-    """Waits until something can be moved, and moves it; bytes written."""
+    """Waits until something can be sent or read, and does it; returns the bytes written."""
     writing = bool(left)
     reading = len(read) < wanted
     events = selectors.EVENT_WRITE * writing | selectors.EVENT_READ * reading
@@ -271,12 +276,12 @@ class SocketLink:
     try:
       if now & selectors.EVENT_READ:
         more = self._connection.recv(min(wanted - len(read), _PIECE))
-        # An empty read is a peer that has closed.
+        # An empty read means that the peer has closed.
         if not more:
           raise ConnectionResetError
         read += more
       return self._connection.send(left[:_PIECE]) if now & selectors.EVENT_WRITE else 0
-    # Nothing could be moved after all: the caller asks again.
+    # Nothing could be moved after all: the caller tries again.
     except BlockingIOError:
       return 0
     except OSError as error:

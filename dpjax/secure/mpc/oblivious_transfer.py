@@ -1,4 +1,5 @@
-"""Oblivious transfer: of each pair of texts a receiver gets the one it chose, unseen.
+"""Oblivious transfer: from each pair of texts a receiver gets the one it chose, unseen by
+the sender.
 
 The sender does not learn the choice, the receiver not the other text. Chou and Orlandi's
 "simplest" protocol on NIST P-256, whose group pycryptodome computes (extra `secure`):
@@ -30,7 +31,7 @@ POINT_BYTES = 64
 
 
 class OtSender(Unique):
-  """The sender, who has the pairs of texts. One sender gives one `answer`.
+  """The sender, with the pairs of texts. One sender gives one `answer`.
 
   >>> sender = OtSender()
   >>> receiver = OtReceiver(sender.point, [0, 1])
@@ -47,10 +48,11 @@ class OtSender(Unique):
   def answer(
     self, points: Sequence[bytes], pairs: Sequence[tuple[bytes, bytes]]
   ) -> list[tuple[bytes, bytes]]:
-    """Message 3: each pair of texts of 16 bytes, under two keys of which one is known.
+    """Returns message 3: each pair of 16-byte texts, under two keys of which the receiver
+    knows one.
 
-    UserError: a second answer, which would tell both texts of a pair to a receiver who
-    chooses anew; points that are none; another number of them than of pairs.
+    Raises UserError for a second answer, which would reveal both texts of a pair to a receiver who
+    chooses again; for invalid points; and for a number of points other than that of pairs.
     """
     if self._answered:
       raise UserError(
@@ -62,7 +64,7 @@ class OtSender(Unique):
       )
     own = self._key.pointQ
     theirs = [_decoded(point) for point in points]
-    # Only once all points are good: nothing has been told about a bad one.
+    # After all points were checked: an error reveals nothing, so another answer is allowed.
     self._answered = True
     sent = []
     shift = -(own * self._key.d)
@@ -81,7 +83,7 @@ class OtReceiver:
     theirs = _decoded(sender_point)
     curve = library()
     keys = [curve.generate(curve="P-256") for _ in choices]
-    # Both candidates are computed, whatever is chosen.
+    # Both candidates are computed, so that timing does not depend on the choice.
     candidates = [(key.pointQ, key.pointQ + theirs) for key in keys]
     self._choices = [int(bool(choice)) for choice in choices]
     self.points = [_encoded(pair[c]) for pair, c in zip(candidates, self._choices)]
@@ -91,7 +93,8 @@ class OtReceiver:
     ]
 
   def open(self, sent: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """The chosen texts. UserError: another number of pairs than of choices."""
+    """Returns the chosen texts. Raises UserError for another number of pairs than of
+    choices."""
     if len(sent) != len(self._choices):
       raise UserError(f"{len(sent)} pairs; must be {len(self._choices)}", field="sent")
     if any(len(pair) != 2 for pair in sent):
@@ -101,7 +104,7 @@ class OtReceiver:
 
 
 def library() -> Any:
-  """pycryptodome's elliptic curves. UserError: not installed."""
+  """Imports pycryptodome's elliptic curves. Raises UserError if it is not installed."""
   try:
     from Crypto.PublicKey import ECC
   except ImportError as error:
@@ -110,7 +113,7 @@ def library() -> Any:
 
 
 def digest(*parts: bytes) -> bytes:
-  """[32] SHA-256 of parts, each with its length, so that no two lists are one text."""
+  """[32] SHA-256 of parts, each with its length, so that different lists never agree."""
   try:
     from cryptography.hazmat.primitives import hashes
   except ImportError as error:
@@ -138,7 +141,8 @@ def _encoded(point: Any) -> bytes:
 
 
 def _decoded(message: bytes) -> Any:
-  """A point. UserError: off the curve, at infinity, of another length."""
+  """Decodes a point. Raises UserError for one off the curve, at infinity, or of another
+  length."""
   if not isinstance(message, bytes) or len(message) != POINT_BYTES:
     raise UserError("of the other party is none of the curve P-256", field="point")
   x = int.from_bytes(message[:32], "big")

@@ -1,4 +1,4 @@
-"""A party of a two-party computation: its own shares, its own randomness, and a link.
+"""A party of a two-party computation: its shares, its randomness, and its link.
 
 A PROGRAM is a function `program(party, ...)` that each party runs on its own shares; nothing
 of the other's is in reach. Shares are pytrees of uint64 arrays (`ring64`). Every protocol of
@@ -24,7 +24,7 @@ TRUNCATIONS = ("masked", "local")
 
 
 class Spent(NamedTuple):
-  """Bytes, messages and correlations that a party's part of a program took."""
+  """Bytes, messages and correlations used by one party's part of a program."""
 
   bytes_sent: int  # to the other party
   bytes_received: int
@@ -34,12 +34,12 @@ class Spent(NamedTuple):
 
 
 class Party(Unique):
-  """A party of two, with its own randomness, its link and its supply.
+  """One of two parties, with its own randomness, its link and its supply.
 
   Args:
     number: 0 or 1.
-    link: to the other party.
-    supply: of correlated randomness, from the dealer.
+    link: link to the other party.
+    supply: supply of correlated randomness, from the dealer.
     key: 32 bytes that nobody else knows, from which it masks its inputs.
     frac_bits: f of the fixed point; the same in both.
     truncation: how products lose their f surplus bits, `products.truncate`; the same in both.
@@ -74,11 +74,11 @@ class Party(Unique):
     return Spent(*counts, dict(supply.dealt))
 
   def mask(self, shape: tuple[int, ...]) -> np.ndarray:
-    """[...] uniform words that only this party knows."""
+    """Returns [...] uniform words that only this party knows."""
     return expand(self._key, next(self._masks), [Part(shape)])[0]
 
   def open(self, *shares: np.ndarray) -> list[np.ndarray]:
-    """Tells both parties the sums of shares, in one message each way.
+    """Reveals the sums of shares to both parties, in one message each way.
 
     What is opened is revealed: only for what a mask hides.
 
@@ -100,7 +100,7 @@ class Party(Unique):
 
 
 def words(shares: Sequence[np.ndarray]) -> None:
-  """UserError unless all are uint64, as shares are."""
+  """Raises UserError unless all are uint64, as shares are."""
   for share in shares:
     if getattr(share, "dtype", None) != np.uint64:
       raise UserError(

@@ -1,4 +1,4 @@
-"""Values in and out: inputs of a party or of a client, outputs for whoever asks.
+"""Values in and out: inputs of a party or of a client, and outputs.
 
 >>> def scores(party, x, w):  # x: [n, d] of party 0; w: [d, 1] of party 1
 ...   x = share(party, x, owner=0)
@@ -29,13 +29,13 @@ Tree = Any  # a pytree of arrays
 
 
 def share(party: Party, tree: Tree, *, owner: int) -> Tree:
-  """This party's shares of values that one of the two holds.
+  """Returns this party's shares of values that one of the two holds.
 
   Hides the values from the other party completely: what it receives is uniform. Their shapes
   are told.
 
   Args:
-    tree: of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
+    tree: tree of real numbers in the owner, |x| < `ring64.largest(frac_bits)`; in the other party
       a tree of anything with these shapes, as `jax.ShapeDtypeStruct`: values are not read.
     owner: 0 or 1.
 
@@ -46,7 +46,7 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
   leaves, structure = jax.tree.flatten(tree)
   if party.number == owner:
     encoded = [ring64.encode(leaf, party.frac_bits) for leaf in leaves]
-    # The mask is this party's share, and the difference the other's: each alone is uniform.
+    # The mask is this party's share, and the difference the other's. Each alone is uniform.
     mine = [party.mask(word.shape) for word in encoded]
     party.link.send(b"".join((word - mask).tobytes() for word, mask in zip(encoded, mine)))
   else:
@@ -60,12 +60,12 @@ def share(party: Party, tree: Tree, *, owner: int) -> Tree:
 def reveal(
   party: Party, tree: Tree, *, to: int | None = None, frac_bits: int | None = None
 ) -> Tree:
-  """The values of shares, for one party or for both.
+  """Reveals the values of shares to one party or to both.
 
   Args:
     tree: [...] uint64 shares.
     to: the party that asks, 0 or 1; the other learns nothing. None: both.
-    frac_bits: of the values; None: the party's. 0 for bits and indices.
+    frac_bits: fraction bits of the values; None: the party's. 0 for bits and indices.
 
   Returns:
     The same tree of float64 values; None for who does not ask.
@@ -78,7 +78,7 @@ def reveal(
     theirs = _received(party, [leaf.shape for leaf in leaves])
     opened = [np.add(mine, other) for mine, other in zip(leaves, theirs)]
   else:
-    # This party learns nothing: it only sends.
+    # This party only sends, and learns nothing.
     validate.integer_in(0, 1, to=to)
     party.link.send(b"".join(leaf.tobytes() for leaf in leaves))
     return None
@@ -94,10 +94,11 @@ def _received(party: Party, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
 def split(
   tree: Tree, *, frac_bits: int = ring64.FRAC_BITS, seed: int | None = None
 ) -> tuple[Tree, Tree]:
-  """Shares of a client's values for two servers, neither of which learns anything of them.
+  """Splits a client's values into shares for two servers, neither of which learns anything
+  about them.
 
   Args:
-    tree: of real numbers, |x| < `ring64.largest(frac_bits)`.
+    tree: tree of real numbers, |x| < `ring64.largest(frac_bits)`.
     seed: None masks with the operating system's entropy; a number makes a SIMULATION, whose
       masks anybody can repeat.
 
@@ -116,7 +117,7 @@ def split(
 
 
 def join(first: Tree, second: Tree, *, frac_bits: int = ring64.FRAC_BITS) -> Tree:
-  """The float64 values of both parties' shares; what a client does with an answer."""
+  """Returns the float64 values of both parties' shares, for a client that gets an answer."""
   zero, one = (jax.tree.leaves(tree) for tree in (first, second))
   words([*zero, *one])
   if [leaf.shape for leaf in zero] != [leaf.shape for leaf in one]:

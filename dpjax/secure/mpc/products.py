@@ -1,4 +1,4 @@
-"""Products on shares, by one Beaver triple each, and the truncation of their surplus bits.
+"""Products on shares, one Beaver triple each, and truncation of their surplus bits.
 
 All against one honest-but-curious party, without a bound on its time: what is opened is the
 operands under masks that are uniform and used once. Shapes are public.
@@ -29,7 +29,7 @@ Shares = np.ndarray  # [...] uint64, of one party
 
 
 def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable) -> Shares:
-  """Shares of product(x, y), which is bilinear, with the factors of both still in it.
+  """Shares of product(x, y), which is bilinear, at the scale of both factors.
 
   x y = (x - a)(y - b) + a (y - b) + (x - a) b + c for c = a b: both differences are opened
   (Beaver 1991; SecureML, section IV).
@@ -43,7 +43,7 @@ def beaver(party: Party, x: Shares, y: Shares, triple: Dealt, product: Callable)
       f"is for {a.shape}, {b.shape}, not for {x.shape}, {y.shape}", field="triple"
     )
   d, e = party.open(x - a, y - b)
-  # (x - a)(y - b) is public: party 0 alone adds it, within the first product.
+  # (x - a)(y - b) is public: only party 0 adds it, inside the first product.
   return product(d, b + e if party.number == 0 else b) + product(a, e) + c
 
 
@@ -70,7 +70,7 @@ def matmul(
   bias: Shares | None = None,
   surplus: int | None = None,
 ) -> Shares:
-  """x @ y + bias.
+  """Computes x @ y + bias.
 
   Args:
     x: [m, k] shares.
@@ -88,13 +88,13 @@ def matmul(
   triple = party.supply.deal("matrices", x.shape, y.shape)
   product = beaver(party, x, y, triple, ring64.matmul)
   if bias is not None:
-    # A product has twice the bits of fraction: the bias is brought to its scale.
+    # A product has twice the fraction bits, so the bias is brought to its scale.
     product = product + (bias << np.uint64(party.frac_bits))[None, :]
   return truncate(party, product, surplus)
 
 
 def constant(party: Party, public: ArrayLike) -> Shares:
-  """Shares of public numbers, at no cost: party 0 has them, party 1 zeros."""
+  """Shares of public numbers, at no cost: party 0 holds them, party 1 zeros."""
   words = ring64.encode(public, party.frac_bits)
   return words if party.number == 0 else np.zeros_like(words)
 
@@ -108,7 +108,7 @@ def add(party: Party, x: Shares, public: ArrayLike) -> Shares:
 
 
 def scale(party: Party, x: Shares, public: ArrayLike) -> Shares:
-  """x times a public number or [...] array, of which 2^-f is the least that counts."""
+  """x times a public number or [...] array, rounded to multiples of 2^-f."""
   return truncate(party, x * ring64.encode(public, party.frac_bits))
 
 
@@ -136,10 +136,10 @@ def truncate(party: Party, x: Shares, bits: int | None = None) -> Shares:
     return x
   shift = np.uint64(bits)
   if party.truncation == "local":
-    # Party 1 shifts what its share lacks to 2^64 (SecureML, theorem 1).
+    # Party 1 shifts the difference of its share from 2^64 (SecureML, theorem 1).
     return x >> shift if party.number == 0 else np.negative(np.negative(x) >> shift)
   r, r_high_bits, r_top = party.supply.deal("truncation", x.shape, bits).use()
-  # 2^62 makes the number positive; it is taken off again at the end.
+  # 2^62 makes the number positive; it is subtracted again at the end.
   offset = np.uint64((1 << 62) if party.number == 0 else 0)
   (opened,) = party.open(x + offset + r)
   top = opened >> np.uint64(63)

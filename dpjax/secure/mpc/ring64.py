@@ -1,4 +1,4 @@
-"""Real numbers as fixed point in the ring Z_2^64, and the ring's products.
+"""Real numbers as fixed point in the ring Z_2^64, and exact products in the ring.
 
 A word is an unsigned 64-bit integer; x stands there as round(x 2^f), negatives in two's
 complement. Words are NumPy arrays, which wrap around without a flag, so that nobody's
@@ -17,16 +17,16 @@ from dpjax.validate import UserError
 
 FRAC_BITS = 18
 MOST_FRAC_BITS = 24
-# Bits for what is added up between two truncations.
+# Bits reserved for sums between two truncations.
 _HEADROOM = 10
-# Fewer multiplications are not worth a compiled program.
+# For fewer multiplications a compiled program is not worthwhile.
 _SMALL = 1 << 17
-# So many products of two 22-bit digits add up exactly in float64.
+# This many products of two 22-bit digits add up exactly in float64.
 _DEPTH = 1 << 11
 
 
 def largest(frac_bits: int = FRAC_BITS) -> float:
-  """The bound on |x|: x times a number of at most 1, and 2^10 of these added, still fit.
+  """Bound on |x|: x times a number of at most 1, and 2^10 such products added, still fit.
 
   Of two shared numbers nobody can look at the product: it, and what is added up before the
   truncation, must stay below 2^(62-2f), 2^26 at f = 18, or it wraps around without a word. Scale
@@ -99,17 +99,18 @@ def matmul(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     )
   if x.size * y.shape[1] < _SMALL:
     return x @ y
-  # JAX needs x64 for words; what the user has set is left alone.
+  # JAX needs x64 for words; the user's own setting is unchanged.
   with jax.enable_x64(True):
     return np.asarray(_by_digits(x, y))
 
 
 def _digits(x: jax.Array) -> list[jax.Array]:
-  """Three float64 digits in [-2^21, 2^21), lowest first; the sum stands modulo 2^64."""
+  """Splits into three float64 digits in [-2^21, 2^21), lowest first. They represent
+  the number modulo 2^64."""
   signed = x.astype(jnp.int64)
   digits = []
   for _ in range(3):
-    # Balanced digits are a bit smaller than others: more products of them fit float64.
+    # Balanced digits are slightly smaller, so more products of them fit float64.
     digit = ((signed + (1 << 21)) & ((1 << 22) - 1)) - (1 << 21)
     signed = (signed - digit) >> 22
     digits.append(digit.astype(jnp.float64))
@@ -122,7 +123,7 @@ def _by_digits(x: jax.Array, y: jax.Array) -> jax.Array:
   for start in range(0, x.shape[1], _DEPTH):
     a = _digits(x[:, start : start + _DEPTH])
     b = _digits(y[start : start + _DEPTH])
-    # The other pairs stand at 2^66 or beyond, which is 0 modulo 2^64.
+    # The other pairs have weight 2^66 or more, which is 0 modulo 2^64.
     for i, j in ((0, 0), (0, 1), (1, 0), (0, 2), (1, 1), (2, 0)):
       total += (a[i] @ b[j]).astype(jnp.int64) << (22 * (i + j))
   return total.astype(jnp.uint64)

@@ -41,7 +41,7 @@ _OUTPUTS = {
 
 
 class Dense(NamedTuple):
-  """A layer: numbers, or one party's shares of them."""
+  """A layer: plain numbers, or one party's shares of them."""
 
   kernel: np.ndarray  # [d_in, d_out]
   bias: np.ndarray  # [d_out]
@@ -52,14 +52,14 @@ Network = Sequence[Dense]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """How a network is trained; public.
+  """Training settings of a network; public.
 
   Attributes:
     hidden: "relu", or "square" (z^2, which needs no comparison).
     output: the gradient of the scores z is output(z) - y: "sigmoid" (SecureML's three pieces,
       for logistic regression and one-against-the-rest), "normalized_relu" (SecureML's softmax),
       "linear" (squared error).
-    learning_rate: of the mean over a batch; over the batch size a power of two, since steps
+    learning_rate: rate for the mean over a batch; over the batch size a power of two, since steps
       are truncations.
   """
 
@@ -74,11 +74,11 @@ class Recipe:
 
   @property
   def middle(self) -> float:
-    """From this score on, a single output says class 1."""
+    """Score from which a single output means class 1."""
     return 0.5 if self.output == "linear" else 0.0
 
   def shift(self, batch_size: int) -> int:
-    """s of learning_rate / batch_size = 2^-s."""
+    """Returns s with learning_rate / batch_size = 2^-s."""
     validate.integer_at_least(1, batch_size=batch_size)
     exponent = math.log2(batch_size / self.learning_rate)
     if exponent != round(exponent) or not 0 <= exponent <= 24:
@@ -93,10 +93,10 @@ class Recipe:
 
 
 def initial(sizes: Sequence[int], *, seed: int) -> tuple[Dense, ...]:
-  """A public network to start from: normal kernels of variance 2 / d_in, biases 0.
+  """Returns a public initial network: normal kernels of variance 2 / d_in, biases 0.
 
   Args:
-    sizes: of the input, the hidden layers and the output; one output for two classes.
+    sizes: sizes of the input, the hidden layers and the output; one output for two classes.
   """
   if len(sizes) < 2:
     raise UserError(
@@ -141,16 +141,16 @@ def _square(party: Party, z: Shares) -> tuple[Shares, Callable]:
 
 
 def error_of(party: Party, scores: Shares, y: Shares, recipe: Recipe) -> Shares:
-  """The gradient of the scores [B, d_out], times B."""
+  """Returns the gradient of the scores [B, d_out], times B."""
   return _OUTPUTS[recipe.output](party, scores) - y
 
 
 def moved(party: Party, layer: Dense, inputs: Shares, error: Shares, shift: int) -> Dense:
-  """The layer after a step of `error` [B, d_out] / 2^shift at its inputs [B, d_in]."""
-  # A column of ones: the step of the bias comes with the same product.
+  """Returns the layer after a step of `error` [B, d_out] / 2^shift at its inputs [B, d_in]."""
+  # A column of ones: the same product also gives the step of the bias.
   ones = np.full((len(inputs), 1), constant(party, 1.0))
   columns = np.concatenate([inputs, ones], axis=1).T  # [d_in + 1, B]
-  # The rate over the batch size is a shift, which is one with the truncation.
+  # Rate over batch size is a power of two: a shift, which is merged with the truncation.
   step = matmul(party, columns, error, surplus=party.frac_bits + shift)
   return Dense(layer.kernel - step[:-1], layer.bias - step[-1])
 
@@ -163,7 +163,7 @@ def train(
   batches: np.ndarray,
   recipe: Recipe,
 ) -> tuple[Dense, ...]:
-  """Gradient descent on shares; a step per row of `batches`.
+  """Trains by gradient descent on shares; one step per row of `batches`.
 
   Reveals nothing to either party (honest but curious, apart from the dealer).
 
@@ -207,21 +207,21 @@ def _step(
   updated = []
   for place in reversed(range(len(network))):
     updated.append(moved(party, network[place], seen.inputs[place], error, shift))
-    # The error goes back through the weights as they were before this step.
+    # The error passes back through the weights as they were before this step.
     if place:
       error = seen.slopes[place - 1](matmul(party, error, network[place].kernel.T))
   return updated[::-1]
 
 
 def scores(party: Party, network: Network, x: Shares, recipe: Recipe) -> Shares:
-  """[n, d_out] shares of what the last layer says, before `recipe.output`."""
+  """Returns [n, d_out] shares of the last layer's results, before `recipe.output`."""
   return _forward(party, network, x, recipe.hidden).scores
 
 
 def predict(
   party: Party, network: Network, x: Shares, recipe: Recipe, *, to: int | None = None
 ) -> np.ndarray | None:
-  """The class of each row of x, and nothing else, for the party that asks.
+  """Returns only the class of each row of x, to the party that asks.
 
   Args:
     network: shares.

@@ -1,4 +1,4 @@
-"""Both parties and the dealer in one process: each party in a thread, a queue between them.
+"""Both parties and the dealer in one process: each party in a thread, with a queue between.
 
 The programs are those that run in processes of their own (`three_programs`), with the same
 messages. In one process, of course, somebody holds everything.
@@ -18,14 +18,14 @@ from dpjax.secure.mpc.dealer import Dealer, supplies
 from dpjax.secure.mpc.links import TIMEOUT, Link, PeerFailed, queue_links
 from dpjax.secure.mpc.party import Party, Spent
 
-# Seconds between two looks at whether a party has failed.
+# Seconds between two checks whether a party has failed.
 _LOOK = 0.05
-# Seconds for the other party to say why, where one of two has failed.
+# Seconds for the other party to report its reason, after one of two has failed.
 GRACE = 2.0
 
 
 class Ran(NamedTuple):
-  """Outputs of a program, what it took, and who was apart from whom."""
+  """Outputs of a program, its cost, and how the parties were separated."""
 
   outputs: tuple[Any, Any]  # of party 0 and party 1
   spent: tuple[Spent, Spent]
@@ -47,7 +47,7 @@ def run(
 
   Args:
     program: see `party`.
-    inputs0, inputs1: what each party gives it; nothing of it reaches the other party but by
+    inputs0, inputs1: what each party gives it; nothing of it reaches the other party except by
       the program's messages.
     seed: None: all randomness from the operating system. A number makes a SIMULATION that
       repeats bit for bit, and hides nothing from who knows the number.
@@ -85,7 +85,7 @@ def run(
     except BaseException as error:
       faults.append(error)
     finally:
-      # The other party hears that this one is gone, and need not wait for its timeout.
+      # The other party learns that this one is gone, and need not wait for its timeout.
       party.link.close()
 
   both = [
@@ -98,10 +98,10 @@ def run(
     for thread in both:
       thread.join(_LOOK)
   if faults:
-    # For who has something to say; who hangs is left behind.
+    # Waits for threads that report; a thread that hangs is left behind.
     for thread in both:
       thread.join(GRACE)
-    # That a peer has left follows from why it left.
+    # A lost peer is only a consequence of the peer's own error.
     raise min(faults, key=lambda error: isinstance(error, PeerFailed))
   where = setting_of(
     seed, "both parties and the dealer in one process, which holds everything"
@@ -110,7 +110,7 @@ def run(
 
 
 def setting_of(seed: int | None, where: str) -> str:
-  """The setting of a run; with a seed it hides nothing."""
+  """Describes the setting of a run; with a seed it hides nothing."""
   return where if seed is None else f"simulation: masks follow from seed {seed}; {where}"
 
 

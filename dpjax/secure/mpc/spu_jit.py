@@ -50,7 +50,7 @@ PROTOCOLS = {  # name -> numbers of parties
   "CHEETAH": range(2, 3),
 }
 _RUNS = itertools.count()
-# Seconds for a message of another party, which may compute first.
+# Seconds to wait for a message of another party, which may compute first.
 TIMEOUT_SECONDS = 600
 
 
@@ -69,7 +69,7 @@ class Secret:
 
 
 class Measured(NamedTuple):
-  """Outputs of a function, and what they took, all parties together."""
+  """Outputs of a function, and their cost for all parties together."""
 
   outputs: Any
   input_bytes: int  # shares of the inputs, as they would be sent to the parties
@@ -88,17 +88,17 @@ class SecureFunction:
   revealed: bool
 
   def __call__(self, *args: Any) -> Any:
-    """The outputs of `fn`: NumPy arrays, or `Secret` where `revealed` is False.
+    """Returns the outputs of `fn`: NumPy arrays, or `Secret` where `revealed` is False.
 
     Args:
       *args: trees of arrays (float32, bool, integers up to 32 bits), numbers, `Secret`.
 
-    UserError: a type, a size or an operation that SPU does not take.
+    Raises UserError for a type, a size or an operation that SPU does not take.
     """
     return self._run(args, profile=False)[0]
 
   def measured(self, *args: Any) -> Measured:
-    """The same, with bytes and time."""
+    """Returns the same, with bytes and time."""
     with _counted(self.parties) as count:
       outputs, sent, seconds = self._run(args, profile=True)
     return Measured(outputs, sent, count[0], seconds)
@@ -116,7 +116,7 @@ class SecureFunction:
       spu_program.one_line(),
       concurrent.futures.ThreadPoolExecutor(self.parties) as pool,
     ):
-      # A channel of its own: threads may call one function at once.
+      # A separate channel: threads may call one function at once.
       name = next(_RUNS)
       links = pool.map(functools.partial(self._link, name), range(self.parties))
       jobs = zip(links, of_party)
@@ -146,7 +146,7 @@ class SecureFunction:
   def _shares(
     self, config: Any, values: Sequence[Any], public: Sequence[bool]
   ) -> list[tuple]:
-    """For each party its shares of all inputs."""
+    """Returns for each party its shares of all inputs."""
     made = []
     for index, (value, known) in enumerate(zip(values, public)):
       if isinstance(value, Secret) and known:
@@ -171,7 +171,7 @@ def secure_jit(
   public_argnums: Sequence[int] = (),
   revealed: bool = True,
 ) -> SecureFunction:
-  """`fn` on shares: called like `jax.jit(fn)`, its arguments are secrets.
+  """Compiles `fn` to run on shares: called like `jax.jit(fn)`, with secret arguments.
 
   Args:
     fn: a JAX function of trees of arrays, pure, with shapes that do not depend on values. It
@@ -187,7 +187,7 @@ def secure_jit(
   and division are within 2e-4, its tanh within 5e-3. A training step's is 1e-4. Numbers
   beyond 2^(63 - 36) inside the program wrap around, and SPU does not tell.
 
-  UserError: an unknown protocol, a number of parties that it does not have.
+  Raises UserError for an unknown protocol, a number of parties that it does not have.
 
   >>> secure_jit(lambda x: x + 1, protocol="ABY3", parties=2)
   Traceback (most recent call last):
@@ -200,7 +200,7 @@ def secure_jit(
 
 
 def checked_parties(protocol: str, parties: int | None) -> int:
-  """The number of parties. UserError: not one of the protocol's."""
+  """Returns the number of parties. Raises UserError unless the protocol allows it."""
   validate.one_of(PROTOCOLS, protocol=protocol)
   allowed = PROTOCOLS[protocol]
   if parties is not None and parties not in allowed:
@@ -212,7 +212,7 @@ def checked_parties(protocol: str, parties: int | None) -> int:
 
 
 def share(tree: Any, *, protocol: str = "SEMI2K", parties: int | None = None) -> Any:
-  """The same tree of `Secret`: shared once, for many calls."""
+  """Returns the same tree of `Secret`: shared once, for many calls."""
   count = checked_parties(protocol, parties)
   config = runtime_config(protocol)
   leaves, structure = jax.tree.flatten(tree)
@@ -224,7 +224,7 @@ def share(tree: Any, *, protocol: str = "SEMI2K", parties: int | None = None) ->
 
 
 def reveal(tree: Any) -> Any:
-  """The tree with every `Secret` put together: what all parties' shares of it say."""
+  """Returns the tree with every `Secret` reconstructed from all parties' shares."""
 
   def together(leaf: Any) -> Any:
     if not isinstance(leaf, Secret):
@@ -234,23 +234,24 @@ def reveal(tree: Any) -> Any:
   return jax.tree.map(together, tree)
 
 
-# --- what threads and processes have in common
+# --- shared by threads and processes
 
 
 def runtime_config(protocol: str, profile: bool = False) -> Any:
-  """SPU's settings: a ring of 2^64, 18 bits of fraction."""
+  """Returns SPU's settings: a ring of 2^64, 18 fraction bits."""
   spu = spu_program.library()
   kind = spu.ProtocolKind.__members__[protocol]
   config = spu.RuntimeConfig(kind, spu.FieldType.FM64, spu_program.FRACTION_BITS)
-  # A rational function: SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a softmax.
+  # A rational function. SPU's default, a power of 1 + x / 256, is wrong by 3e-3 of a
+  # softmax.
   config.fxp_exp_mode = spu.RuntimeConfig.ExpMode.EXP_PADE
-  # The profile goes to the log, and alone tells what was sent.
+  # The profile goes to the log, which alone reports the bytes sent.
   config.enable_pphlo_profile = profile
   return config
 
 
 def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS) -> Any:
-  """SPU's description of the parties, in order; `timeout` seconds for each message."""
+  """Returns SPU's description of the parties, in order; `timeout` seconds for each message."""
   desc = link.Desc()
   desc.recv_timeout_ms = 1000 * timeout
   for rank, name in enumerate(names):
@@ -259,7 +260,7 @@ def description(link: Any, names: Sequence[str], timeout: int = TIMEOUT_SECONDS)
 
 
 def split(config: Any, parties: int, array: np.ndarray, public: bool) -> tuple[Any, ...]:
-  """Shares of an array, of SPU's own randomness; copies where it is public."""
+  """Splits an array into shares with SPU's own randomness; copies it where it is public."""
   spu = spu_program.library()
   kind = spu.Visibility.VIS_PUBLIC if public else spu.Visibility.VIS_SECRET
   with spu_program.one_line():
@@ -267,7 +268,7 @@ def split(config: Any, parties: int, array: np.ndarray, public: bool) -> tuple[A
 
 
 def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.ndarray:
-  """The array of which these are all shares."""
+  """Returns the array of which these are all shares."""
   with spu_program.one_line():
     array = spu_program.library().Io(len(shares), config).reconstruct(list(shares))
   return np.asarray(array).astype(dtype, copy=False).reshape(shape)
@@ -276,7 +277,7 @@ def joined(config: Any, shares: Sequence[Any], shape: tuple, dtype: Any) -> np.n
 def run_party(
   link: Any, config: Any, program: spu_program.SpuProgram, own: Sequence
 ) -> tuple:
-  """Runs one party: its shares of the inputs in, its shares of the outputs out."""
+  """Runs one party: takes its shares of the inputs, returns its shares of the outputs."""
   spu = spu_program.library()
   runtime = spu.Runtime(link, config)
   inputs = [f"in{i}" for i in range(len(own))]
@@ -288,7 +289,7 @@ def run_party(
 
 
 def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
-  """Whether each leaf of the arguments is public."""
+  """Returns whether each leaf of the arguments is public."""
   for index in argnums:
     validate.integer_in(0, len(args) - 1, public_argnums=index)
   counts = [len(jax.tree.leaves(arg)) for arg in args]
@@ -296,11 +297,11 @@ def public_leaves(args: tuple, argnums: Sequence[int]) -> tuple[bool, ...]:
 
 
 def num_bytes(share: Any) -> int:
-  """Bytes of one party's share of one array, as it is sent."""
+  """Size in bytes of one party's share of one array, as sent."""
   return len(share.meta) + sum(map(len, share.share_chunks))
 
 
-# --- SPU tells what it sent in its log alone
+# --- SPU reports sent bytes only in its log
 
 _LOCK = threading.Lock()
 _SENT = re.compile(r"Link details: total send bytes (\d+)")
@@ -308,7 +309,7 @@ _SENT = re.compile(r"Link details: total send bytes (\d+)")
 
 @functools.cache
 def _log() -> pathlib.Path:
-  """The file that SPU writes its log to, from now on: operations, times, bytes; no values."""
+  """Returns the file of SPU's log from now on: operations, times, bytes; no values."""
   folder = tempfile.TemporaryDirectory(prefix="dpjax-spu-")
   weakref.finalize(_LOG_KEEPER, folder.cleanup)
   logging = spu_program.library().libspu.logging
@@ -320,7 +321,7 @@ def _log() -> pathlib.Path:
 
 
 class _Keeper:
-  """Lives as long as the process."""
+  """Keeps the log file for the life of the process."""
 
 
 _LOG_KEEPER = _Keeper()
@@ -328,9 +329,9 @@ _LOG_KEEPER = _Keeper()
 
 @contextlib.contextmanager
 def _counted(parties: int) -> Iterator[list[int]]:
-  """A list that holds, afterwards, the bytes that the parties sent meanwhile."""
+  """Yields a list that afterwards holds the bytes that the parties sent meanwhile."""
   count: list[int] = []
-  # The process has one log: counts of two runs at once could not be told apart.
+  # The process has one log, so counts of two runs at once could not be separated.
   with _LOCK:
     path = _log()
     before = path.stat().st_size if path.exists() else 0

@@ -1,4 +1,4 @@
-"""SPU with parties that are processes of their own, each of which holds its own data alone.
+"""SPU with parties in separate processes, each of which holds only its own data.
 
 Every party runs the same program with its own arrays in their places, and the shapes of what
 the others hold:
@@ -34,7 +34,7 @@ from dpjax.validate import UserError
 
 
 class Certificates(NamedTuple):
-  """Files in PEM by which a party is known; TLS in both directions."""
+  """PEM files that identify a party; TLS in both directions."""
 
   own: str  # certificate of this party, for the host name or address that the others use
   key: str  # its private key
@@ -59,20 +59,21 @@ class SpuParty(NamedTuple):
     owners: Sequence[int],
     reveal_to: Sequence[int],
   ) -> Any:
-    """`fn` of all parties' arguments, computed on shares. All parties call it alike.
+    """Computes `fn` of all parties' arguments on shares. All parties must make the same
+    call.
 
     Args:
       fn: as for `spu_jit.secure_jit`; the same at all parties, which is compared.
       *args: trees; of an argument of its own a party gives arrays, of another's anything
         with shapes and types, such as `jax.ShapeDtypeStruct`.
-      owners: for each argument the party that has it.
+      owners: for each argument, the party that has it.
       reveal_to: the parties that learn the outputs.
 
     Returns:
       NumPy arrays at a party in `reveal_to`, elsewhere `jax.ShapeDtypeStruct`.
 
-    UserError: arrays of another's, shapes or a program that the parties do not agree on, a
-    peer that is silent for too long.
+    Raises UserError for arrays of another party, shapes or a program that the parties do not agree
+    on, and a peer that is silent for too long.
     """
     self._check(args, owners, reveal_to)
     leaves, in_tree = jax.tree.flatten(args)
@@ -85,7 +86,7 @@ class SpuParty(NamedTuple):
     program = spu_program.compiled(fn, structs, in_tree, (False,) * len(structs))
     config = spu_jit.runtime_config(self.protocol)
     with spu_program.one_line():
-      # Before any share is sent: another program could reveal another thing.
+      # Before any share is sent: another program could reveal something else.
       self._agree(program.text, self.protocol, tuple(of_leaf), tuple(reveal_to))
       own = self._exchanged(config, values, of_leaf)
       results = spu_jit.run_party(self.link, config, program, own)
@@ -125,7 +126,7 @@ class SpuParty(NamedTuple):
     return [rank for rank in range(self.parties) if rank != self.rank]
 
   def _agree(self, *facts: Any) -> None:
-    """UserError unless all parties run the same program under the same terms."""
+    """Raises UserError unless all parties run the same program under the same terms."""
     mine = hashlib.sha256(repr(facts).encode()).digest()
     for rank in self._others():
       self.link.send_async(rank, mine)
@@ -138,7 +139,7 @@ class SpuParty(NamedTuple):
       )
 
   def _exchanged(self, config: Any, values: Sequence, of_leaf: Sequence[int]) -> list:
-    """This party's share of every input."""
+    """Returns this party's share of every input."""
     own = []
     for value, owner in zip(values, of_leaf):
       if owner != self.rank:
@@ -151,14 +152,15 @@ class SpuParty(NamedTuple):
     return own
 
   def _leave(self) -> None:
-    """Waits for all: who left at once could take along what it has not sent yet."""
+    """Waits for all: a party that left at once might lose messages that it has not sent
+    yet."""
     for rank in self._others():
       self.link.send_async(rank, b"done")
     for rank in self._others():
       self.link.recv(rank)
 
   def _collected(self, result: Any, reveal_to: Sequence[int]) -> list:
-    """All parties' shares of an output, where it is revealed."""
+    """Returns all parties' shares of an output, where it is revealed."""
     for rank in set(reveal_to) - {self.rank}:
       self.link.send_async(rank, _written(result))
     if self.rank not in reveal_to:
@@ -177,17 +179,18 @@ def connect(
   trusted_dealer: bool = False,
   timeout_seconds: int = 120,
 ) -> Iterator[SpuParty]:
-  """Party `rank`, connected to the others by TCP; closed two seconds after the end of the block.
+  """Connects party `rank` to the others by TCP; closes two seconds after the end of the
+  block.
 
   Args:
     addresses: "host:port" of every party, its own included, the same list at all of them.
     protocol: ABY3 (three parties) or CHEETAH (two). SEMI2K only with `trusted_dealer`.
-    certificates: of this party; None only where all addresses are of this machine.
+    certificates: certificates of this party; None only where all addresses are of this machine.
     trusted_dealer: party 0 may see everything, which it could under SEMI2K, whose triples
       it deals.
     timeout_seconds: that another party may be missing, or silent, computing included.
 
-  UserError: what does not fit, or a party that does not come.
+  Raises UserError for arguments that do not fit, or a party that does not connect.
 
   >>> with connect(["localhost:1", "localhost:2"], 0, protocol="SEMI2K"):
   ...   pass
@@ -208,7 +211,7 @@ def connect(
   link = spu_program.library().link
   desc = spu_jit.description(link, addresses, timeout_seconds)
   _encrypt(desc, addresses, certificates)
-  # The others may begin to listen later, so it calls again and again.
+  # The others may start to listen later, so it calls repeatedly.
   desc.connect_retry_interval_ms = 200
   desc.connect_retry_times = math.ceil(timeout_seconds / _ATTEMPT_SECONDS)
   try:
@@ -221,14 +224,15 @@ def connect(
   try:
     yield SpuParty(own, rank, protocol, parties)
   finally:
-    # The others may still be reading what this party has sent last.
+    # The others may still be reading this party's last message.
     time.sleep(_LINGER_SECONDS)
 
 
 def _encrypt(
   desc: Any, addresses: Sequence[str], certificates: Certificates | None
 ) -> None:
-  """Sets TLS. UserError: a file that is not there, or no certificates beyond this machine."""
+  """Sets TLS. Raises UserError for a missing file, or for no certificates beyond this
+  machine."""
   if certificates is None:
     beyond = [at for at in addresses if at.rpartition(":")[0] not in _THIS_MACHINE]
     if beyond:
@@ -250,12 +254,12 @@ def _encrypt(
     options.verify.verify_depth = 1
 
 
-# SPU answers other parties until the link is let go of, and ends the process of one whose message
-# it left without an answer; its own handshake at the end lets go too early (TLS: in 4 of
-# 14 runs on a busy machine), and waits for ever for a party that is gone. `_leave` has seen to it
-# that nothing but such answers is on its way.
+# SPU answers other parties until the link is closed. It ends the process of a party whose
+# message got no answer. SPU's own final handshake closes too early (TLS: in 4 of 14 runs on
+# a busy machine), and waits for ever for a lost party. `_leave` ensures that only such
+# answers are still on their way.
 _LINGER_SECONDS = 2.0
-# SPU tries four times in an attempt, after 1, 3 and 5 seconds.
+# In one attempt SPU tries four times, after 1, 3 and 5 seconds.
 _ATTEMPT_SECONDS = 9
 _THIS_MACHINE = ("127.0.0.1", "localhost")
 
@@ -266,19 +270,19 @@ def _shape(index: int, leaf: Any) -> Any:
 
 
 def _written(share: Any) -> bytes:
-  """A share as bytes: the number of parts, their lengths, the parts."""
+  """Serialises a share: the number of parts, their lengths, the parts."""
   parts = [share.meta, *share.share_chunks]
   return struct.pack(f"<{len(parts) + 1}Q", len(parts), *map(len, parts)) + b"".join(parts)
 
 
 def _read(message: bytes) -> Any:
-  """A share from the bytes of another party. UserError: they are none."""
+  """Parses another party's share. Raises UserError for malformed bytes."""
   wrong = UserError("another party sent what is no share; it runs other code", field="run")
   if len(message) < 16:
     raise wrong
   (count,) = struct.unpack_from("<Q", message)
   start = 8 * (count + 1)
-  # Checked before so many lengths are read: a peer may claim any number.
+  # Checked before the lengths are read, since a peer may claim any number.
   if not 1 <= count <= len(message) // 8 - 1:
     raise wrong
   lengths = struct.unpack_from(f"<{count}Q", message, 8)

@@ -1,4 +1,4 @@
-"""Programs that SPU runs: a JAX function as StableHLO, or one line why it cannot be one.
+"""Programs for SPU: a JAX function as StableHLO, or one line why it cannot be.
 
 SPU (SecretFlow, extra `mpc-spu`) is a virtual machine of secure multi-party computation: it
 takes StableHLO text, which `jax.jit(fn).lower()` writes, and runs it on shares. Its own JAX
@@ -27,14 +27,15 @@ INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev
 
 # SPU's own choice in a ring of 2^64.
 FRACTION_BITS = 18
-# Of a number that is multiplied: 2^(63 - 2 * 18 - 10), the 10 bits for sums and truncation.
+# Bound on a factor of a product: 2^(63 - 2 * 18 - 10), with 10 bits for sums and
+# truncation.
 MAX_INPUT = 2.0**17
 
 _DTYPES = ("float32", "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32")
 _RANDOM = "its key or its numbers would be known to all: draw outside and pass them in"
 _FACTORED = "SPU has no such routine"
 _CALLS_BACK = "it would call Python, which has no shares"
-# primitive -> why not
+# primitive -> reason for its refusal
 _REFUSED = {
   "sort": "SPU does not sort what JAX lowers", "top_k": "SPU does not sort what JAX lowers",
   "approx_top_k": "SPU does not sort what JAX lowers",
@@ -59,7 +60,7 @@ class SpuProgram(NamedTuple):
 
 
 def library() -> Any:
-  """The package `spu`. UserError: it is not installed."""
+  """Imports the package `spu`. Raises UserError if it is not installed."""
   try:
     import spu  # pyright: ignore[reportMissingImports]
   except ImportError as error:
@@ -73,7 +74,8 @@ def missing() -> bool:
 
 
 def as_input(name: str, value: Any) -> np.ndarray:
-  """A leaf of an argument as SPU takes it. UserError: a type or a size that it does not take.
+  """Converts a leaf of an argument for SPU. Raises UserError for an unsupported type or
+  size.
 
   >>> as_input("x", 0.5).dtype.name
   'float32'
@@ -87,7 +89,7 @@ def as_input(name: str, value: Any) -> np.ndarray:
   check_dtype(name, getattr(value, "dtype", type(value).__name__))
   array = np.ascontiguousarray(value).reshape(np.shape(value))
   if array.dtype.kind == "f" and array.size:
-    # NaN where there is one, and the comparison below is written to refuse it.
+    # The maximum is NaN if any entry is, and this comparison refuses NaN.
     largest = float(np.abs(array).max())
     if not largest < MAX_INPUT:
       raise UserError(
@@ -99,7 +101,7 @@ def as_input(name: str, value: Any) -> np.ndarray:
 
 
 def check_dtype(name: str, dtype: Any) -> None:
-  """UserError unless SPU has the type."""
+  """Raises UserError unless SPU has the type."""
   if str(dtype) not in _DTYPES:
     raise UserError(f"{dtype}; must be one of {', '.join(_DTYPES)}: cast it", field=name)
 
@@ -108,9 +110,9 @@ def check_dtype(name: str, dtype: Any) -> None:
 def compiled(
   fn: Callable, structs: tuple[jax.ShapeDtypeStruct, ...], in_tree: Any, public: tuple
 ) -> SpuProgram:
-  """The program of `fn` for leaves of these shapes; `public[i]`: leaf i is no secret.
+  """Compiles `fn` for leaves of these shapes; `public[i]`: leaf i is not secret.
 
-  UserError: something in it that SPU cannot do, an array that it closes over.
+  Raises UserError for an operation in it that SPU cannot do, or an array that it closes over.
   """
   args = jax.tree.unflatten(in_tree, structs)
   # Unused arguments stay, so that inputs keep their places.
@@ -134,7 +136,7 @@ def compiled(
 
 
 class one_line:
-  """Context that makes one line of what SPU raises with its stack trace.
+  """Context that turns SPU's errors with stack traces into one line.
 
   >>> with one_line():
   ...   raise RuntimeError("what: \\n\\t[a.cc:7] no such op\\nstacktrace: \\n#0 f()")
@@ -155,7 +157,8 @@ class one_line:
 
 
 def _check(closed: Any) -> None:
-  """UserError at the first thing that SPU cannot do or that would be public by accident."""
+  """Raises UserError at the first operation that SPU cannot run, or that would accidentally
+  be public."""
   for constant in _constants(closed):
     raise UserError(
       f"closes over an array of shape {np.shape(constant)}, which every party "
@@ -170,7 +173,7 @@ def _check(closed: Any) -> None:
 
 
 def _inner(jaxpr: Any) -> Iterator[Any]:
-  """The jaxprs, open or closed, in the parameters of a jaxpr's equations."""
+  """Yields the jaxprs, open or closed, in the parameters of a jaxpr's equations."""
   for equation in jaxpr.eqns:
     for value in jax.tree.leaves(
       list(equation.params.values()),
@@ -187,7 +190,7 @@ def _primitives(jaxpr: Any) -> Iterator[str]:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-  """Arrays that are no arguments; numbers are not counted."""
+  """Yields arrays that are not arguments; single numbers do not count."""
   jaxpr = getattr(closed, "jaxpr", closed)
   yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
   for equation in jaxpr.eqns:

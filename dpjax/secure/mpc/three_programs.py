@@ -1,4 +1,4 @@
-"""Two parties and the dealer as programs of their own, which meet over sockets.
+"""Two parties and the dealer as separate programs, connected by sockets.
 
 Party 0 and the dealer listen, the others come: party 0 to the dealer, party 1 to both.
 What goes over a socket is sealed (`links`): between the parties shares and masked values, from
@@ -11,7 +11,7 @@ On three machines, each its own call:
     with connect(0, agreed, listen="0.0.0.0:9000", dealer="dealer:9001") as party: ...
     with connect(1, agreed, peer="first:9000", dealer="dealer:9001") as party: ...
 
-Whoever connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
+Anyone who connects is greeted at once and beside all others, has `_PATIENCE` seconds, and is let
 go unless it proves to know the token; of a crowd of more than `_CROWD` the oldest go first. So
 silent strangers do not keep the three apart.
 
@@ -40,7 +40,7 @@ import numpy as np
 
 from dpjax import validate
 
-# A dealer's process deals what other files have put into `CORRELATIONS`: this one adds a row.
+# A dealer's process deals only registered correlations: importing this file registers one.
 from dpjax.secure.mpc import comparison as _comparison  # noqa: F401
 from dpjax.secure.mpc import ring64
 from dpjax.secure.mpc.correlations import KEY_BYTES, arrays, correlated, fresh_key
@@ -51,18 +51,18 @@ from dpjax.secure.mpc.session import GRACE, Ran, play, setting_of
 from dpjax.validate import UserError
 
 _RETRY = 0.05
-# Seconds for the greeting of somebody who has connected.
+# Seconds for the greeting of a new connection.
 _PATIENCE = 10.0
-# Greetings at once.
+# Most greetings at once.
 _CROWD = 64
-# Seconds in which a process of this machine has imported everything.
+# Seconds for a process of this machine to import everything.
 _START = 120.0
-# Wraps a link, for whoever wants to see what crosses it.
+# Wraps a link in order to observe its traffic.
 Record = Callable[[Link], Link]
 
 
 class Agreed(NamedTuple):
-  """Facts that all three are told beforehand, over another way."""
+  """Facts that all three parties agree on in advance, over another channel."""
 
   token: bytes  # >= 16 bytes; who lacks it cannot take part
   topic: str = ""  # names the program and its public arguments; another topic is refused
@@ -73,7 +73,7 @@ class Agreed(NamedTuple):
 
   @property
   def terms(self) -> str:
-    """The terms that the parties' seals hold for."""
+    """Returns the terms that the parties' seals are bound to."""
     return f"{self.topic} f={self.frac_bits} {self.truncation}"
 
 
@@ -84,7 +84,7 @@ def _check(agreed: Agreed) -> None:
 
 
 def _address(at: str) -> tuple[str, int]:
-  # Imported here: a party on this machine does not need it.
+  # Imported here, since a party on this machine does not need it.
   from dpjax.parallel import lobby
 
   return lobby.address(at)
@@ -100,7 +100,7 @@ def _listen(at: str) -> socket.socket:
 
 
 class _Greetings:
-  """Greets all who connect at once, each in a thread of its own, until it is closed.
+  """Greets all new connections at once, each in its own thread, until it is closed.
 
   Args:
     server: listens.
@@ -114,16 +114,16 @@ class _Greetings:
     self._server = server
     self._greet = greet
     self._until = until
-    # Who has left again is not waited for.
+    # A peer that has left again must not block the loop.
     server.setblocking(False)
     self._waiting: dict[socket.socket, str] = {}  # connection -> host, oldest first
     self._done: queue.SimpleQueue[tuple[socket.socket, Any]] = queue.SimpleQueue()
-    # Rings when a greeting is done.
+    # Signals that a greeting is done.
     self._bell, self._ring = socket.socketpair()
     self._last = ""  # why the last stranger was let go
 
   def next(self, who: str) -> Any:
-    """Returns what `greet` made of the next connection that it accepted.
+    """Returns the result of `greet` for the next accepted connection.
 
     Raises:
       PeerFailed: nobody came in time; `who` was waited for.
@@ -146,7 +146,7 @@ class _Greetings:
         ready.register(self._server, selectors.EVENT_READ)
         ready.register(self._bell, selectors.EVENT_READ)
         comes = {key.fileobj for key, _ in ready.select(left)}
-      # The bell only wakes this loop; what was greeted is in the queue.
+      # The bell only wakes this loop; the result is in the queue.
       if self._bell in comes:
         self._bell.recv(_CROWD)
       if self._server in comes:
@@ -155,11 +155,12 @@ class _Greetings:
   def _accept(self) -> None:
     try:
       connection, (host, *_) = self._server.accept()
-    # It has left again.
+    # The peer has left again.
     except OSError:
       return
     if len(self._waiting) >= _CROWD:
-      # Of the address with most of them the oldest, so that a crowd pushes out itself.
+      # The oldest from the address with the most connections, so that a crowd evicts only
+      # itself.
       (crowded, _), *_ = Counter(self._waiting.values()).most_common(1)
       oldest = next(one for one, where in self._waiting.items() if where == crowded)
       self._let_go(oldest)
@@ -173,18 +174,19 @@ class _Greetings:
       connection.close()
       found = error
     self._done.put((connection, found))
-    # Closed meanwhile: nobody listens.
+    # It was closed meanwhile, and nobody listens.
     with contextlib.suppress(OSError):
       self._ring.send(b"!")
 
   def _let_go(self, connection: socket.socket) -> None:
-    # Its thread wakes up and closes it: a number closed here could be another file's by then.
+    # Its own thread wakes up and closes it. A file number closed here could belong to
+    # another file by then.
     del self._waiting[connection]
     with contextlib.suppress(OSError):
       connection.shutdown(socket.SHUT_RDWR)
 
   def close(self) -> None:
-    """Lets go whoever has not been greeted."""
+    """Disconnects peers that have not been greeted."""
     done = set[socket.socket]()
     while not self._done.empty():
       connection, found = self._done.get()
@@ -243,7 +245,7 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
         number, link = greetings.next(f"party {1 if 0 in links else 0}")
         stack.callback(link.close)
         if number in links:
-          # It came twice: the first stays.
+          # The party connected twice; the first connection stays.
           link.close()
           continue
         links[number] = link
@@ -252,7 +254,7 @@ def _serve(server: socket.socket, agreed: Agreed) -> None:
 
 
 def _who(connection: socket.socket, patience: float) -> int:
-  """The number that a party says first; the seals then hold for this name only."""
+  """Returns the number that a party sends first; the seals are then bound to it."""
   connection.settimeout(patience)
   try:
     said = connection.recv(1)
@@ -264,7 +266,7 @@ def _who(connection: socket.socket, patience: float) -> int:
 
 
 def _deal(dealer: Dealer, link: Link) -> None:
-  """Answers until the party leaves, or asks for what is not dealt."""
+  """Answers until the party leaves, or requests an unknown correlation."""
   asked_for = ValueError, TypeError, ArithmeticError, LookupError, MemoryError
   with contextlib.suppress(PeerFailed, *asked_for):
     while True:
@@ -325,13 +327,13 @@ def _meet(
   peer: socket.socket | tuple[str, int],
   record: Record | None,
 ) -> Party:
-  """`peer`: where party 0 listens already, or where party 1 finds it."""
+  """`peer`: the address where party 0 already listens, or where party 1 finds it."""
   until = time.monotonic() + agreed.timeout
   me = f"party {number}"
   other = f"party {1 - number}"
   common = {"me": me, "token": agreed.token, "timeout": agreed.timeout}
   to_dealer = stack.enter_context(_reach(dealer, "dealer", until))
-  # The dealer knows by this number whose shares to send.
+  # By this number the dealer knows whose shares to send.
   to_dealer.sendall(str(number).encode())
   supply = _supply(number, SocketLink(to_dealer, peer="dealer", **common))
 
@@ -341,7 +343,7 @@ def _meet(
     )
 
   if isinstance(peer, socket.socket):
-    # Anybody may call here, so each caller gets little time.
+    # Anybody may connect here, so each caller gets little time.
     with contextlib.closing(_Greetings(peer, greet, until)) as greetings:
       link = greetings.next(other)
   else:
@@ -366,7 +368,7 @@ def run_processes(
   timeout: float = TIMEOUT,
   record: Record | None = None,
 ) -> Ran:
-  """`session.run` with a process for each party and one for the dealer.
+  """Runs `session.run` with one process for each party and one for the dealer.
 
   This process gives each party its inputs and takes its outputs; the parties exchange only
   what the program sends, over a socket of this machine.
@@ -380,7 +382,7 @@ def run_processes(
     UserError: whatever went wrong first, in whichever process; the others are ended.
   """
   try:
-    # Processes get both by pickle: what it cannot write is refused at once.
+    # Processes get both by pickle, so anything that it cannot write is refused at once.
     pickle.dumps((program, record))
   except (pickle.PicklingError, AttributeError, TypeError) as error:
     raise UserError(
@@ -413,13 +415,13 @@ def _started(
   process.start()
   theirs.close()
   stack.callback(ours.close)
-  # By then the process has said all that it had to say.
+  # By then the process has reported everything.
   stack.callback(_ended, process)
   return ours
 
 
 def _ended(process: Any) -> None:
-  """Ends a process, also one that is stopped or deaf to being told."""
+  """Ends a process, even one that is stopped or ignores signals."""
   process.terminate()
   process.join(GRACE)
   process.kill()
@@ -427,7 +429,7 @@ def _ended(process: Any) -> None:
 
 
 def _heard(pipe: Connection, timeout: float | None = None) -> Any:
-  """Returns what a process of ours says; raises what it died of."""
+  """Returns the report of a child process; raises its error."""
   if timeout is not None and not pipe.poll(timeout):
     raise PeerFailed(f"a process did not start in {timeout:g} seconds")
   try:
@@ -440,7 +442,7 @@ def _heard(pipe: Connection, timeout: float | None = None) -> Any:
 
 
 def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
-  """Outputs of both parties.
+  """Returns the outputs of both parties.
 
   Where both failed, the fault is raised that is not of losing the other.
   """
@@ -448,7 +450,7 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
   faults = []
   left = list(pipes)
   while left:
-    # After a first fault, the other party has a moment to say what it was.
+    # After a first fault, the other party gets a moment to report its own.
     ready = wait(left, timeout=GRACE if faults else None)
     if not ready:
       break
@@ -466,9 +468,9 @@ def _outcomes(pipes: Sequence[Connection]) -> list[Any]:
 def _dealer_main(pipe: Connection, agreed: Agreed) -> None:
   with socket.create_server(("127.0.0.1", 0)) as server:
     pipe.send((None, server.getsockname()))
-    # Waits until all are there.
+    # Waits until all parties are ready.
     pipe.recv()
-    # The parties notice its end, and say so.
+    # The parties notice its end, and report it.
     with contextlib.suppress(UserError):
       _serve(server, agreed)
 
@@ -490,7 +492,7 @@ def _party_main(
         pipe.send((None, (play(program, party, inputs), party.spent)))
     except UserError as error:
       pipe.send((type(error), str(error)))
-    # A fault of the program, whose author wants the trace, too.
+    # A fault of the program, whose author also needs the traceback.
     except Exception as error:
       pipe.send((UserError, f"party {number}: {type(error).__name__}: {error}"))
       raise

@@ -1,4 +1,4 @@
-"""Sums of clients' integer vectors, of which the server learns the sum alone.
+"""Sums of clients' integer vectors, of which the server learns only the sum.
 
 | name               | hides by                       | survives drop-outs | extra    |
 | ------------------ | ------------------------------ | ------------------ | -------- |
@@ -45,7 +45,7 @@ PROTOCOLS = {
 
 
 def by_name(name: str, **settings: Any) -> SumProtocol:
-  """The protocol of that name.
+  """Returns the protocol of that name.
 
   Args:
     settings: as its class takes them: `bits`, `min_survivors`, `largest` and its own.

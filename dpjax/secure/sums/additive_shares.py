@@ -1,4 +1,5 @@
-"""Additive secret sharing: a vector is a sum of uniform ones, of which all but one tell nothing.
+"""Additive secret sharing: a vector is a sum of uniform ones, and all but one of them
+reveal nothing.
 
 | protocol          | who adds up              | hides from                                |
 | ----------------- | ------------------------ | ----------------------------------------- |
@@ -36,7 +37,7 @@ _MOST_SERVERS = 64
 def split(
   vector: np.ndarray, count: int, entropy: Callable[[int], bytes] = secrets.token_bytes
 ) -> list[np.ndarray]:
-  """`count` vectors whose sum is `vector`; any count - 1 of them are uniform.
+  """Returns `count` vectors whose sum is `vector`; any count - 1 of them are uniform.
 
   Args:
     vector: [d] uint32 or uint64; sums are modulo 2^32 or 2^64.
@@ -50,7 +51,7 @@ def split(
   array([5, 6], dtype=uint32)
   """
   drawn = [np.frombuffer(entropy(vector.nbytes), vector.dtype) for _ in range(count - 1)]
-  # Words wrap around: modulo 2^bits, a number less uniform ones is uniform itself.
+  # Words wrap around: modulo 2^bits, a number minus uniform ones is uniform.
   last = vector.copy()
   for share in drawn:
     last -= share
@@ -59,7 +60,7 @@ def split(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdditiveSharing(SumSettings):
-  """Each client gives every other one a share, adds up what it got, and sends that.
+  """Each client sends every other one a share, adds up what it receives, and sends the sum.
 
   The server and any n - 2 clients together learn the sum of the two others' vectors, and no
   more of either (information-theoretic; honest-but-curious). A client that falls silent
@@ -91,12 +92,12 @@ class AdditiveSharing(SumSettings):
     enough(self, len(parties), "before sharing")
     read = Reader(self, vectors, parties)
     held = {who: np.zeros(read.length, self.dtype) for who in parties}
-    # Every party holds one share of each vector, which alone is random.
+    # Every party holds one share of each vector, which alone is uniform.
     for who in parties:
       for party, share in zip(parties, split(read(who), len(parties))):
         held[party] += share
     total = np.zeros(read.length, self.dtype)
-    # Parties tell sums of shares, and never the share of one client.
+    # Parties reveal sums of shares, and never the share of one client.
     for who in parties:
       total += held[who]
     each = letters.size(1, total.nbytes)
@@ -113,7 +114,8 @@ class AdditiveSharing(SumSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdditiveServers(SumSettings):
-  """Each client gives every server a share; the servers add up, then meet in one place.
+  """Each client sends every server a share; each server adds up, then the sums are
+  combined.
 
   Any num_servers - 1 servers, with any clients, learn the sum of the honest clients' vectors
   once it is revealed, and before that nothing (information-theoretic; honest-but-curious,
@@ -139,11 +141,11 @@ class AdditiveServers(SumSettings):
     enough(self, len(survivors), "before upload")
     read = Reader(self, vectors, survivors)
     sums = [np.zeros(read.length, self.dtype) for _ in range(self.num_servers)]
-    # Every server adds up one share of each vector, which alone is random.
+    # Every server adds up one share of each vector, which alone is uniform.
     for who in survivors:
       for held, share in zip(sums, split(read(who), self.num_servers)):
         held += share
-    # The servers put together nothing but their sums.
+    # The servers combine only their sums.
     total = sums[0]
     for held in sums[1:]:
       total += held

@@ -36,8 +36,8 @@ INSTALL = "pip install 'dpjax[he]'"
 # Bits of an entry in one ciphertext.
 _LIMB = 32
 # Clients -> (degree, plaintext modulus): the first prime above clients * 2^32 that is 1
-# modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and leave
-# noise for so many additions.
+# modulo 2 * degree. SEAL's default moduli are 128-bit secure at either degree, and the
+# noise budget allows that many additions.
 BFV_PARAMETERS = {1024: (4096, 4398046568449), 10_000: (8192, 70368744210433)}
 # With 109 bits of moduli, this degree is 128-bit secure.
 _CKKS_DEGREE = 4096
@@ -49,7 +49,7 @@ _CKKS_DECIMALS = 7
 
 
 class _Scheme(NamedTuple):
-  """Keys and what they make."""
+  """Keys and the objects made from them."""
 
   secret: bytes  # a context, for the clients
   public: bytes  # the same without the secret key, for the server
@@ -72,7 +72,7 @@ def _scheme(library: Any, context: Any, make: Any, load: Any, slots: int) -> _Sc
 
 
 def bfv_keys(num_clients: int) -> _Scheme:
-  """Fresh BFV keys with room for sums of so many integers below 2^32.
+  """Makes fresh BFV keys that fit sums of that many integers below 2^32.
 
   Raises:
     UserError: more than 10,000 clients, or TenSEAL is not installed.
@@ -91,7 +91,7 @@ def bfv_keys(num_clients: int) -> _Scheme:
 
 
 def ckks_keys() -> _Scheme:
-  """Fresh CKKS keys for sums alone.
+  """Makes fresh CKKS keys for sums only.
 
   Raises:
     UserError: TenSEAL is not installed.
@@ -107,10 +107,10 @@ def ckks_keys() -> _Scheme:
 
 
 class KeyHolder:
-  """A client: encrypts, and decrypts sums.
+  """A client that encrypts, and decrypts sums.
 
   Args:
-    scheme: with the secret key that all clients share.
+    scheme: scheme with the secret key that all clients share.
   """
 
   def __init__(self, scheme: _Scheme):
@@ -118,7 +118,7 @@ class KeyHolder:
     self._context = scheme.open(scheme.secret)
 
   def encrypt(self, rows: Sequence[np.ndarray]) -> list[bytes]:
-    """Ciphertexts of vectors, each cut to the number of slots."""
+    """Encrypts vectors, each cut to the number of slots."""
     slots = self._scheme.slots
     return [
       self._scheme.make(self._context, row[start : start + slots].tolist()).serialize()
@@ -127,16 +127,16 @@ class KeyHolder:
     ]
 
   def decrypt(self, ciphers: Sequence[bytes], num_rows: int) -> np.ndarray:
-    """[num_rows, d] of the sums of what was encrypted, int64 or float64."""
+    """Decrypts sums [num_rows, d], int64 or float64."""
     parts = [self._scheme.load(self._context, each).decrypt() for each in ciphers]
     return np.concatenate([np.asarray(part) for part in parts]).reshape(num_rows, -1)
 
 
 class AddingServer:
-  """The server: adds ciphertexts as they come, and cannot read them.
+  """The server: it adds ciphertexts as they arrive, and cannot read them.
 
   Args:
-    scheme: of which only the public part is looked at.
+    scheme: scheme; only its public part is used.
   """
 
   def __init__(self, scheme: _Scheme):
@@ -150,7 +150,7 @@ class AddingServer:
     self.sums = [a + b for a, b in zip(self.sums, loaded)] if self.sums else loaded
 
   def total(self) -> list[bytes]:
-    """The ciphertexts of the sum."""
+    """Returns the ciphertexts of the sum."""
     return [each.serialize() for each in self.sums]
 
 
@@ -167,7 +167,8 @@ def _sum_encrypted(
   vectors: Mapping[int, np.ndarray],
   drops: Drops,
 ) -> _Encrypted:
-  """`scheme(num_clients)` makes keys, `cut(vector)` the rows that are encrypted."""
+  """Sums through ciphertexts. `scheme(num_clients)` makes keys, `cut(vector)` the rows to
+  encrypt."""
   start = time.perf_counter()
   there = present(settings, vectors, drops)
   survivors = there.uploading
@@ -190,7 +191,7 @@ def _sum_encrypted(
     sent[who], num_rows, count = sum(map(len, ciphers)), len(rows), len(ciphers)
   total = server.total()
   result = holder.decrypt(total, num_rows)
-  # The first client that is awake is sent the sum, and decrypts it.
+  # The first client that has not dropped out receives the sum, and decrypts it.
   asked = sum(map(len, total))
   moved = [
     size + len(keys.secret) + asked * (who == awake[0]) for who, size in sent.items()
@@ -207,7 +208,8 @@ def _sum_encrypted(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BfvSum(SumSettings):
-  """The exact sum of integers, through BFV ciphertexts (see the module for who sees what).
+  """The exact sum of integers, through BFV ciphertexts (the module lists what each party
+  sees).
 
   The plaintext modulus is larger than any sum, so nothing wraps around inside; entries of 64
   bits go in two halves, unless `largest` says that one is enough. `Cost` counts serialised
@@ -225,7 +227,7 @@ class BfvSum(SumSettings):
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
     """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
 
-    Whoever drops before unmasking is not asked to decrypt.
+    A client that drops before unmasking is not asked to decrypt.
 
     Raises:
       UserError: also where nobody is left to decrypt, or the extra `he` is not installed.
@@ -234,7 +236,7 @@ class BfvSum(SumSettings):
     shifts = (0,) if one else (0, _LIMB)
 
     def cut(vector: np.ndarray) -> list[np.ndarray]:
-      # Parts of 32 bits: the sum of so many stays below the plaintext modulus.
+      # Parts of 32 bits, so that the sum stays below the plaintext modulus.
       wide = vector.astype(np.uint64)
       return [(wide >> np.uint64(s)) & np.uint64(2**_LIMB - 1) for s in shifts]
 
@@ -243,16 +245,16 @@ class BfvSum(SumSettings):
     modulus = next(
       m for most, (_, m) in BFV_PARAMETERS.items() if len(found.survivors) <= most
     )
-    # SEAL gives residues around 0; the sum itself is none of them.
+    # SEAL returns residues around 0, but the sum is not negative.
     for shift, row in zip(shifts, found.rows):
       total += np.mod(row, modulus).astype(np.uint64) << np.uint64(shift)
-    # The type takes it modulo 2^bits.
+    # The type reduces it modulo 2^bits.
     total = total.astype(self.dtype)
     return Summed(total, found.survivors, _answered(found.cost, total))
 
 
 def _answered(cost: Cost, total: np.ndarray) -> Cost:
-  """With the decrypted sum, which the client sends to the server."""
+  """Returns the costs with the decrypted sum, which the client sends to the server."""
   return cost._replace(
     client_bytes=cost.client_bytes + total.nbytes,
     server_bytes=cost.server_bytes + total.nbytes,
@@ -285,7 +287,7 @@ class CkksSum:
     return "ckks"
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """The sum over the survivors, rounded to 7 decimals.
+    """Returns the sum over the survivors, rounded to 7 decimals.
 
     Args:
       vectors: client id -> [d] float64, no entry beyond 2^14 / number of clients.

@@ -22,7 +22,7 @@ class Cost(NamedTuple):
 
 
 class Drops(NamedTuple):
-  """Clients that fall silent, by the phase in which they do."""
+  """Clients that drop out, by phase."""
 
   before_sharing: frozenset[int] = frozenset()
   before_upload: frozenset[int] = frozenset()  # after they have shared their keys
@@ -41,7 +41,8 @@ NO_DROPS = Drops()
 
 
 class SumProtocol(Protocol):
-  """Adds the vectors of named clients, so that the server learns their sum alone."""
+  """A protocol that adds the vectors of named clients, so that the server learns only the
+  sum."""
 
   @property
   def name(self) -> str: ...
@@ -53,7 +54,7 @@ class SumProtocol(Protocol):
   def min_survivors(self) -> int: ...  # fewer, and the sum is refused: nothing is revealed
 
   def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
-    """The sum over the clients of `vectors` who do not drop out.
+    """Returns the sum over the clients of `vectors` who do not drop out.
 
     Args:
       vectors: client id -> [d] unsigned integers below 2^bits; each is looked up once, in

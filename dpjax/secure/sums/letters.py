@@ -1,4 +1,4 @@
-"""Messages between the parties of a secure sum: bytes of one layout, read with mistrust.
+"""Messages between the parties of a secure sum: bytes of one layout, validated when read.
 
 A message is a header (what it is, session, sender) and records, each an id and as many bytes
 as the kind of message has. Ids ascend, so none is there twice; sizes are checked before
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dpjax.validate import UserError
 
-# Sender of the server's messages: an id that no client may have.
+# Sender id of the server's messages, which no client may have.
 SERVER = 2**32 - 1
 KINDS = (
   "keys",  # client: its public keys
@@ -29,20 +29,20 @@ KINDS = (
 # Magic and version, kind, session, sender, count, size.
 _HEADER = struct.Struct("<8sB16sIII")
 _MAGIC = b"dpjxsum1"
-# Bytes of a message, and of a record, beside the records' own.
+# Bytes of a message, and of a record, in addition to the records' own.
 OVERHEAD = _HEADER.size
 ID = 4
 
 
 class Letter(NamedTuple):
-  """A message that was read."""
+  """A parsed message."""
 
   sender: int
   records: dict[int, memoryview]
 
 
 def size(count: int, record_bytes: int) -> int:
-  """Bytes of a message.
+  """Returns the size of a message in bytes.
 
   >>> len(write("masked", bytes(16), 7, {7: b"1234"})) == size(1, 4)
   True
@@ -51,7 +51,7 @@ def size(count: int, record_bytes: int) -> int:
 
 
 def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) -> bytes:
-  """A message; records of one size, in ascending order of ids whatever order they have."""
+  """Serialises a message; records have one size, and are sorted by id."""
   sizes = {len(record) for record in records.values()} or {0}
   (each,) = sizes
   head = (_MAGIC, KINDS.index(kind), session, sender, len(records), each)
@@ -62,7 +62,7 @@ def write(kind: str, session: bytes, sender: int, records: Mapping[int, bytes]) 
 
 
 def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
-  """A message of this kind and session.
+  """Parses a message of this kind and session.
 
   Raises:
     UserError: it is no message, of another kind, session or size, or an id is not above the
@@ -81,7 +81,7 @@ def read(data: bytes, kind: str, session: bytes, record_bytes: int) -> Letter:
     raise UserError(f"{kind}: expected from {name(sender)}, who sent {said}")
   if of != session:
     raise UserError(f"{kind}: from {name(sender)} is of another session")
-  # Before any record is looked at: a sender may claim any size.
+  # Checked before any record is read, since a sender may claim any size.
   if (count and each != record_bytes) or len(data) != size(count, each):
     raise UserError(
       f"{kind}: from {name(sender)} is of the wrong length ({len(data)} bytes; "
@@ -105,5 +105,5 @@ def _records(data: memoryview, kind: str, sender: int, each: int) -> dict[int, m
 
 
 def name(who: int) -> str:
-  """A party for people."""
+  """Returns the name of a party for readers."""
   return "the server" if who == SERVER else f"client {who}"

@@ -1,4 +1,4 @@
-"""The sum without any secrecy: the oracle of the others, and what they are compared with."""
+"""The sum without any secrecy, as the reference for the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dpjax.secure.sums.vectors import Reader, SumSettings, enough, present
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainSum(SumSettings):
-  """Each client sends its vector as it is: NOTHING is hidden from the server.
+  """Each client sends its vector unchanged: NOTHING is hidden from the server.
 
   >>> vectors = {3: np.array([1, 2], np.uint32), 7: np.array([4, 2**32 - 1], np.uint32)}
   >>> PlainSum().sum(vectors).total

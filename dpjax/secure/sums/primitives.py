@@ -1,4 +1,4 @@
-"""The cryptography that secure sums stand on, all of it from `cryptography` and pycryptodome.
+"""Cryptographic primitives of secure sums, all from `cryptography` and pycryptodome.
 
 X25519 for agreement, HKDF-SHA256 for keys, ChaCha20 as the generator of masks, ChaCha20-
 Poly1305 for what passes through the server, Shamir's shares over GF(2^128), Ed25519 for
@@ -19,13 +19,13 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[secure]'"
 # 128 bits are shared: the strength of X25519.
 SECRET_BYTES = 16
-# Bytes of a stream at once: they stay in the cache.
+# Bytes of a stream processed at once, so that they stay in the cache.
 _CHUNK = 1 << 18
 
 
 @functools.cache
 def library() -> Any:
-  """The classes of the two libraries.
+  """Imports the classes of the two libraries.
 
   Raises:
     UserError: one of them is not installed.
@@ -63,20 +63,21 @@ def library() -> Any:
 
 
 def derive(secret: bytes, info: bytes, length: int = 32) -> bytes:
-  """HKDF-SHA256 (RFC 5869); different `info`, unrelated keys."""
+  """Derives a key by HKDF-SHA256 (RFC 5869). Different `info` gives unrelated keys."""
   lib = library()
   kdf = lib.hkdf.HKDF(algorithm=lib.hashes.SHA256(), length=length, salt=None, info=info)
   return kdf.derive(secret)
 
 
 def public_key(private: bytes) -> bytes:
-  """[32] of an X25519 private key [32]."""
+  """Returns the public key [32] of an X25519 private key [32]."""
   key = library().x25519.X25519PrivateKey.from_private_bytes(private)
   return key.public_key().public_bytes_raw()
 
 
 def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes:
-  """The key that only the owners of the two key pairs know (X25519, then HKDF-SHA256).
+  """Returns the key that only the owners of the two key pairs know (X25519, then
+  HKDF-SHA256).
 
   Raises:
     UserError: a public key that makes the result a constant (RFC 7748, section 6.1).
@@ -92,13 +93,13 @@ def agree(private: bytes, public: bytes, info: bytes, length: int = 32) -> bytes
 
 
 def seal(key: bytes, plain: bytes, context: bytes) -> bytes:
-  """Encrypts and authenticates (ChaCha20-Poly1305); 16 bytes longer. A key seals ONCE."""
-  # A nonce of 0 is safe, for a key seals once.
+  """Encrypts and authenticates (ChaCha20-Poly1305); 16 bytes longer. A key seals only ONCE."""
+  # A nonce of 0 is safe, since a key seals only once.
   return library().aead.ChaCha20Poly1305(key).encrypt(bytes(12), plain, context)
 
 
 def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
-  """Returns the text that `seal` hid.
+  """Decrypts the text of `seal`.
 
   Raises:
     UserError: it was changed, or is of another key or context.
@@ -113,7 +114,8 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
 
 
 def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
-  """Shamir's shares [16] of a secret [16]; fewer than `threshold` tell nothing about it.
+  """Returns Shamir's shares [16] of a secret [16]; fewer than `threshold` reveal nothing
+  about it.
 
   >>> shares = split(b"0123456789abcdef", 2, 3)
   >>> combine({1: shares[1], 2: shares[2]})
@@ -123,7 +125,7 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine(shares: dict[int, bytes]) -> bytes:
-  """The secret of `threshold` shares, by their place in what `split` returned.
+  """Returns the secret of `threshold` shares, by their place in the result of `split`.
 
   Wrong shares give another secret, not an error: compare with a commitment.
   """
@@ -149,7 +151,7 @@ def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> No
   step = _CHUNK // vector.itemsize
   zeros = memoryview(bytes(_CHUNK))
   words = np.empty(step, vector.dtype)
-  # All streams of a part before the next part, which then stays in the cache.
+  # All streams of one part before the next part, so that the part stays in the cache.
   for start in range(0, len(vector), step):
     part = vector[start : start + step]  # [<= step]
     stream = words[: len(part)]
@@ -159,18 +161,18 @@ def add_streams(vector: np.ndarray, streams: Sequence[tuple[bytes, bool]]) -> No
 
 
 def signing_public_key(private: bytes) -> bytes:
-  """[32] of an Ed25519 private key [32]."""
+  """Returns the public key [32] of an Ed25519 private key [32]."""
   key = library().ed25519.Ed25519PrivateKey.from_private_bytes(private)
   return key.public_key().public_bytes_raw()
 
 
 def sign(private: bytes, text: bytes) -> bytes:
-  """An Ed25519 signature [64]."""
+  """Returns an Ed25519 signature [64]."""
   return library().ed25519.Ed25519PrivateKey.from_private_bytes(private).sign(text)
 
 
 def signed_by(public: bytes, signature: bytes, text: bytes) -> bool:
-  """Whether the owner of an Ed25519 public key [32] has signed the text."""
+  """Returns whether the owner of an Ed25519 public key [32] has signed the text."""
   lib = library()
   try:
     lib.ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signature, text)

@@ -45,12 +45,11 @@ from dpjax.validate import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecAgg(SumSettings):
-  """Bonawitz et al. 2017: the threshold t of shares is `min_survivors`.
+  """SecAgg of Bonawitz et al. 2017; the threshold t of shares is `min_survivors`.
 
-  Whoever falls silent, at any time and in any number, the sum of those who uploaded is exact
-  as long as t are left to the end; with fewer it is refused. t - 1 clients may tell the server
-  all they know. A t above half of the clients also keeps a server that lies from opening a
-  vector alone.
+  Clients may drop out at any time. The sum of those who uploaded is exact as long as t stay
+  until the end; with fewer it is refused. The server may collude with t - 1 clients. A t above
+  half of the clients also prevents a lying server from opening a single vector.
 
   Args:
     signed: keys and survivors are signed and compared (figure 4, underlined parts), against
@@ -95,7 +94,8 @@ class SecAgg(SumSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SecAggPlus(SumSettings):
-  """Bell et al. 2020: masks and shares among O(log n) neighbours (`terms.graph_parameters`).
+  """SecAgg+ of Bell et al. 2020: masks and shares among O(log n) neighbours
+  (`terms.graph_parameters`).
 
   Server and clients are honest-but-curious. With more corrupt clients than stated the sum of
   a part of the clients may be learnt; with more silent ones, too, so it is then refused. A
@@ -122,7 +122,7 @@ class SecAggPlus(SumSettings):
     return "secagg_plus"
 
   def terms(self, clients: Sequence[int], length: int) -> Terms:
-    """Returns the terms of a new sum, whose session decides who is whose neighbour."""
+    """Returns the terms of a new sum, whose session determines the neighbours."""
     count = len(clients)
     degree, threshold = graph_parameters(count, corrupt=self.corrupt, dropout=self.dropout)
     staying = count - largest_part(self.dropout, count)
@@ -130,7 +130,8 @@ class SecAggPlus(SumSettings):
       session=secrets.token_bytes(16),
       clients=tuple(clients),
       threshold=threshold,
-      # With more drop-outs than stated the graph may fall apart, so the sum is refused.
+      # With more drop-outs than stated the graph may become disconnected, so the sum is
+      # refused.
       min_survivors=max(self.min_survivors, staying),
       length=length,
       bits=self.bits,
@@ -168,7 +169,7 @@ def _sum(
   protocol: SecAgg | SecAggPlus, vectors: Mapping[int, np.ndarray], drops: Drops
 ) -> Summed:
   start = time.perf_counter()
-  # A missing extra is told before any vector is read.
+  # A missing extra is reported before any vector is read.
   primitives.library()
   there, read, terms = begun(protocol, vectors, drops)
   keys: dict[int, bytes] = {}
@@ -182,19 +183,19 @@ def _sum(
 
 
 class _Tally:
-  """Counts of what is sent and computed."""
+  """Counts of messages and computations."""
 
   def __init__(self) -> None:
     self.bytes: Counter[int] = Counter()  # of each client, both ways
     self.expansions = self.operations = 0
 
   def computed(self, kind: str, member: Member) -> None:
-    """Counts what a client computes before it answers with this kind of message."""
+    """Counts a client's computations before it answers with this kind of message."""
     if kind == "envelopes":
-      # An agreement with each neighbour, for the key of their channel.
+      # One key agreement with each neighbour, for their channel.
       self.operations += len(member.roster)
     if kind == "masked":
-      # Another one with each, for their mask; its own mask needs a stream alone.
+      # Another one with each, for their mask; a client's own mask needs only a stream.
       self.operations += len(member.shares) - 1
       self.expansions += len(member.shares)
 
@@ -205,7 +206,7 @@ def run(
   read: Callable[[int], np.ndarray],
   signing_keys: Mapping[int, bytes] | None = None,
 ) -> Summed:
-  """Runs one sum on given terms, all parties in this process.
+  """Runs one sum on given terms, with all parties in this process.
 
   Args:
     there: who answers in which phase.
@@ -228,13 +229,13 @@ def run(
     for who in speakers:
       if who in silent:
         continue
-      # A vector is read when it is masked: never two of them at once.
+      # A vector is read when it is masked, so that two are never in memory.
       vector = read(who) if kind == "masked" else None
       try:
         letter = said[who]
         if kind != "keys":
           members[who], letter = secagg_client.answer(members[who], said[who], vector)
-      # The client will not go on; for all others it is silent.
+      # The client refuses to continue; to all others it has dropped out.
       except UserError as error:
         silent[who] = error
         continue

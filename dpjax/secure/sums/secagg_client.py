@@ -1,4 +1,4 @@
-"""A client of SecAgg: (state, message) -> (state, message), until nothing is left to say.
+"""A client of SecAgg: (state, message) -> (state, message), until the protocol ends.
 
 `start` draws the client's keys. From then on `answer` takes each message of the server:
 
@@ -35,13 +35,13 @@ from dpjax.secure.sums.primitives import SECRET_BYTES
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# Public keys of channel and mask, and the commitment to the seed of the own mask.
+# Public keys of channel and mask, and the commitment to the seed of the client's own mask.
 KEY_BYTES = 96
 SIGNATURE_BYTES = 64
-# Two shares, and the tag of the cipher.
+# Two shares, and the cipher's tag.
 SEALED_BYTES = 2 * SECRET_BYTES + 16
 REVEALED_BYTES = 1 + SECRET_BYTES
-# The first byte of a revealed share says which of two secrets it is of.
+# First byte of a revealed share: which of two secrets it belongs to.
 OWN_MASK = b"\0"
 MASK_KEY = b"\1"
 DEAD = b"\0"
@@ -49,7 +49,7 @@ ALIVE = b"\1"
 
 
 class Member(NamedTuple):
-  """A client between two messages. All of it but `terms`, `me` and `expects` is secret."""
+  """A client between two messages. Everything except `terms`, `me` and `expects` is secret."""
 
   terms: Terms
   me: int
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
 
 def record_bytes(terms: Terms, kind: str) -> int:
-  """Bytes of a record of each kind of message."""
+  """Returns the bytes of a record of each kind of message."""
   keys = KEY_BYTES + (SIGNATURE_BYTES if terms.directory else 0)
   return {
     "keys": keys,
@@ -87,7 +87,7 @@ def start(
   signing_key: bytes | None = None,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
 ) -> tuple[Member, bytes]:
-  """A client with fresh keys, and its message with the public ones.
+  """Starts a client with fresh keys, and returns its message with the public ones.
 
   Args:
     signing_key: Ed25519 private key [32], where the terms have a directory.
@@ -108,7 +108,7 @@ def start(
     raise UserError(
       f"of client {me} is not the one that the directory lists", field="signing_key"
     )
-  # Three secrets: of the sealed channel, of the masks of pairs, and of the own mask.
+  # Three secrets: for the sealed channel, for the pairwise masks, and for its own mask.
   channel = entropy(32)
   mask = entropy(SECRET_BYTES)
   seed = entropy(SECRET_BYTES)
@@ -126,23 +126,24 @@ def start(
 
 
 def mask_key(terms: Terms, who: int, seed: bytes) -> bytes:
-  """The X25519 private key [32] of a client's masks."""
+  """Derives the X25519 private key [32] of a client's masks."""
   return primitives.derive(seed, terms.context(b"mask key", who))
 
 
 def commitment(terms: Terms, who: int, seed: bytes) -> bytes:
-  """The commitment by which the server knows that it has rebuilt the right seed."""
+  """Returns the commitment by which the server verifies a rebuilt seed."""
   return primitives.derive(seed, terms.context(b"commitment", who))
 
 
 def own_stream(terms: Terms, who: int, seed: bytes) -> bytes:
-  """The key of the stream PRG(b)."""
+  """Derives the key of the stream PRG(b)."""
   return primitives.derive(seed, terms.context(b"own mask", who))
 
 
 def pair_stream(terms: Terms, one: int, private: bytes, other: int, public: bytes) -> bytes:
-  """The key of the stream that two neighbours share, by the mask key of one of them."""
-  # Both ends derive the key, so ids stand in one order.
+  """Derives the key of the stream that two neighbours share, from the mask key of one of
+  them."""
+  # Both ends derive the key, so the ids are in a fixed order.
   info = terms.context(b"pair mask", min(one, other), max(one, other))
   return primitives.agree(private, public, info)
 
@@ -152,14 +153,14 @@ def _signed_keys(terms: Terms, who: int, public: bytes) -> bytes:
 
 
 def is_signed(terms: Terms, who: int, record: bytes) -> bool:
-  """Whether a record of public keys is signed by whom the directory lists."""
+  """Returns whether a record of public keys is signed by the client in the directory."""
   public = dict(zip(terms.clients, terms.directory or ()))[who]
   text = _signed_keys(terms, who, record[:KEY_BYTES])
   return primitives.signed_by(public, record[KEY_BYTES:], text)
 
 
 def signed_survivors(terms: Terms, survivors: Mapping[int, bytes]) -> bytes:
-  """The text that a client signs for a list of survivors."""
+  """Returns the text that a client signs for a list of survivors."""
   alive = sorted(who for who, mark in survivors.items() if mark == ALIVE)
   return terms.context(b"signed survivors", *alive)
 
@@ -209,7 +210,7 @@ def _share(member: Member, letter: Letter) -> tuple[Member, bytes]:
     who: primitives.seal(channels[who][0], shares[who], terms.context(b"shares", me, who))
     for who in roster
   }
-  # It keeps its own share, as a holder like any other.
+  # It keeps its own share, as any other holder does.
   member = member._replace(
     expects="forwarded", roster=roster, channels=channels, shares={me: shares[me]}
   )
@@ -225,7 +226,7 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
   own = (member.channel_key, mask_key(terms, me, member.mask_seed))
   keys = [primitives.public_key(key) for key in own]
   keys += [part for record in roster.values() for part in (record[:32], record[32:64])]
-  # The protocol wants all keys to differ (Bonawitz et al. 2017, figure 4).
+  # The protocol requires distinct keys (Bonawitz et al. 2017, figure 4).
   if len({*keys}) != len(keys):
     raise UserError("two clients have the same key", field="roster")
   for who, record in roster.items():
@@ -234,7 +235,7 @@ def _check_roster(member: Member, roster: Mapping[int, bytes]) -> None:
 
 
 def _channel(member: Member, who: int, public: bytes) -> tuple[bytes, bytes]:
-  """Keys of this session for what goes to a neighbour, and for what comes from it."""
+  """Returns the session's keys for messages to a neighbour, and from it."""
   low, high = sorted((member.me, who))
   info = member.terms.context(b"channel", low, high)
   both = primitives.agree(member.channel_key, public, info, 64)
@@ -272,7 +273,7 @@ def _mask(
     streams.append((key, who > me))
   masked = np.array(vector, terms.dtype)
   primitives.add_streams(masked, streams)
-  # The channels' keys have done their work, and cannot be told any more.
+  # The channels' keys are no longer needed. Once deleted, they cannot be revealed.
   member = member._replace(
     expects="survivors", shares={**member.shares, **shares}, channels={}
   )
@@ -287,12 +288,14 @@ def _settle(member: Member, letter: Letter) -> tuple[Member, bytes]:
     raise UserError(
       "must say of each client whose shares this one holds", field="survivors"
     )
-  # Called gone, its mask key would be revealed, on the way to both of its secrets.
+  # If it were listed as gone, its mask key would be revealed. Both of its secrets could
+  # then become known.
   if survivors[me] != ALIVE:
     raise UserError(f"client {me} is said to be gone, and is here", field="survivors")
   alive = sum(mark == ALIVE for mark in survivors.values())
   fewest = terms.threshold
-  # Without a graph it is told of all clients, and counts the survivors itself.
+  # Without a graph the client sees the marks of all clients, and counts the survivors
+  # itself.
   if terms.degree is None:
     fewest = max(fewest, terms.min_survivors)
   if alive < fewest:
@@ -316,7 +319,7 @@ def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
     if member.survivors.get(who) == ALIVE
     and primitives.signed_by(directory[who], bytes(signature), text)
   ]
-  # No second list can have so many signatures, unless a third of the clients lies.
+  # A second list cannot get as many signatures, unless a third of the clients lies.
   if len(signed) < max(terms.threshold, terms.min_survivors):
     raise UserError(
       f"{len(signed)} clients have signed this list of survivors; the threshold "
@@ -327,13 +330,13 @@ def _confirm(member: Member, letter: Letter) -> tuple[Member, bytes]:
 
 
 def _reveal(member: Member, survivors: Mapping[int, bytes]) -> tuple[Member, bytes]:
-  """Reveals for each client the one share that is asked for, and never the other."""
+  """Reveals for each client the one requested share, and never the other."""
   revealed = {
     who: OWN_MASK + member.shares[who][SECRET_BYTES:]
     if mark == ALIVE
     else MASK_KEY + member.shares[who][:SECRET_BYTES]
     for who, mark in survivors.items()
   }
-  # Forgotten, so that no later message gets the other shares.
+  # Deleted, so that no later message gets the other shares.
   member = member._replace(expects="", shares={})
   return member, letters.write("revealed", member.terms.session, member.me, revealed)

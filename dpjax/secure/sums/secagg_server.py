@@ -1,4 +1,5 @@
-"""The server of SecAgg: messages go in one by one, a phase is closed, messages go out.
+"""The server of SecAgg: it receives messages one by one, closes a phase, and sends
+messages.
 
     state = start(terms)
     state = receive(state, message)          # of any client, while the phase is open
@@ -7,7 +8,7 @@
     unmasked = total(state)
 
 Masked vectors are added up as they come: memory does not grow with the number of clients.
-A message that is wrong in any way raises one line and leaves the state as it was. Whoever
+A message that is wrong in any way raises one line and leaves the state as it was. Anyone who
 sent it counts as silent. What the server learns beside the sum: who was there in which phase,
 and when their messages came.
 
@@ -40,12 +41,12 @@ from dpjax.secure.sums.secagg_client import (
 from dpjax.secure.sums.terms import Terms, holders, neighbours
 from dpjax.validate import UserError
 
-# With any private key, the agreement with a point of low order comes to nothing.
+# With any private key, agreement with a low-order point gives zero.
 _ANY_PRIVATE = bytes(31) + b"@"
 
 
 class Collected(NamedTuple):
-  """The server between two messages; none of it is secret from the server's operator."""
+  """The server between two messages. Nothing is secret from its operator."""
 
   terms: Terms
   phase: str  # the kind of message that is received now; "": all have been
@@ -58,7 +59,7 @@ class Collected(NamedTuple):
 
 
 class Unmasked(NamedTuple):
-  """Result of one sum, and the work that it was."""
+  """Result of one sum, and its cost."""
 
   total: np.ndarray  # [d] uint32 or uint64
   survivors: tuple[int, ...]
@@ -67,7 +68,7 @@ class Unmasked(NamedTuple):
 
 
 def start(terms: Terms) -> Collected:
-  """A server that waits for keys.
+  """Starts a server that waits for keys.
 
   Raises:
     UserError: the extra `secure` is not installed.
@@ -78,7 +79,7 @@ def start(terms: Terms) -> Collected:
 
 
 def expected(state: Collected) -> frozenset[int]:
-  """The clients that may still send a message in this phase."""
+  """Returns the clients that may still send a message in this phase."""
   phases = {
     "keys": (state.terms.clients, state.keys),
     "envelopes": (state.keys, state.envelopes),
@@ -92,14 +93,14 @@ def expected(state: Collected) -> frozenset[int]:
 
 
 def receive(state: Collected, data: bytes, sender: int | None = None) -> Collected:
-  """The state with one more message.
+  """Returns the state with one more message.
 
   Args:
-    sender: who the transport says it is from; None: believe the message.
+    sender: sender by the transport; None: trust the message.
 
   Raises:
-    UserError: no message of this phase and session, a second one, of somebody who is no
-      client or was silent before, or of the wrong content. The state stays as it was.
+    UserError: not a message of this phase and session; a second message; a sender who is no
+      client, or dropped out before; wrong content. The state stays as it was.
   """
   terms = state.terms
   kind = state.phase
@@ -140,7 +141,7 @@ def _take_keys(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _check_keys(state: Collected, sender: int, record: bytes) -> None:
-  """Raises for keys that no client would go on with.
+  """Raises for keys that every client would refuse.
 
   One client's keys must not silence all the others.
   """
@@ -149,7 +150,7 @@ def _check_keys(state: Collected, sender: int, record: bytes) -> None:
   if fresh[0] == fresh[1] or known & {*fresh}:
     raise UserError(f"of client {sender} are there already", field="keys")
   for public in fresh:
-    # This raises where nobody can agree on a key with it.
+    # Raises if no key agreement with it is possible.
     primitives.agree(_ANY_PRIVATE, public, b"")
 
 
@@ -187,13 +188,13 @@ def _take_revealed(state: Collected, letter: letters.Letter) -> Collected:
 
 
 def _survivors(state: Collected, who: int) -> dict[int, bytes]:
-  """Marks, for a client, of itself and of the neighbours whose shares it holds."""
+  """Returns the marks of a client itself and of the neighbours whose shares it holds."""
   there = holders(state.terms, who, state.envelopes)
   return {other: ALIVE if other in state.uploaded else DEAD for other in there}
 
 
 def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
-  """Ends the phase; (the next one, the messages that open it by client).
+  """Ends the phase; returns (the next one, the messages that open it by client).
 
   Raises:
     UserError: fewer than min_survivors or threshold clients are left. Nothing was revealed,
@@ -272,7 +273,7 @@ def _finish(state: Collected) -> tuple[Collected, dict[int, bytes]]:
 
 
 def total(state: Collected) -> Unmasked:
-  """The sum of the vectors of all who uploaded, after the last phase was closed.
+  """Returns the sum of the vectors of all who uploaded, after the last phase was closed.
 
   Raises:
     UserError: a phase is open, or a secret cannot be rebuilt: too few or wrong shares.
@@ -281,19 +282,20 @@ def total(state: Collected) -> Unmasked:
   if state.phase:
     raise UserError(f"the sum still receives {state.phase}", field="total")
   streams = []
-  # Masks between two survivors cancel; the own mask of each is taken off.
+  # Masks between two survivors cancel; each survivor's own mask is subtracted.
   for who in sorted(state.uploaded):
     seed = _rebuilt(state, who)
     streams.append((own_stream(terms, who, seed), False))
   agreements = 0
-  # Survivors added masks for those who shared keys and sent no vector: these do not cancel.
+  # Survivors also added masks for clients that shared keys but sent no vector. These do not
+  # cancel.
   for gone in sorted({*state.envelopes} - state.uploaded):
     alive = [who for who in neighbours(terms, gone) if who in state.uploaded]
-    # Where no neighbour has uploaded, there is no mask to take off, and nothing to rebuild.
+    # If no neighbour has uploaded, there is no mask to subtract, and nothing to rebuild.
     private = mask_key(terms, gone, _rebuilt(state, gone)) if alive else b""
     for who in alive:
       key = pair_stream(terms, gone, private, who, state.keys[who][32:64])
-      # The survivor added the stream where gone > who: there it is subtracted.
+      # The survivor added the stream if gone > who. In that case it is subtracted here.
       streams.append((key, gone < who))
     agreements += len(alive)
   unmasked = state.total.copy()
@@ -303,7 +305,7 @@ def total(state: Collected) -> Unmasked:
 
 
 def _rebuilt(state: Collected, whose: int) -> bytes:
-  """The own seed of a survivor, or the mask seed of somebody who is gone.
+  """Returns the rebuilt own seed of a survivor, or the mask seed of a client that is gone.
 
   A wrong share is known by what it comes to; runs of threshold shares around the circle of
   holders are tried, so that one wrong share among more than enough does no harm.

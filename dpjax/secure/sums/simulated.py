@@ -1,4 +1,4 @@
-"""SecAgg without its cryptography: the same total, refusals and costs, and NO secrecy.
+"""SecAgg without its cryptography: the same total, refusals and costs, but NO secrecy.
 
 For sweeps over many rounds: vectors are added as they are, and what the messages, streams and
 agreements would have been is counted by formula. Its name says that it is simulated.
@@ -57,7 +57,7 @@ class Simulated:
     total = np.zeros(read.length, self.protocol.dtype)
     for who in there.uploading:
       total += read(who)
-    # Only the sizes of messages follow from a directory: no signature is made.
+    # A directory only changes the sizes of messages: no signature is made.
     if self.protocol.signed:
       terms = dataclasses.replace(terms, directory=(bytes(32),) * len(terms.clients))
     cost = predicted(terms, there)._replace(seconds=time.perf_counter() - start)
@@ -65,14 +65,15 @@ class Simulated:
 
 
 def _near(terms: Terms, who: int, there: Collection[int]) -> int:
-  """How many neighbours of a client are there."""
+  """Returns how many neighbours of a client are in the set."""
   if terms.degree is None:
     return len(there) - (who in there)
   return sum(other in there for other in neighbours(terms, who))
 
 
 def going_on(terms: Terms, there: Present) -> Present:
-  """The clients left in each phase when those with too few neighbours refuse to go on.
+  """Returns the clients left in each phase when those with too few neighbours refuse to
+  continue.
 
   Raises:
     UserError: where the protocol refuses the sum.
@@ -96,8 +97,8 @@ def going_on(terms: Terms, there: Present) -> Present:
   unmasking = go_on(there.unmasking, uploading)
   for who in sharing:
     shares = _near(terms, who, unmasking) + (who in unmasking)
-    # Rebuilt are the own mask of who uploaded, and the mask key of who is gone but was
-    # masked against.
+    # Seeds to rebuild: own masks of clients that uploaded, and mask keys of clients that
+    # are gone but were masked against.
     needed = who in uploading or _near(terms, who, uploading) > 0
     if needed and shares < terms.threshold:
       raise UserError(
@@ -108,7 +109,7 @@ def going_on(terms: Terms, there: Present) -> Present:
 
 
 def predicted(terms: Terms, there: Present) -> Cost:
-  """Cost of a sum in which these clients answer (`going_on`); seconds are 0.
+  """Predicts the cost of a sum in which these clients answer (`going_on`); seconds are 0.
 
   With all n there, degree k (n - 1 without a graph) and vectors of b bytes: expansions
   n (k + 2), agreements 2 n k, bytes n (b + O(k)).
@@ -134,7 +135,7 @@ def predicted(terms: Terms, there: Present) -> Cost:
 
 
 def _client_bytes(terms: Terms, who: int, phases: list[frozenset[int]]) -> int:
-  """Sent and received by one client."""
+  """Returns the bytes sent and received by one client."""
   named, sharing, uploading, unmasking = phases
   letter = lambda kind, count: letters.size(count, record_bytes(terms, kind))
   total = letter("keys", 1) + letter("roster", _near(terms, who, named))

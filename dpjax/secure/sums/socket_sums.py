@@ -1,4 +1,4 @@
-"""SecAgg between processes: a server and clients that are separate programs.
+"""SecAgg between processes: server and clients are separate programs.
 
 `serve` is the server, `take_part` a client: the same states and messages as in memory, over
 the sockets of `processes.lobby`. A client that is killed, leaves or hangs at any time is a
@@ -54,23 +54,23 @@ from dpjax.validate import UserError
 
 _FRAME = struct.Struct("<Q")
 _PIECE = 1 << 20
-# Messages that are half read at once, or as many as fit into _ROOM bytes: memory does not
-# grow with the number of clients.
+# Most messages that are half read at once, within _ROOM bytes: memory does not grow with
+# the number of clients.
 _AT_ONCE = 8
 _ROOM = 1 << 26
-# A message that keeps others waiting has this part of a phase.
+# A message that keeps others waiting gets 1 / this of a phase.
 _SHARE = 4
-# Seconds without a byte in the middle of a message, either way.
+# Seconds without a byte in the middle of a message, in either direction.
 _STALL = 5.0
 _TURN = 0.2
 Report = Callable[[str], None]
 
 
-# --- terms, as a file that all parties are given
+# --- terms, as a file for all parties
 
 
 def written(terms: Terms) -> str:
-  """The terms as JSON.
+  """Serialises the terms as JSON.
 
   >>> terms = Terms(bytes(16), (1, 2, 3), 2, 2, length=10)
   >>> read(written(terms)) == terms
@@ -84,7 +84,7 @@ def written(terms: Terms) -> str:
 
 
 def read(text: str) -> Terms:
-  """The terms that `written` gave.
+  """Parses the terms that `written` made.
 
   Raises:
     UserError: it is something else, or makes no sense.
@@ -105,21 +105,21 @@ def read(text: str) -> Terms:
 
 
 def hello(terms: Terms, process: int) -> dict[str, object]:
-  """Greeting of process 0, the server, and of process i, the i-th client."""
+  """Returns the greeting of process 0, the server, or of process i, the i-th client."""
   digest = hashlib.sha256(written(terms).encode()).hexdigest()
   return {
     "process_id": process,
     "num_processes": len(terms.clients) + 1,
-    # Of the terms: whoever has others is sent away.
+    # Digest of the terms: a client with other terms is refused.
     "config": digest,
   }
 
 
-# --- the server
+# --- server
 
 
 class _Gone(Exception):
-  """A client will say no more; why."""
+  """The reason why a client will send nothing more."""
 
 
 class _Line:
@@ -142,7 +142,7 @@ class _Line:
     return self._connection.fileno()
 
   def more(self, most: int) -> bytes | None:
-    """A message of at most so many bytes, None while it is not complete."""
+    """Reads a message of at most that many bytes; None while it is incomplete."""
     try:
       piece = self._connection.recv(min(_PIECE, self._wanted - len(self._data)))
     except BlockingIOError:
@@ -161,7 +161,7 @@ class _Line:
       self._wanted = _FRAME.size
       return data
     (announced,) = _FRAME.unpack(data)
-    # Checked before memory is set aside: a stranger may announce any length.
+    # Checked before memory is allocated: an unknown peer may announce any length.
     if not 0 < announced <= most:
       raise _Gone(f"announced {announced} bytes, at most {most} are taken")
     self._head = False
@@ -169,12 +169,12 @@ class _Line:
     return None
 
   def put(self, data: bytes) -> None:
-    """Keeps a message until the client takes it; `flush` sends."""
+    """Queues a message for the client; `flush` sends it."""
     self._unsent.append(memoryview(_FRAME.pack(len(data))))
     self._unsent.append(memoryview(data))
 
   def flush(self) -> bool:
-    """Sends a piece that the client takes now, without waiting; whether it took any."""
+    """Sends without waiting as much as the client takes now; returns whether it took any."""
     piece = self._unsent[0]
     try:
       count = self._connection.send(piece[:_PIECE])
@@ -193,7 +193,7 @@ class _Line:
 
 
 class _Phase:
-  """The clients to be heard in a phase, and since when each has said or taken nothing."""
+  """The clients expected in a phase, and the time since each was last active."""
 
   def __init__(
     self, lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
@@ -210,23 +210,25 @@ class _Phase:
     self._patience = max(_STALL, (until - start) / _SHARE)
 
   def _listens(self, who: int) -> bool:
-    # Other messages wait in their sockets while as many as memory holds are half read.
+    # Other messages wait in their sockets while the limit of half-read ones is reached.
     return who in self._begun or len(self._begun) < self._at_once
 
   def ready(self) -> list[tuple[int, int]]:
-    """(client, what can be done on its line): of all at once, within the phase's time."""
+    """Returns (client, possible actions on its line) for all at once, within the phase's
+    time."""
     with selectors.DefaultSelector() as ready:
       for who in self.waiting:
         events = selectors.EVENT_READ * self._listens(who)
         events |= selectors.EVENT_WRITE * self._lines[who].has_unsent
         if events:
           ready.register(self._lines[who].fileno(), events, who)
-      # Wakes up often enough to see who is late.
+      # Wakes up often enough to notice late clients.
       left = min(_TURN, max(self._until - time.monotonic(), 0.0))
       return [(key.data, events) for key, events in ready.select(left)]
 
   def move(self, who: int, events: int, now: float) -> bytes | str | None:
-    """Sends and reads what is possible; its message, why there is none, or None so far."""
+    """Sends and reads what is possible. Returns a message, the reason for its absence, or
+    None so far."""
     try:
       if events & selectors.EVENT_WRITE and self._lines[who].flush():
         self._taken[who] = now
@@ -239,8 +241,8 @@ class _Phase:
     return None
 
   def late(self, now: float) -> dict[int, str]:
-    """The clients whose time is over, and why."""
-    # Slowness is held against a client only while others wait for its place.
+    """Returns the clients whose time is over, with the reason."""
+    # Slowness counts against a client only while others wait for its place.
     full = len(self._begun) >= self._at_once and len(self.waiting) > len(self._begun)
     late = dict[int, str]()
     for who, last in self._begun.items():
@@ -255,7 +257,7 @@ class _Phase:
     return late
 
   def end(self, who: int) -> None:
-    """Stops waiting for a client: it was heard, or is left out."""
+    """Stops waiting for a client: its message arrived, or it is left out."""
     self.waiting.discard(who)
     self._begun.pop(who, None)
 
@@ -263,14 +265,15 @@ class _Phase:
 def _heard(
   lines: Mapping[int, _Line], wanted: Collection[int], most: int, until: float
 ) -> Iterator[tuple[int, bytes | str]]:
-  """(client, its message or why there is none), as they come; each of `wanted` once.
+  """Yields (client, its message or the reason for its absence) as they arrive; each of
+  `wanted` once.
 
   What was put on their lines is sent meanwhile, to all at once.
   """
   phase = _Phase(lines, wanted, most, until)
   while phase.waiting:
     ready = phase.ready()
-    # Before whoever listens to this computes: that is no silence of a client's.
+    # Before the consumer computes: that time must not count as a client's silence.
     now = time.monotonic()
     for who, events in ready:
       said = phase.move(who, events, now)
@@ -290,14 +293,14 @@ def serve(
   phase_timeout: float = 60.0,
   report: Report = lambda line: None,
 ) -> Summed:
-  """The server's side of one sum.
+  """Runs the server's side of one sum.
 
   Args:
     coordinator: "HOST:PORT" where it listens until the clients have come.
     connect_timeout: seconds to wait for them; who comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
       enough for the slowest honest client's upload and what all compute.
-    report: is told in one line of whoever is left out, and why.
+    report: is told in one line of anyone who is left out, and why.
 
   Returns:
     the sum. Its cost's expansions and agreements are those of the formula
@@ -329,7 +332,7 @@ def _served(
     kind = state.phase
     until = time.monotonic() + seconds
     most = letters.size(len(terms.clients), record_bytes(terms, kind))
-    # In these phases a client speaks of itself alone: one record.
+    # In these phases a client sends one record, about itself only.
     if kind in ("keys", "masked", "agreed"):
       most = letters.size(1, record_bytes(terms, kind))
     wanted = [who for who in secagg_server.expected(state) if who in lines]
@@ -349,7 +352,7 @@ def _served(
       there.append(tuple(sorted(answered)))
     state, outgoing = secagg_server.close(state)
     for who in outgoing.keys() & lines.keys():
-      # Sent while the messages of the next phase are heard.
+      # Sent while the messages of the next phase are received.
       lines[who].put(outgoing[who])
   moved.update({who: line.bytes_sent for who, line in lines.items()})
   unmasked = secagg_server.total(state)
@@ -364,7 +367,7 @@ def _served(
   return Summed(unmasked.total, unmasked.survivors, cost)
 
 
-# --- a client
+# --- client
 
 
 def take_part(
@@ -377,7 +380,8 @@ def take_part(
   connect_timeout: float = 60.0,
   phase_timeout: float = 60.0,
 ) -> None:
-  """A client's side of one sum; its keys come from the operating system, and end with it.
+  """Runs a client's side of one sum. Its keys come from the operating system, and are
+  deleted at the end.
 
   Args:
     vector: [d] unsigned integers of the terms' type; leaves this process masked alone.
@@ -422,7 +426,7 @@ def _put(connection: socket.socket, data: bytes, seconds: float) -> None:
 def _read(connection: socket.socket, length: int, until: float) -> bytes:
   data = bytearray()
   while len(data) < length:
-    # A timeout of 0 would make the socket return at once.
+    # A timeout of 0 would make the socket non-blocking.
     connection.settimeout(max(until - time.monotonic(), 0.001))
     try:
       piece = connection.recv(min(_PIECE, length - len(data)))
@@ -439,7 +443,7 @@ def _read(connection: socket.socket, length: int, until: float) -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-  """A client whose vector is what a function returns: TERMS.json HOST:PORT CLIENT PATH.
+  """Runs a client whose vector a function returns: TERMS.json HOST:PORT CLIENT PATH.
 
   Raises:
     UserError: as `take_part`, or the arguments are not four, or name nothing.

@@ -1,4 +1,4 @@
-"""Terms that all parties of a secure sum know beforehand, and who is whose neighbour.
+"""Terms that all parties of a secure sum know in advance, and the graph of neighbours.
 
 SecAgg masks each vector against those of all other clients. SecAgg+ masks it against `degree`
 of them, in a random regular graph: clients stand on a ring in an order that nobody can choose
@@ -43,7 +43,7 @@ class Terms:
     threshold: t, shares that rebuild a secret.
     min_survivors: fewest vectors in a sum.
     length: d, entries of each vector.
-    bits: of the modulus.
+    bits: bits of the modulus.
     degree: neighbours of each client; None: all others (SecAgg).
     directory: Ed25519 public keys [32] in the order of `clients`, from somebody whom all
       trust: the variant against a server that lies. Not with `degree`: proved for SecAgg.
@@ -106,17 +106,17 @@ class Terms:
     return np.dtype(f"<u{self.bits // 8}")
 
   def context(self, purpose: bytes, *ids: int) -> bytes:
-    """The purpose of a key in bytes, so that no two purposes share a key."""
+    """Returns the purpose of a key in bytes, so that no two purposes share a key."""
     return b"|".join([b"dpjax secure sum 1", purpose, self.session, repr(ids).encode()])
 
 
 def neighbours(terms: Terms, who: int) -> tuple[int, ...]:
-  """Whom a client shares masks with, ascending."""
+  """Returns the clients with which a client shares masks, ascending."""
   return _graph(terms.session, terms.clients, terms.degree)[who]
 
 
 def holders(terms: Terms, who: int, there: Collection[int]) -> tuple[int, ...]:
-  """The holders of a client's shares: itself and its neighbours that are `there`."""
+  """Returns the holders of a client's shares: itself and its neighbours that are `there`."""
   return tuple(
     sorted({who, *(other for other in neighbours(terms, who) if other in there)})
   )
@@ -138,7 +138,7 @@ def _graph(
   }
 
 
-# --- the parameters of SecAgg+
+# --- parameters of SecAgg+
 
 
 def graph_parameters(
@@ -149,8 +149,8 @@ def graph_parameters(
   security_bits: float = 40,
   failure_bits: float = 20,
 ) -> tuple[int | None, int]:
-  """(degree, threshold): the smallest degree that keeps this module's promises, with the
-  smallest threshold; degree None (all others) where none below does.
+  """Returns (degree, threshold): the smallest degree with this module's guarantees, and its
+  smallest threshold. Degree None means all others, where no smaller degree works.
 
   Args:
     corrupt: largest fraction of the clients that tell the server all they know.
@@ -173,20 +173,20 @@ def graph_parameters(
       field="corrupt",
       value=Verbatim(f"{corrupt:g}"),
     )
-  # One bit more, for there are two ways to lose secrecy.
+  # One more bit, since secrecy can be lost in two ways.
   chances = (security_bits + 1, failure_bits)
   for degree in range(2, num_clients - 1, 2):
     if _log2_cut(num_clients, degree, bad + gone) < -(security_bits + 1):
       threshold = _threshold(num_clients, degree, bad, gone, chances)
       if threshold is not None:
         return degree, threshold
-  # With all as neighbours, one share more than the corrupt clients hold is enough.
+  # With all clients as neighbours, one share more than the corrupt clients hold is enough.
   return None, max(2, bad + 1)
 
 
 def largest_part(fraction: float, num_clients: int) -> int:
-  """The most clients that are no more than this fraction."""
-  # 0.29 * 100 is 28.999999999999996.
+  """Returns the most clients that are at most this fraction."""
+  # 0.29 * 100 is 28.999999999999996 in floats.
   return math.floor(fraction * num_clients + 1e-9)
 
 
@@ -205,8 +205,9 @@ def _log2_cut(num_clients: int, degree: int, lost: int) -> float:
 
 
 def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
-  """P[0], P[1], ... marked ones among those drawn without replacement (hypergeometric)."""
-  # In logarithms: these binomials leave the range of floats.
+  """P[0], P[1], ... of the number of marked clients among those drawn without replacement
+  (hypergeometric)."""
+  # In logarithms, since these binomials leave the range of floats.
   whole = _log2_choose(num_clients, drawn)
   for k in range(drawn + 1):
     if k > marked or drawn - k > num_clients - marked:
@@ -219,7 +220,8 @@ def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
 def _threshold(
   num_clients: int, degree: int, bad: int, gone: int, chances: tuple[float, float]
 ) -> int | None:
-  """The smallest t that corrupt neighbours do not reach and survivors do, if there is one."""
+  """Returns the smallest t that corrupt neighbours do not reach but survivors do, if there
+  is one."""
   above = np.cumsum([*_counts(num_clients, bad, degree)][::-1])[::-1]  # P[>= k]
   safe = [k for k in range(degree + 1) if num_clients * above[k] <= 2 ** -chances[0]]
   staying = np.cumsum([*_counts(num_clients, num_clients - gone, degree)])  # P[<= k]

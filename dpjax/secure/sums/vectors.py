@@ -1,4 +1,4 @@
-"""Demands of all secure sums on their vectors, and who is left when clients fall silent."""
+"""Requirements of all secure sums on their vectors, and the clients left after drop-outs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from dpjax.validate import UserError
 
 MOST_CLIENTS = 10_000
 MOST_ENTRIES = 2**28
-# An id has 32 bits in a message, and the next one means the server.
+# An id has 32 bits in a message, and the next one is the server's.
 LAST_ID = 2**32 - 2
 
 
 def bits_needed(num_clients: int, largest: int) -> int:
-  """Bits of a modulus that no sum of `num_clients` integers in [0, largest] wraps around.
+  """Returns the bits of a modulus that no sum of `num_clients` integers in [0, largest]
+  exceeds.
 
   >>> bits_needed(100, 2**20 - 1)
   27
@@ -30,16 +31,16 @@ def bits_needed(num_clients: int, largest: int) -> int:
 
 
 def dtype_of(bits: int) -> np.dtype:
-  """uint32 or uint64; arithmetic on it is modulo 2^bits."""
+  """Returns uint32 or uint64; its arithmetic is modulo 2^bits."""
   return np.dtype(f"uint{bits}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SumSettings:
-  """Settings of every protocol.
+  """Settings shared by all protocols.
 
   Args:
-    bits: of the modulus, 32 or 64.
+    bits: bits of the modulus, 32 or 64.
     min_survivors: fewest vectors in a sum; with fewer it is refused and nothing is revealed.
     largest: if given, no entry is larger: a cohort whose sum could then wrap around is
       refused beforehand, and so is a vector that breaks the promise. None: sums wrap around,
@@ -67,7 +68,7 @@ class SumSettings:
 
 
 class Present(NamedTuple):
-  """Clients in each phase: ids, ascending, each phase a part of the one before."""
+  """Clients in each phase: ids, ascending, each phase a subset of the one before."""
 
   named: tuple[int, ...]
   sharing: tuple[int, ...]
@@ -125,7 +126,7 @@ def enough(settings: SumSettings, survivors: int, phase: str) -> None:
 
 
 class LazyVectors(Mapping[int, np.ndarray]):
-  """Clients' vectors, computed as they are read: never two of them at once."""
+  """Clients' vectors, computed when they are read, so that two are never in memory."""
 
   def __init__(self, clients: Iterable[int], make: Callable[[int], np.ndarray]):
     self._clients = dict.fromkeys(sorted(clients))
@@ -144,7 +145,8 @@ class LazyVectors(Mapping[int, np.ndarray]):
 
 
 class Reader:
-  """Looks up each vector once, in ascending order, and holds all to one length and type.
+  """Looks up each vector once, in ascending order, and checks that all have one length and
+  type.
 
   The first is read at once, since its length is everybody's; none is kept.
   """
@@ -164,14 +166,14 @@ class Reader:
     self.length = len(self._held)
 
   def __call__(self, who: int) -> np.ndarray:
-    """The vector of a client, [d].
+    """Returns the vector of a client, [d].
 
     Raises:
       UserError: of another length or type than it should be, or an entry above `largest`.
     """
     first = who == self._first
     vector = np.asarray(self._held if first else self._vectors[who])
-    # Handed out once: no vector is kept.
+    # Returned only once: no vector is kept.
     if first:
       self._held = np.zeros(0)
     wanted = self._settings.dtype

@@ -1,5 +1,5 @@
-"""Parties that hold different columns of the same people: alignment, split networks, two-party
-regression, encrypted vectors, transfer; and regression from sums."""
+"""Vertical learning: parties hold different columns of the same entities. Alignment, split
+networks, two-party regression, encrypted vectors, transfer; and regression from sums."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Entity alignment: which ids two parties share, by private set intersection.
+"""Entity alignment: finds the ids that two parties share, by private set intersection.
 
 The protocol is that of the library `openmined-psi` (extra `vertical`): elliptic-curve
 Diffie-Hellman, where each id is hashed to a point and raised to both parties' secret
@@ -28,7 +28,8 @@ INSTALL = "pip install 'dpjax[vertical]'"
 
 
 class Alignment(NamedTuple):
-  """The entities that both parties hold, in an order that says nothing of either's own."""
+  """The entities that both parties hold, in an order that does not depend on either party's
+  own."""
 
   ids: tuple[str, ...]  # sorted
   rows_a: np.ndarray  # [n] rows of party a: ids_a[rows_a[i]] == ids[i]
@@ -38,7 +39,7 @@ class Alignment(NamedTuple):
 
 
 def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
-  """The shared ids of two parties and where each of them holds the entity.
+  """Returns the shared ids of two parties, and each party's places of these entities.
 
   Exact: the other party's set is sent without compression, which could hold false matches.
   Both parties run in this process, on keys made fresh for the call; what crosses between
@@ -63,7 +64,7 @@ def align(ids_a: Sequence[str], ids_b: Sequence[str]) -> Alignment:
   found = client.GetIntersection(
     _parsed(psi.ServerSetup, sent), _parsed(psi.Response, response)
   )
-  # Sorted, so that the order says nothing of either party's own.
+  # Sorted, so that the order reveals nothing about either party's own.
   ids = tuple(sorted(str(ids_a[place]) for place in found))
   return Alignment(
     ids=ids,
@@ -96,7 +97,7 @@ def _library() -> Any:
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
-  """Returns the message as the other side reads it from the bytes."""
+  """Returns the message as the other side parses it from the bytes."""
   out = kind()
   out.ParseFromString(message)
   return out

@@ -1,4 +1,5 @@
-"""Counts of what the parties of two-party regression could solve for, refused in time.
+"""Counts of what the parties of two-party regression could solve for, with a refusal in
+time.
 
 In a step on B rows a party with a matrix X [B, d] of its own (b's has the column of ones)
 learns X^T r, d linear equations for the B residuals r. A residual is the other party's secret
@@ -49,23 +50,24 @@ import numpy as np
 from dpjax.validate import UserError
 
 MAX_LEVERAGE = 0.9
-# What is too small to be learnt: a share of the largest singular value, and no more than the
-# step of the masks' lattice, for small columns may stand beside large ones.
+# Smaller numbers cannot be learnt: relative to the largest singular value, and never above
+# the step of the masks' lattice, since small columns may occur beside large ones.
 _RANK = 1e-9
 _STEP = 2.0**-28
-# Rounding of the singular values themselves, as a share of the largest.
+# Rounding of the singular values themselves, relative to the largest.
 _ROUNDING = 1e-14
-# Binary digits below the point of a sum that the coordinator tells; CKKS errs by about 1e-6.
+# Fraction bits of a sum that the coordinator reveals; CKKS errs by about 1e-6.
 SUM_BITS = 20
-# Of the bits of labels, or of a column of few values, that the other party may be told.
+# Largest share of the bits of labels, or of a column of few values, that the other party
+# may learn.
 MAX_SHARE = 0.25
-# Bits of the exponent of a float64.
+# Number of exponent bits of a float64.
 _EXPONENT_BITS = 11
 _SHARES = "dpjax.secure.vertical_models.train_logistic"
 
 
 def leverages(matrix: np.ndarray) -> np.ndarray:
-  """[B] how far each row's own residual is determined by matrix^T residuals, in [0, 1].
+  """[B]: how far matrix^T residuals determine each row's own residual, in [0, 1].
 
   >>> leverages(np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0]])).round(6)
   array([0.5, 0.5, 1. ])
@@ -77,7 +79,7 @@ def leverages(matrix: np.ndarray) -> np.ndarray:
 
 
 def numbers_held(num_rows: int, num_features: int, *, labels: bool) -> int:
-  """How many numbers of a party its rows hold, features up to a rotation.
+  """Counts the numbers of a party in its rows, with features only up to a rotation.
 
   >>> numbers_held(10, 3, labels=False), numbers_held(10, 3, labels=True)
   (27, 37)
@@ -98,10 +100,10 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
   """
   if not matrix.shape[1]:
     return 0.0
-  # Rounded up to a power of two: what the width itself tells is its exponent.
+  # Rounded up to a power of two, so that the width itself reveals only its exponent.
   power = math.ceil(math.log2(max(largest_residual, 0.5)))
   with np.errstate(divide="ignore"):
-    # -inf for a column of zeros, which tells nothing.
+    # -inf for a column of zeros, which reveals nothing.
     log_sums = np.log2(np.abs(matrix).sum(axis=0))
   # In logarithms: a residual near 2^1023 would overflow the width.
   bits = np.logaddexp2(0.0, log_sums + (power + 1 + SUM_BITS))
@@ -109,7 +111,7 @@ def equation_bits(matrix: np.ndarray, largest_residual: float) -> float:
 
 
 def discrete_bits(matrix: np.ndarray) -> float:
-  """Returns the bits that columns of few values hold, by the entropy of what is in them.
+  """Returns the bits in columns of few values, by the entropy of their content.
 
   A column has few values where there are two, or each comes twice on average: then another
   party may know the list of them.
@@ -125,17 +127,9 @@ def discrete_bits(matrix: np.ndarray) -> float:
   return total
 
 
-def _digests(*arrays: np.ndarray) -> list[bytes]:
-  """[B] fingerprints of rows."""
-  # + 0.0: 0 and -0 are one number
-  rows = [np.ascontiguousarray(array + 0.0).reshape(len(array), -1) for array in arrays]
-  return [
-    hashlib.sha256(b"".join(part.tobytes() for part in row)).digest() for row in zip(*rows)
-  ]
-
-
 class Disclosure:
-  """Counts, for both parties, what all steps so far have told, and refuses the step too many.
+  """Counts for both parties what all steps so far have revealed, and refuses a step that
+  reveals too much.
 
   It is the parties' memory of the protocol and therefore no part of a step's state: a run
   that starts again from an old state asks again. Give the same one to every
@@ -190,10 +184,16 @@ class Disclosure:
       raise UserError(
         f"has a residual of {largest_residual}; must be finite", field="batch"
       )
-    rows = _digests(x_a, x_b, np.asarray(y, np.float64))
+    # + 0.0: 0 and -0 are one number, and must have one fingerprint.
+    parts = [
+      np.ascontiguousarray(array + 0.0).reshape(len(array), -1)
+      for array in (x_a, x_b, np.asarray(y, np.float64))
+    ]
+    bytes_of = lambda row: b"".join(part.tobytes() for part in row)
+    rows = [hashlib.sha256(bytes_of(row)).digest() for row in zip(*parts)]
     # Of rows that are equal one counts: the other gives no new equation.
     first = list({row: i for i, row in enumerate(rows)}.values())
-    # A batch is known by its rows, in whichever order they come.
+    # A batch is identified by its rows, in any order.
     batch = hashlib.sha256(b"".join(sorted(rows))).digest()
     if batch not in self._steps:
       self._check_batch(rows)
@@ -208,7 +208,7 @@ class Disclosure:
       "b": told["b"] + equation_bits(x_b, largest_residual),
     }
     self._check_bits(self._steps.get(batch, 0) + 1, told, x_a[first], x_b[first, :-1])
-    # All checks have passed: a step that is refused is not counted.
+    # All checks have passed; a refused step is not counted.
     self._bits[batch] = told
     self._steps[batch] = self._steps.get(batch, 0) + 1
     self._seen.update(rows)
@@ -224,7 +224,7 @@ class Disclosure:
   def _check_steps(self, batch: bytes, num_rows: int, width_a: int, width_b: int) -> None:
     step = self._steps.get(batch, 0) + 1
     held = {
-      # By b, for a to solve for.
+      # Numbers of b, which a could solve for.
       "a": numbers_held(num_rows, width_b - 1, labels=self._secret_labels),
       "b": numbers_held(num_rows, width_a, labels=False),
     }
@@ -240,7 +240,8 @@ class Disclosure:
   def _check_bits(
     self, step: int, told: dict[str, float], x_a: np.ndarray, x_b: np.ndarray
   ) -> None:
-    """Refuses more bits than leave labels, and columns of few values, open.
+    """Refuses a step after which too few bits of labels, or of columns of few values, stay
+    hidden.
 
     Args:
       told: bits of all steps on these rows, by party, with this one.
@@ -253,7 +254,7 @@ class Disclosure:
       secrets.insert(0, ("a", "labels", float(len(x_a))))
     for party, name, held in secrets:
       most = MAX_SHARE * held
-      # Columns of one value alone hold nothing.
+      # Columns with a single value contain no information.
       if (held or name == "labels") and told[party] > most:
         raise UserError(
           f"step {step} on these rows would give party {party} {told[party]:.0f} "

@@ -1,6 +1,7 @@
-"""Vectors under additively homomorphic encryption: CKKS, and plain floats as its twin.
+"""Vectors under additively homomorphic encryption: CKKS, and plain floats with the same
+interface.
 
-What crosses between parties is bytes. Whoever holds a `Vectors` can encrypt, add and
+What crosses between parties is bytes. Anyone who holds a `Vectors` can encrypt, add and
 multiply by numbers of its own; only the holder of `KeyPair.decrypt` can read.
 
 | keys        | library                | for                                   |
@@ -68,7 +69,7 @@ class _Plain:
 
 
 def plaintext() -> KeyPair:
-  """No encryption: float64 as they are. For tests, and to read the protocol by.
+  """No encryption: float64 unchanged. For tests, and to understand the protocol.
 
   >>> keys = plaintext()
   >>> cipher = keys.public.encrypt(np.array([1.0, 2.0]))
@@ -104,7 +105,8 @@ class _Ckks:
 
 
 def ckks(*, depth: int = 1) -> KeyPair:
-  """A fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` products in a row (1 or 2).
+  """Makes a fresh CKKS key pair by TenSEAL at scale 2^40, for `depth` products in a row (1
+  or 2).
 
   Numbers below about 2^50 fit; a product comes back with an error of about 1e-6.
   Source: Cheon, Kim, Kim and Song 2017; Microsoft SEAL through TenSEAL.
@@ -130,7 +132,7 @@ def ckks(*, depth: int = 1) -> KeyPair:
 
 
 def library(install: str = INSTALL) -> Any:
-  """TenSEAL.
+  """Imports TenSEAL.
 
   Args:
     install: the command that its user is told of.

@@ -33,7 +33,7 @@ from dpjax.validate import UserError
 
 
 class Statistics(NamedTuple):
-  """Sums that ridge regression needs of a client; those of several clients add up."""
+  """Sums that ridge regression needs from a client; those of several clients add up."""
 
   xx: np.ndarray  # [d, d] x^T x, the column of ones last
   xy: np.ndarray  # [d] x^T y
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
 
 
 def statistics(x: np.ndarray, y: np.ndarray) -> Statistics:
-  """The statistics of one client: x [n, f] without the column of ones, y [n].
+  """Computes the statistics of one client: x [n, f] without the column of ones, y [n].
 
   >>> s = statistics(np.array([[2.0], [4.0]]), np.array([1.0, 3.0]))
   >>> s.xx.tolist(), s.xy.tolist(), s.count
@@ -65,12 +65,12 @@ def _rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def total(clients: Sequence[Statistics]) -> Statistics:
-  """The statistics of all clients together; the only thing that secure summation reveals."""
+  """Adds the statistics of all clients: all that a secure sum reveals."""
   return Statistics(*(np.sum(parts, axis=0) for parts in zip(*clients)))
 
 
 def closed_form(clients: Sequence[Statistics], *, ridge: float) -> np.ndarray:
-  """[d] the minimiser of F, the bias last: (x^T x / n + ridge I)^-1 x^T y / n.
+  """[d]: the minimiser of F, the bias last: (x^T x / n + ridge I)^-1 x^T y / n.
 
   >>> line = statistics(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
   >>> closed_form([line], ridge=0.0).round(6).tolist()  # y = 2 x + 1
@@ -131,14 +131,14 @@ def fed_avg(
 
 
 def objective(clients: Sequence[Statistics], w: np.ndarray, *, ridge: float) -> float:
-  """F(w) without its constant y^T y / n: differences of it are differences of F."""
+  """F(w) without its constant y^T y / n; differences equal those of F."""
   pooled = total(clients)
   return float(
     (w @ pooled.xx @ w - 2 * w @ pooled.xy) / pooled.count + ridge * np.dot(w, w)
   )
 
 
-# --- the private version
+# --- private version
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,15 +186,15 @@ class PrivateStatistics:
     y_bound: float,
     neighboring_relation: str = "add_or_remove_one",
   ) -> PrivateStatistics:
-    """The least noise that is (epsilon, delta)-DP."""
+    """Returns the least noise that is (epsilon, delta)-DP."""
     needed = mechanisms.analytic_noise_multiplier(epsilon, delta)
-    # An exchanged row moves the sums by twice what one that comes or goes does.
+    # A replaced row moves the sums by twice as much as an added or removed one.
     factor = 2.0 if neighboring_relation == "replace_one" else 1.0
     return cls(needed * factor, x_bound, y_bound, neighboring_relation)
 
   @property
   def l2_sensitivity(self) -> float:
-    """Norm of one row's statistics at most: what adding or removing it can change."""
+    """Largest norm of one row's statistics: the most that adding or removing it can change."""
     square = self.x_bound**2 + 1
     return (square**2 + square * self.y_bound**2) ** 0.5
 
@@ -209,13 +209,13 @@ class PrivateStatistics:
     return accounting.gaussian_event(self.noise_multiplier)
 
   def epsilon(self, *, delta: float) -> float:
-    """Proved, for one example, under `neighboring_relation`."""
+    """Epsilon for one example under `neighboring_relation`, proved."""
     return accounting.epsilon(
       self.event, delta=delta, neighboring_relation=self.neighboring_relation
     )
 
   def bounded(self, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows as they enter the sums; a function of each row alone."""
+    """Returns the rows as they enter the sums; a function of each row alone."""
     x, y = _rows(x, y)
     kept = np.isfinite(x).all(axis=1) & np.isfinite(y)
     x = x[kept]
@@ -225,35 +225,36 @@ class PrivateStatistics:
     with np.errstate(over="ignore"):
       # Divided by the largest entry first: the square of 1e200 is infinite.
       norms = largest * np.linalg.norm(x / largest, axis=1, keepdims=True)
-    # A hair inside, so that rounding cannot put a row outside.
+    # Slightly inside the bound, so that rounding cannot put a row outside.
     scale = np.minimum(1.0, self.x_bound * (1 - 1e-12) / np.maximum(norms, 1e-300))
     return x * scale, np.clip(y, -self.y_bound, self.y_bound)
 
   def release(
     self, key: jax.Array, clients: Sequence[tuple[np.ndarray, np.ndarray]]
   ) -> Statistics:
-    """The noisy statistics of all clients' rows [(x [n, f], y [n]), ...]."""
+    """Returns the noisy statistics of all clients' rows [(x [n, f], y [n]), ...]."""
     noisy = self.noisy(key, self.exact(clients))
     return self.read(noisy)
 
   def exact(self, clients: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The sums of all bounded rows as one vector [d (d + 1) / 2 + d], float64: NOT private."""
+    """Returns the sums of all bounded rows as one vector [d (d + 1) / 2 + d], float64: NOT
+    private."""
     summed = total([statistics(*self.bounded(x, y)) for x, y in clients])
     return np.concatenate([_to_vector(summed.xx), summed.xy])
 
   def noisy(self, key: jax.Array, vector: np.ndarray) -> jax.Array:
-    """The vector of `exact` with noise, float64: all that is released."""
-    # The sums are float64: to round them would add to what one row can change.
+    """Returns the vector of `exact` with noise, float64: everything that is released."""
+    # The sums are float64. Rounding them would add to the change by one row.
     with jax.enable_x64(True):
       found, _ = noise.add_gaussian(noise.init(key), jnp.asarray(vector), self.std)
     return found
 
   def read(self, vector: np.ndarray | jax.Array) -> Statistics:
-    """The statistics that a vector of `noisy` holds."""
+    """Returns the statistics in a vector of `noisy`."""
     vector = np.asarray(vector, np.float64)
     # d (d + 1) / 2 + d = (d^2 + 3 d) / 2
     size = (math.isqrt(9 + 8 * len(vector)) - 3) // 2
-    # `_to_vector` scaled entries off the diagonal, which stand for two, by sqrt(2).
+    # `_to_vector` multiplied off-diagonal entries, which occur twice, by sqrt(2).
     rows, columns = np.triu_indices(size)
     upper = np.zeros((size, size))
     upper[rows, columns] = vector[:-size] / np.where(rows == columns, 1.0, np.sqrt(2))
@@ -262,13 +263,15 @@ class PrivateStatistics:
 
 
 def _to_vector(matrix: np.ndarray) -> np.ndarray:
-  """Upper triangle, off-diagonal times sqrt(2): an isometry from the Frobenius norm."""
+  """Returns the upper triangle, off-diagonal times sqrt(2): an isometry from the Frobenius
+  norm."""
   rows, columns = np.triu_indices(len(matrix))
   return matrix[rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2))
 
 
 def private_ridge(released: Statistics, *, ridge: float, floor: float) -> np.ndarray:
-  """[d] weights from noisy statistics: `closed_form`, with eigenvalues raised to `floor`.
+  """Returns weights [d] from noisy statistics: `closed_form`, with eigenvalues raised to
+  `floor`.
 
   Post-processing of the release: no further epsilon. `floor` is in units of x^T x;
   `PrivateStatistics.std` is a good one, for below it there is only noise.

@@ -62,7 +62,7 @@ class SplitState(NamedTuple):
 
 
 class SplitInfo(NamedTuple):
-  """Loss and bytes of a step, for people; not private."""
+  """Loss and bytes of a step, for readers; not private."""
 
   loss: Array  # mean over the batch, known to the label party
   bytes_up: int  # activations, all parties together
@@ -70,7 +70,7 @@ class SplitInfo(NamedTuple):
 
 
 def party_forward(bottom: Bottom, params: Params, x: Array) -> tuple[Array, Callable]:
-  """(activations [B, d] to send, the pull-back that stays with the party).
+  """Returns (activations [B, d] to send, the pull-back that stays with the party).
 
   >>> import jax.numpy as jnp
   >>> sent, pull = party_forward(lambda w, x: x @ w, jnp.ones((2, 1)), jnp.ones((3, 2)))
@@ -84,7 +84,7 @@ def party_forward(bottom: Bottom, params: Params, x: Array) -> tuple[Array, Call
 def split_gradient(
   bottoms: Sequence[Bottom], top_loss: TopLoss, params: SplitParams, batch: Example
 ) -> tuple[SplitParams, SplitInfo]:
-  """The gradient of the joint network's loss, by messages: equal to `jax.grad` of
+  """Computes the gradient of the joint network's loss by messages. It equals `jax.grad` of
   `top_loss(top, (bottom_1(x_1), ...), y)`.
 
   Args:
@@ -117,7 +117,7 @@ def split_gradient(
 def split_learning(
   bottoms: Sequence[Bottom], top_loss: TopLoss, tx: optax.GradientTransformation
 ) -> Algorithm:
-  """(init, step) of a split network; every party runs its own copy of `tx`.
+  """Returns (init, step) of a split network; every party runs its own copy of `tx`.
 
   `init(params)`, `step(state, batch) -> (state, SplitInfo)`. A transformation that looks at
   the whole gradient (a global norm) looks at one party's part here.
@@ -181,7 +181,8 @@ class Traffic(NamedTuple):
 
 
 def residuals(scores: np.ndarray, y: np.ndarray, *, degree: int = 1) -> np.ndarray:
-  """[B] derivative of the loss by the score: a polynomial for sigmoid(s), minus y in {0, 1}.
+  """[B]: derivative of the loss with respect to the score: a polynomial for sigmoid(s),
+  minus y in {0, 1}.
 
   Degree 1, 1/2 + s/4, is the derivative of Hardy's Taylor loss log 2 - s/2 + s^2/8 (y = 1).
   Degree 3 is within 0.115 of the sigmoid on [-8, 8] (Kim et al. 2018,
@@ -202,7 +203,8 @@ def two_party_logistic(
   degree: int = 1,
   disclosure: Disclosure | None = None,
 ) -> Algorithm:
-  """(init, step) of logistic regression over features of a, and features and labels of b.
+  """Returns (init, step) of logistic regression on features of a, and features and labels
+  of b.
 
   `init((f_a, f_b))` starts at zero; `step(state, batch) -> (state, Traffic)`, with batch.x
   the pair (x_a [B, f_a], x_b [B, f_b]) and batch.y in {0, 1}. One step is one gradient step
@@ -232,7 +234,7 @@ def two_party_logistic(
   Source: Hardy et al. 2017, arXiv:1711.10677; degree 3, packing and masks per row are ours.
 
   Args:
-    keys: of `encrypted_vectors`; `ckks(depth=2)` for degree 3.
+    keys: keys for `encrypted_vectors`; `ckks(depth=2)` for degree 3.
     degree: 1 or 3. 3 is closer to logistic regression where scores stay within +-8: bound
       the features (clip them, or tanh), for beyond that it diverges.
     disclosure: what the parties remember of earlier runs over the same entities; None for a
@@ -258,7 +260,8 @@ def two_party_logistic(
       raise UserError(
         f"has {given} features, must have {wanted} as the weights", field="batch.x"
       )
-    # The width of what a party may learn in this step; computed here, told to nobody.
+    # Bound on what a party may learn in this step; computed here, and not revealed to
+    # anybody.
     scores = x_a @ state.weights_a + x_b @ state.weights_b
     with np.errstate(over="ignore", invalid="ignore"):
       largest_residual = float(np.abs(residuals(scores, y, degree=degree)).max())
@@ -266,7 +269,7 @@ def two_party_logistic(
     seen.admit(x_a, x_b, y, largest_residual)
     copies = keys.public.slots // len(y)
     scores_a = np.tile(x_a @ state.weights_a, copies)
-    # What a sends: its share of the linear term, or the powers that b needs.
+    # The message of a: its share of the linear term, or the powers that b needs.
     linear = [POLYNOMIALS[1][0] * scores_a]
     sent = linear if degree == 1 else [scores_a**power for power in (1, 2, 3)]
     powers = [keys.public.encrypt(scores) for scores in sent]
@@ -294,7 +297,7 @@ def two_party_logistic(
 def _encrypted_residuals(
   public: Vectors, powers: list[bytes], scores_b: np.ndarray, y: np.ndarray, degree: int
 ) -> bytes:
-  """`residuals` of scores_a + scores_b, scores_a encrypted: (a + b)^3 multiplied out."""
+  """`residuals` of scores_a + scores_b with encrypted scores_a: (a + b)^3 expanded."""
   own = residuals(scores_b, y, degree=degree)
   if degree == 1:
     return public.add(powers[0], own)
@@ -308,7 +311,7 @@ def _encrypted_residuals(
 
 
 def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
-  """[B] scores of new entities: each party computes its share, b adds them up."""
+  """Returns scores [B] of new entities: each party computes its share, b adds them."""
   x_a, x_b = (np.asarray(x, np.float64) for x in batch.x)
   return x_a @ state.weights_a + x_b @ state.weights_b[:-1] + state.weights_b[-1]
 
@@ -316,7 +319,8 @@ def two_party_scores(state: TwoPartyState, batch: Example) -> np.ndarray:
 def masked_sums(
   keys: KeyPair, encrypted: bytes, columns: np.ndarray
 ) -> tuple[np.ndarray, int]:
-  """(columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one party.
+  """Returns (columns^T residuals [f], bytes to the coordinator): steps 3 to 5 for one
+  party.
 
   `encrypted` holds as many copies of the residuals [B] as fit, so that one ciphertext
   serves as many columns. The masks come from the operating system and never leave the party.
@@ -335,8 +339,8 @@ def masked_sums(
     chunk = columns.T[start : start + copies]
     factors = np.zeros((copies, num_rows))
     factors[: len(chunk)] = chunk
-    # Fresh masks for each ciphertext: two uses of one would tell a difference.
-    # Uniform in +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
+    # Fresh masks for each ciphertext: two uses of one would reveal a difference. Uniform in
+    # +-2^MASK_BITS on a lattice of 2^-28, finer than the noise of CKKS.
     bits = np.frombuffer(secrets.token_bytes(8 * factors.size), np.int64)
     masks = ((bits >> (63 - MASK_BITS - 28)) / 2.0**28).reshape(factors.shape)
     cipher = keys.public.combine([encrypted], [factors.ravel()], masks.ravel())
@@ -347,7 +351,7 @@ def masked_sums(
 
 
 def _coordinator(keys: KeyPair, cipher: bytes, num_rows: int, num_sums: int) -> np.ndarray:
-  """[num_sums] sums over rows: all that the coordinator does, and all that it returns.
+  """The coordinator's whole work: returns sums over rows, [num_sums].
 
   Rounded, so that a sum has a known number of bits (`disclosure`), however exact the keys are.
   """
@@ -368,7 +372,7 @@ def _check_sizes(x_a: np.ndarray, x_b: np.ndarray) -> None:
 
 
 def _two_parties(batch: Example, slots: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """(x_a, x_b with a column of ones, labels), checked."""
+  """Returns (x_a, x_b with a column of ones, labels), checked."""
   if len(batch.x) != 2:
     raise UserError(
       f"must hold the features of 2 parties, got {len(batch.x)}", field="batch.x"

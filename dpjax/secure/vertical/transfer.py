@@ -1,4 +1,5 @@
-"""Federated transfer learning: two parties with other features, and few entities in common.
+"""Federated transfer learning: two parties with different features, and few shared
+entities.
 
 The source party has labels for its own rows. The target party has other features, other
 rows, and hardly any labels. Each embeds its rows into one space, which is learnt through the
@@ -40,7 +41,7 @@ Encoder = Callable[[Params, Array], Array]  # (params, x [B, ...]) -> embeddings
 
 
 class TransferParams(NamedTuple):
-  """Each known to one party only."""
+  """Parameters, each known to one party only."""
 
   source: Params
   target: Params
@@ -72,7 +73,7 @@ class TransferState(NamedTuple):
 
 
 class TransferInfo(NamedTuple):
-  """Losses and bytes of a step, for people; not private."""
+  """Losses and bytes of a step, for readers; not private."""
 
   source_loss: Array
   target_loss: Array  # with the alignment term
@@ -80,7 +81,7 @@ class TransferInfo(NamedTuple):
 
 
 def class_directions(embeddings: Array, y: Array, num_classes: int) -> Array:
-  """Phi [K, D]: the mean embedding of each class; zero for a class that is not there.
+  """Phi [K, D]: the mean embedding of each class; zero for a missing class.
 
   >>> class_directions(jnp.array([[1.0], [3.0], [5.0]]), jnp.array([0, 0, 2]), 3).tolist()
   [[2.0], [0.0], [5.0]]
@@ -97,7 +98,7 @@ def _cross_entropy(embeddings: Array, directions: Array, y: Array) -> Array:
 def source_part(
   encode: Encoder, params: Params, batch: TransferBatch, num_classes: int
 ) -> tuple[Array, SourceMessage]:
-  """(the source's own loss, what it sends), from its own fields of the batch only."""
+  """Returns (the source's own loss, its message), from its own fields of the batch only."""
   embeddings = encode(params, batch.source_x)
   directions = class_directions(embeddings, batch.source_y, num_classes)
   loss = _cross_entropy(embeddings, directions, batch.source_y)
@@ -111,7 +112,8 @@ def target_part(
   batch: TransferBatch,
   alignment: float,
 ) -> Array:
-  """The target's loss: its few labels, and its distance to the source on shared rows."""
+  """The target's loss: cross-entropy of its few labels, plus the distance to the source on
+  shared rows."""
   apart = encode(params, batch.target_shared_x) - message.shared
   labelled = encode(params, batch.target_x)
   loss = _cross_entropy(labelled, message.directions, batch.target_y)
@@ -126,7 +128,8 @@ def transfer_gradient(
   num_classes: int,
   alignment: float,
 ) -> tuple[TransferParams, TransferInfo]:
-  """The gradient of the sum of both losses, by one message and its cotangents: exactly that."""
+  """Computes the exact gradient of the sum of both losses, by one message and its
+  cotangents."""
   source = lambda p: source_part(encoders[0], p, batch, num_classes)
   (source_loss, message), pull = jax.vjp(source, params.source)
   target = lambda p, m: target_part(encoders[1], p, m, batch, alignment)
@@ -145,13 +148,14 @@ def transfer_learning(
   num_classes: int,
   alignment: float = 1.0,
 ) -> Algorithm:
-  """(init, step) of federated transfer learning; each party runs its own copy of `tx`.
+  """Returns (init, step) of federated transfer learning; each party runs its own copy of
+  `tx`.
 
   `init(TransferParams)`, `step(state, TransferBatch) -> (state, TransferInfo)`. With
   alignment=0 nothing is learnt from the shared rows.
 
   Args:
-    encoders: of the source and of the target, into the same D dimensions.
+    encoders: encoders of the source and of the target, into the same D dimensions.
     alignment: weight of the mean squared distance between two embeddings of one entity.
 
   Raises:
@@ -193,7 +197,7 @@ def target_logits(
   *,
   num_classes: int,
 ) -> Array:
-  """[B, K] scores of the target's rows x [B, ...]; the source sends Phi once more."""
+  """Returns scores [B, K] of the target's rows x [B, ...]; the source sends Phi once more."""
   _, message = source_part(encoders[0], params.source, batch, num_classes)
   return encoders[1](params.target, x) @ message.directions.T
 
@@ -204,7 +208,8 @@ def target_logits(
 def freeze(
   tx: optax.GradientTransformation, *, names: Sequence[str]
 ) -> optax.GradientTransformation:
-  """`tx` for all parameters but those with one of `names` in their path, which stay.
+  """Wraps `tx` for all parameters except those with one of `names` in their path, which
+  stay.
 
   A name is one key of the path ("conv_0"), not a part of one.
 

@@ -1,5 +1,5 @@
-"""From an `AttackConfig` to the job of one attack; the module that the attack names does the
-work.
+"""Builds the job of one attack from an `AttackConfig`; the module that the attack names
+does the work.
 
 A step of it is a piece of that work, such as a model that is trained or a message that is
 inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
@@ -35,14 +35,14 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
-  """(what is trained on, test data) of the attacked run."""
+  """Loads (training data, test data) of the attacked run."""
   loaded = named(config, LOADERS[config.attack.room], room(config))
   data_lib.needs_classes(loaded[0], "launch.attack")
   return loaded
 
 
 def named(config: AttackConfig, call: Any, *args: Any) -> Any:
-  """The call on the attacked run; its errors name fields of the whole config."""
+  """Calls a function for the attacked run. Errors name fields of the whole config."""
   try:
     return call(*args)
   except UserError as error:
@@ -51,8 +51,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
 
 
 def digest(config: AttackConfig) -> bytes:
-  """Of everything in the config that this attack reads, but for where data lie and what is
-  only told. Public."""
+  """Public digest of everything in the config that this attack reads, except locations of
+  data and labels."""
   fields = to_dict(config)
   for name in (other(config), *config.of_table):
     fields.pop(name)
@@ -65,7 +65,7 @@ def digest(config: AttackConfig) -> bytes:
 
 @bounds.names_fields
 def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
-  """The job of one attack: no rows.
+  """Builds the job of one attack, from a config without rows.
 
   Args:
     loaded: what `load_data` returns, to share them between runs.
@@ -113,7 +113,8 @@ def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
 
 
 def promised(promise: Promise, num_steps: int) -> dict[str, Any]:
-  """The privacy part of result.json: of the attacked run after all of its steps."""
+  """Returns the privacy part of result.json: that of the attacked run after all of its
+  steps."""
   if promise.kind == "none":
     return promise.facts(Ledger(), 0.0)
   promise.warn()

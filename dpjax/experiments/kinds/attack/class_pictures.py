@@ -1,4 +1,5 @@
-"""Class inversion as a run: a model of the public pipeline, and what it takes classes to be."""
+"""Class inversion as a run: a model of the public pipeline, and its typical inputs of each
+class."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ _OF_RECORDS = "protects one record, not what the records of a class have in comm
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
-  """Builds the run whose model is to be inverted.
+  """Builds the run whose model will be inverted.
 
-  UserError: inputs that are no numbers; a class that no test record has for the judge.
+  Raises UserError for inputs that are no numbers; a class that no test record has for the judge.
   """
   train, test = loaded
   if not np.issubdtype(np.asarray(train.x).dtype, np.floating):
@@ -49,12 +50,14 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> c
 
 
 def work(config: AttackConfig, attacked: central.Run) -> Work:
-  """That of `launch.train`; what it promises is said of the attacked run in the result."""
+  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+  attacked run."""
   return central.work(config.train, attacked)._replace(promise=None)
 
 
 def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
-  """How many inverted inputs the judge calls by their class, against one of K by chance."""
+  """Returns how many inverted inputs the judge assigns to their class, against chance 1 /
+  K."""
   own = config.attack
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
@@ -80,7 +83,7 @@ def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
-  """Of the same shape, from other first weights, on the test records."""
+  """Trains a judge of the same shape, from other initial weights, on the test records."""
   first = central.start(config.train, run.train, run.random._replace(init=key))[2]
 
   def loss(params: Params, batch: tuple[Array, Array]) -> Array:
@@ -93,7 +96,7 @@ def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:
 
 
 def verdict(score: attacks.InversionScore, num_classes: int) -> str:
-  """A defence fails where inputs are recognised more often than by chance.
+  """Judges a defence: it fails where inputs are recognised more often than by chance.
 
   >>> from dpjax.attacks.roc import exact_interval
   >>> ten = lambda n: attacks.InversionScore(n, 10, exact_interval(n, 10, 0.95), None, [])

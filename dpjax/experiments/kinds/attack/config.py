@@ -14,10 +14,10 @@ import importlib
 import types
 from typing import Annotated, Any, ClassVar
 
-from dpjax import models, validate
+from dpjax import models
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
-from dpjax.experiments.config import fields
+from dpjax.experiments.config import common, fields
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -36,7 +36,7 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.validate import UserError
 
-# Word -> settings: what rows of `registry.ATTACKS` name, so a new attack needs no line here.
+# Word -> settings, from the rows of `registry.ATTACKS`: a new attack needs no line here.
 ATTACKS = {row.word: row.find_settings() for row in registry.ATTACKS if row.word}
 
 
@@ -53,22 +53,29 @@ class AttackConfig(WithChoices):
 
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   federate: FedConfig = dataclasses.field(default_factory=FedConfig)
-  # launch.list attacks, or package.module:Class of an `AttackSettings` of your own
-  attack: Annotated[Any, Choice(ATTACKS, base=AttackSettings)] = "membership"
-  rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  beside: dict[str, str] = dataclasses.field(default_factory=dict)
-  seed: int = 0
-  title: str = ""
+  attack: Annotated[
+    Any,
+    Choice(ATTACKS, base=AttackSettings),
+    "or package.module:Class of an AttackSettings of your own",
+  ] = "membership"
+  rows: Annotated[
+    dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
+  ] = dataclasses.field(default_factory=dict)
+  beside: Annotated[dict[str, str], "label to what others published"] = dataclasses.field(
+    default_factory=dict
+  )
+  seed: common.Seed = 0
+  title: Annotated[str, "of the table"] = ""
   of_table: ClassVar[tuple[str, ...]] = ("rows", "beside", "title")  # not of a run
 
   @property
   def data(self) -> Any:
-    """Of the room that is attacked."""
+    """Data of the attacked section."""
     return room(self).data
 
   @property
   def model(self) -> Any:
-    """Of the room that is attacked."""
+    """Model of the attacked section."""
     return room(self).model
 
 
@@ -78,15 +85,14 @@ def room(config: AttackConfig) -> TrainConfig | FedConfig:
 
 
 def other(config: AttackConfig) -> str:
-  """The name of the room that this attack does not read."""
+  """Returns the name of the section that this attack does not read."""
   return "federate" if config.attack.room == "train" else "train"
 
 
 @bounds.names_fields
 def check(config: AttackConfig) -> None:
-  """Raises UserError for what can be told of one run without data."""
+  """Raises UserError for errors of one run that can be found without data."""
   bounds.typed(config)
-  validate.integer_at_least(0, seed=config.seed)
   _check_attack(config)
   checks = {"train": central.check, "federate": federated.check}
   with bounds.within(config.attack.room):
@@ -107,8 +113,8 @@ def check(config: AttackConfig) -> None:
 
 
 def unread(config: AttackConfig) -> unread_lib.Unused:
-  """The fields that one attack does not read: those of its own, and those that the attacked run
-  does not read.
+  """Returns the fields that one attack does not read: its own, and those of the attacked
+  run.
 
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'
@@ -124,7 +130,7 @@ def unread(config: AttackConfig) -> unread_lib.Unused:
 
 
 def _check_attack(config: AttackConfig) -> None:
-  """Raises UserError for a class of a user's own that lacks what an attack needs."""
+  """Raises UserError for a user's class that lacks required parts of an attack."""
   attack = type(config.attack)
   name = fields.name_of(config, "attack")
   facts = {"room": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
@@ -141,7 +147,7 @@ def _check_attack(config: AttackConfig) -> None:
 
 
 def module_of(config: AttackConfig) -> types.ModuleType:
-  """Returns the module that carries out the attack.
+  """Returns the module that implements the attack.
 
   Raises:
     UserError: there is none, or it lacks one of its three functions.
@@ -202,7 +208,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 
 
 def _unread(config: AttackConfig) -> unread_lib.Unused:
-  """Fields of the attacked room that decide nothing of what an attacker sees."""
+  """Fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.room == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     if getattr(config.attack, "target", None) is not None:  # whose run has paid already

@@ -1,4 +1,4 @@
-"""Extraction as a run: a model of the public pipeline, and copies of it made of its answers."""
+"""Extraction as a run: a model of the public pipeline, and copies trained on its answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OF_RECORDS = "protects the records, not the model: a private model is copied as
 
 
 class Copied(NamedTuple):
-  """A model that is to be copied, and the inputs of its thief."""
+  """A model to be copied, and the thief's inputs."""
 
   run: central.Run
   queries: np.ndarray  # [most queries, ...]
@@ -31,7 +31,7 @@ class Copied(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
-  """Builds the run, and deals the test inputs: what is not asked is compared on."""
+  """Builds the run, and splits the test inputs: those not queried measure the copy."""
   run = central.assemble(config.train, loaded, random)
   asked = max(config.attack.num_queries)
   x = np.asarray(run.test.x)
@@ -50,12 +50,14 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> C
 
 
 def work(config: AttackConfig, attacked: Copied) -> Work:
-  """That of `launch.train`; what it promises is said of the attacked run in the result."""
+  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+  attacked run."""
   return central.work(config.train, attacked.run)._replace(promise=None)
 
 
 def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
-  """Fidelity of a copy for each number of queries, beside always the commonest answer."""
+  """Fidelity of a copy for each number of queries, beside a constant guess of the commonest
+  answer."""
   run = attacked.run
   own = config.attack
   params = training.eval_params(state)
@@ -75,7 +77,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       num_queries=own.num_queries,
       seed=run.random.order,
     )
-  # The baseline: agreement of a copy that always says what most queries were answered.
+  # The baseline: agreement of a copy that always gives the commonest answer to the queries.
   truth = door(attacked.held_out)
   label = np.bincount(door(attacked.queries).argmax(axis=1)).argmax()
   guess = attacks.counted(int(np.sum(truth.argmax(axis=1) == label)), len(truth))
@@ -90,7 +92,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:
-  """A defence fails where the copy agrees more than one answer to everything would.
+  """Judges a defence: it fails where the copy agrees more often than one constant answer.
 
   >>> row = attacks.agreement(np.eye(2)[[0] * 50 + [1] * 50], np.eye(2)[[0] * 50 + [1] * 50],
   ...   num_queries=5)

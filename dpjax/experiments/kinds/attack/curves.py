@@ -1,4 +1,4 @@
-"""Pictures and tables of attacks: ROC on logarithmic axes, beside the line of the promise."""
+"""Pictures and tables of attacks: ROC on logarithmic axes, beside the guarantee's line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from dpjax import pictures
 from dpjax.attacks import AllowedRoc, Leakage, Roc, table
 from dpjax.experiments.run import report, writers
+from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
 Rates = Sequence[float] | np.ndarray
@@ -28,19 +29,21 @@ def roc_report(
   """Writes `out_dir`/roc.png, roc.csv (attack, fpr, tpr) and attacks.md (`attacks.table`).
 
   Args:
-    found: by attack, `attacks.measure`.
-    line: what the promise of the target allows, drawn beside them.
+    found: results of `attacks.measure`, by attack.
+    line: curve that the target's guarantee allows, drawn beside them.
 
-  UserError: no attacks.
+  Raises UserError for no attacks.
   """
   if not found:
     raise UserError("must hold at least one attack", field="found")
   out_dir = pathlib.Path(out_dir)
-  figure = Figure(figsize=(6.6, 3.8), layout="constrained")
+  look = Look(width=4.6)
+  figure = pictures.new_figure(look, height=4.4)
   axes = figure.subplots()
   draw_roc(axes, {name: one.curve for name, one in found.items()}, line)
-  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
-  axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
+  labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+  pictures.dress(axes, look, title=title, **labels)
+  pictures.key(figure, look, axes.lines)
   points = [
     {"attack": name, "fpr": fpr, "tpr": tpr}
     for name, one in found.items()
@@ -48,11 +51,11 @@ def roc_report(
   ]
   report.write_csv(out_dir / "roc.csv", points)
   writers.replace_file(out_dir / "attacks.md", table(found).encode())
-  report.save_figure(figure, out_dir / "roc.png")
+  pictures.save(figure, out_dir / "roc.png")
 
 
 def draw_roc(axes: Axes, curves: Mapping[str, Roc], line: AllowedRoc | None = None) -> None:
-  """`draw_curves` of them and of `line`.
+  """Draws the ROCs of attacks and the guarantee's `line` by `draw_curves`.
 
   The axes begin at what one record is worth: a curve further to the left would show a rate that
   so few records cannot, and seem to cross the line.
@@ -70,19 +73,24 @@ def draw_curves(
   rates: Rates,
   words: str,
   allowed: Rates | None,
+  *,
+  look: Look = PAGE,
 ) -> None:
-  """Each curve (fpr, tpr) as a staircase, guessing as a dotted diagonal, what is allowed at
-  `rates`, and told in `words`, dashed and black; on logarithmic axes that begin at rates[0]."""
+  """Draws each curve (fpr, tpr) as a staircase, and guessing as a dotted diagonal. A dashed
+  black line, labelled `words`, shows the rates allowed at `rates`. Logarithmic axes begin
+  at rates[0]."""
   left = rates[0]
   for index, (name, (fpr, tpr)) in enumerate(curves.items()):
-    color = report.PALETTE[index % (len(report.PALETTE) - 1)]
+    # Black is left for the line of what is allowed.
+    color = look.color(index % (len(pictures.PALETTE) - 1))
     axes.plot(
       np.maximum(fpr, left),
       np.maximum(tpr, left),
       label=name,
       drawstyle="steps-post",
       color=color,
-      linewidth=1.3,
+      linestyle=look.dash(index),
+      linewidth=1.2,
     )
   axes.plot(rates, rates, color="#888888", linewidth=0.9, linestyle=":", label="guessing")
   if allowed is not None:
@@ -92,6 +100,6 @@ def draw_curves(
 
 
 def _best(curve: Roc) -> tuple[np.ndarray, np.ndarray]:
-  """For each number of false positives the most true ones: (fpr, tpr)."""
+  """Returns the most true positives for each number of false positives: (fpr, tpr)."""
   last = np.append(np.diff(curve.false_positives) > 0, True)
   return curve.fpr[last], curve.tpr[last]

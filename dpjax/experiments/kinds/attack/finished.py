@@ -1,4 +1,4 @@
-"""An attack on a finished run of `launch.train`, by the name of its folder alone.
+"""An attack on a finished run of `launch.train`, given its folder alone.
 
 The folder says everything: config.json which data, model and training, params.npz the target,
 result.json what is promised. Shadow models are trained by the run's own config.
@@ -17,13 +17,13 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import provenance, workdir, writers
 from dpjax.validate import UserError
 
-# Of the run itself: its shadows are not evaluated, released, saved or paid for.
+# Fields of the run alone: its shadows have no evaluation, release, checkpoints or budget.
 _OF_RUN = ("eval_every", "checkpoint_every", "diagnostics", "seed", "release")
 _OF_RUN += (*TrainConfig.where, "privacy.epsilon_budget", "safetensors")
 
 
 def attack_on(folder: str | os.PathLike, *, num_shadows: int = 16) -> AttackConfig:
-  """Membership inference on the model that a folder of `launch.train` holds.
+  """Membership inference on the model in a folder of `launch.train`.
 
   Args:
     num_shadows: models that are trained beside it, each on half of all records.

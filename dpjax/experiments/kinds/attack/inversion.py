@@ -1,4 +1,5 @@
-"""Inversion of clients' messages as a run: each client of the federation once the victim.
+"""Inversion of clients' messages as a run: each client of the federation is the victim
+once.
 
 With a secure sum the adversary, the server, has no message: it inverts the mean over a cohort,
 one cohort after the other, as the mean of what it simulates of that many clients.
@@ -39,7 +40,8 @@ _SHOWN = 8  # images in a picture
 
 
 class Victims(NamedTuple):
-  """The messages of a federation's clients in one round, and who simulates them."""
+  """The messages of a federation's clients in one round, and the simulation that makes
+  them."""
 
   truths: list[Example]  # of each client, leaves [b, ...]
   params: Any  # that every client has received
@@ -54,14 +56,14 @@ class Victims(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
-  """Builds the clients of the federation as a run has them."""
+  """Builds the clients of the federation as a run does."""
   federate = config.federate
   federation, test = loaded
   count = _size(federation)
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
     # Papers on inversion attack networks with wide uniform weights.
-    bound = config.attack.uniform_init
+    bound: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))
     draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
@@ -98,7 +100,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
     bound = None if mechanism is None else mechanism.l2_clip_norm
     seen, show = _cohorts(truths, send, aggregator, together)
     guess = _mean_view(guess, together, bound)
-  # "both" promises what the server releases, too: its epsilon is that of the server's noise
+  # "both" also guarantees the server's release; its epsilon is that of the server's noise
   hidden = federate.privacy.method in privacy.SUMMED
   return Victims(
     truths=seen,
@@ -117,7 +119,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
 def _cohorts(
   truths: list[Example], send: Any, aggregator: Any, together: int
 ) -> tuple[list[Example], Any]:
-  """(the examples of each cohort, what the server gets of it)."""
+  """(the examples of each cohort, its message to the server)."""
   if len(truths) % together:
     raise UserError(
       f"must divide partition.num_clients={len(truths)}, so that each client is in one sum",
@@ -138,7 +140,7 @@ def _cohorts(
 
 
 def _mean_view(view: attacks.View, together: int, bound: float | None) -> attacks.View:
-  """Returns a cohort's mean, had its clients held these examples, equally many each.
+  """Returns a cohort's mean, as if its clients held these examples, equally many each.
 
   Args:
     bound: each message is clipped to it; None: not at all.
@@ -160,7 +162,7 @@ def _mean_view(view: attacks.View, together: int, bound: float | None) -> attack
 
 
 def _size(federation: Any) -> int:
-  """Examples of every client, which must be equally many: one attack for all."""
+  """Number of examples of every client, which must be equal: one attack serves all."""
   sizes = sorted({len(rows) for rows in federation.indices})
   if len(sizes) > 1 or sizes[0] == 0:
     raise UserError(
@@ -176,7 +178,7 @@ def _size(federation: Any) -> int:
 
 
 def work(config: AttackConfig, attacked: Victims) -> Work:
-  """One step a message: sent, and inverted."""
+  """Returns a work that sends and inverts one message a step."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
   number = len(attacked.truths)
@@ -205,15 +207,15 @@ def work(config: AttackConfig, attacked: Victims) -> Work:
 
 
 def _inverter(config: AttackConfig, attacked: Victims) -> Any:
-  """(message, truth, client) -> (examples [b, ...], labels [b]); of the truth it takes the
-  shape, and its labels where the config says that they are known."""
+  """(message, truth, client) -> (examples [b, ...], labels [b]). The truth gives only its
+  shape, and its labels where the config calls them known."""
   own = config.attack
   shape = np.shape(attacked.truths[0].x)
 
   def labels(message: Any, truth: Example) -> np.ndarray:
     if own.labels == "known":
       return np.asarray(truth.y)
-    # Labels are read from a gradient. The message is one exactly for one step of SGD.
+    # Labels are read from a gradient. A message is a gradient exactly for one step of SGD.
     steps = int(attacked.batches.mask.any(axis=1).sum())
     rate = config.federate.client_optimizer.learning_rate
     gradient = attacks.as_gradient(message["delta"], learning_rate=rate, num_steps=steps)
@@ -243,7 +245,7 @@ def _inverter(config: AttackConfig, attacked: Victims) -> Any:
 def _by_division(
   own: DenseFirst, labels: Any, seen: Any, truth: Example, place: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what a dense first layer shows of the client's examples, and their labels."""
+  """Returns the client's examples as a dense first layer shows them, and their labels."""
   del place
   size = truth.x[0].size
   try:
@@ -261,11 +263,11 @@ def _by_division(
   return guesses.reshape(truth.x.shape), labels(seen, truth)
 
 
-# --- what is found
+# --- results
 
 
 def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
-  """Successes by every criterion, labels, and the leakage scores that are defined here."""
+  """Counts successes by every criterion, labels, and the leakage scores defined here."""
   truth = np.concatenate([np.asarray(one.x) for one in attacked.truths])
   made = np.asarray(state["found"]).reshape(truth.shape)
   span = 2.0 if config.federate.data.center else 1.0
@@ -292,7 +294,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
       }
       for row in rows
     },
-    # the strictest criterion by which something was recovered
+    # the strictest criterion by which anything was recovered
     "verdict": next((row for row in rows if row.count), rows[0]).verdict,
     "leakage": _leakage(config, attacked, truth, made),
     "epsilon_note": attacked.note,
@@ -311,14 +313,14 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:
-  """How many labels of a batch, in any order, were found."""
+  """Number of a batch's labels that were found, in any order."""
   return (Counter(truth.tolist()) & Counter(labels.tolist())).total()
 
 
 def _leakage(
   config: AttackConfig, attacked: Victims, truth: np.ndarray, made: np.ndarray
 ) -> dict[str, Any]:
-  """The three readings of the gradient leakage score, where they are defined."""
+  """Returns the three readings of the gradient leakage score, where they are defined."""
   messages = [attacked.send(place) for place in range(len(attacked.truths))]
   inputs = np.stack([np.asarray(one.x) for one in attacked.truths])  # [N, b, ...]
   found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Membership inference as a run: models on random halves, each once the target."""
+"""Membership inference as a run: models on random halves, each the target once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROMISED = (
   "epsilon", "delta", "neighboring_relation", "unit", "epsilon_kind", "accountant",
   "noise_multiplier",
 )  # fmt: skip
-# least and number of the rates of the curves in result.json
+# least rate of the curves in result.json, and below it their number
 _LEFT = 1e-4
 _COUNT = 81
 _UNTOLD = "no result.json of these parameters stands beside the target"
@@ -79,7 +79,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
-  # the attacked run is that of one half, and every half has its plan
+  # the attacked run is that of one half, and every half has its own plan
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
@@ -115,7 +115,7 @@ def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.n
 
 
 def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.ndarray:
-  """Coins, or exact halves for samplers that are made for data of one size."""
+  """Random members by coins, or exact halves for samplers that need data of one size."""
   least = 2 * config.attack.num_shadows
   if n < least:
     raise UserError(
@@ -137,19 +137,20 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
 
 
 def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
-  """What the run of a target says it promises: the result.json beside its params.npz, if it
-  is of these very parameters. Another config's epsilon was not charged for them.
+  """Returns the guarantee that the target's run states: that of the result.json beside its
+  params.npz, if it belongs to these exact parameters. Another config's epsilon does not
+  cover them.
 
-  UserError: its run had other data, so that its members are not those of `train`.
+  Raises UserError if its run had other data, so that its members are not those of `train`.
   """
   config = pathlib.Path(path).parent / workdir.CONFIG
   none = dict.fromkeys(_PROMISED)
   result = saved.result_of(path, params)
   if result is None:
     return none | {"epsilon_kind": "none", "method": "unknown", "epsilon_note": _UNTOLD}
-  # where the data lie, and how many records they are said to have, makes them no other data
+  # location of the data and declared number of records: the data stay the same
   apart = ("data_dir", "num_examples", "num_users")
-  # A file of another program, or of no object, says nothing of its data.
+  # A file of another program, or without an object, tells nothing about its data.
   held = writers.read_json(config) if config.exists() else {}
   said = held.get("data", {}) if isinstance(held, dict) else {}
   wanted, known = (
@@ -173,7 +174,8 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
 
 
 def work(config: AttackConfig, attacked: Targets) -> Work:
-  """One step a group of models: trained, and asked about all records."""
+  """Returns a work that trains one group of models a step, and queries them about all
+  records."""
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side
   asked = _questions(attacked, config.attack.queries)
@@ -195,8 +197,8 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
 
 
 def _questions(attacked: Targets, queries: int) -> Any:
-  """(params, index) -> what is asked of one model: log odds [queries * n], confidences [n] of the
-  records as they are, accuracy."""
+  """(params, index) -> answers of one model: log odds [queries * n], confidences [n] of the
+  original records, accuracy."""
   run = attacked.run
   records = attacked.records
   shift = max(1, min(np.shape(records.x)[1:3], default=1) // 8)
@@ -221,7 +223,7 @@ def _questions(attacked: Targets, queries: int) -> Any:
   return asked
 
 
-# --- what is found
+# --- results
 
 
 def _scored(
@@ -239,7 +241,8 @@ def _scored(
 def scores(
   config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-  """(scores by method, membership, log odds), each [targets * n]: every model once the target."""
+  """(scores by method, membership, log odds), each [targets * n]: every model is the target
+  once."""
   odds, top = (np.asarray(state[name], np.float64) for name in ("log_odds", "top"))
   asked_odds = np.split(odds, config.attack.queries, axis=1)  # of each query [M, n]
   if attacked.target is not None:
@@ -270,7 +273,7 @@ def scores(
 
 
 def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
-  """Rates, verdicts and curves of every method, beside the line of the promise."""
+  """Rates, verdicts and curves of every method, beside the guarantee's line."""
   by_method, members, odds = scores(config, attacked, state)
   measured = {name: attacks.measure(one, members) for name, one in by_method.items()}
   line = None
@@ -409,9 +412,9 @@ def verdict(
   private: bool = False,
   num_targets: int = 1,
 ) -> str:
-  """States what the attack says of the defence: that members are told apart is leakage, which a
-  promise bounds and does not forbid; without a promise the defence fails. No attack says
-  that one holds.
+  """Judges a defence by the attack. Members that are recognised are leakage, which a
+  guarantee bounds but does not forbid. Without a guarantee the defence fails. No attack
+  shows that a defence holds.
 
   Args:
     num_targets: models whose scores were pooled. The same records are asked of each, so the AUC's
@@ -438,8 +441,8 @@ def verdict(
 
 
 def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
-  """The most true positives at each of some rates, and what is allowed there. Rates that so
-  few records cannot show are left out: the curve would seem to cross the line there."""
+  """Returns the most true positives at several rates, and the allowed ones. Rates that need
+  more records are left out: there the curve would seem to cross the line."""
   least = 1 / min(one.num_non_members for one in measured.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)
   found = {"fpr": points.tolist()}

@@ -1,4 +1,5 @@
-"""Poisoning of federated rounds as a run: the federation trained honestly, and under attack."""
+"""Poisoning of federated rounds as a run: the federation trained honestly, then under
+attack."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ _SIMULATED = "is of a larger deployment, not of this run"
 
 
 class Poisoned(NamedTuple):
-  """A federation, and who of it attacks."""
+  """A federation, and its attackers."""
 
   run: federated.FedRun
   attack: attacks.Poisoning
@@ -45,10 +46,10 @@ class Poisoned(NamedTuple):
 
 
 def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
-  """Builds the run that is attacked, and chooses attackers: by the seed alone, so that
-  defences meet the same ones.
+  """Builds the attacked run, and chooses attackers by the seed alone: all defences face the
+  same ones.
 
-  UserError: no attacker, labels that the data do not have, records that take no trigger.
+  Raises UserError for no attacker, labels that the data do not have, records that take no trigger.
   """
   run = federated.assemble(config.federate, loaded, random)
   own = config.attack
@@ -70,8 +71,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   except UserError as error:
     field = error.field.removeprefix("trigger.")
     raise error.of(field=field).within("attack") from error
-  # What an epsilon of this run is worth against its own clients; a method without a note
-  # of its own has one where its noise is simulated.
+  # States how far an epsilon of this run holds against its own clients. A method without
+  # its own note gets one if its noise is simulated.
   usual_note = _SIMULATED if run.promise.kind == "simulated" else ""
   return Poisoned(
     run=run,
@@ -84,8 +85,8 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
 
 
 def _tolerates(config: AttackConfig) -> int | None:
-  """Of a cohort of the size that is drawn. None: each client is bounded instead, or the
-  aggregator is somebody's own."""
+  """Attackers tolerated in a cohort of the drawn size. None: each client is bounded
+  instead, or the aggregator is a user's own."""
   federate = config.federate
   if federate.privacy.method in privacy.CENTRAL:
     return None
@@ -104,7 +105,7 @@ def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) 
 
 
 def work(config: AttackConfig, attacked: Poisoned) -> Work:
-  """Two steps, a model each: without attackers, and with them."""
+  """Returns a work of two steps, one model each: without attackers, and with them."""
   del config
   run = attacked.run
   nobody = np.zeros(0, np.int64)
@@ -126,8 +127,8 @@ def work(config: AttackConfig, attacked: Poisoned) -> Work:
 
 
 def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
-  """After all rounds of the run as it is, with these attackers among its clients: their lie
-  goes around what an honest client does last, its noise and compression."""
+  """Runs all rounds, with these attackers among the clients. Their lie bypasses the last
+  parts of an honest client: its noise and compression."""
   run = attacked.run
 
   def colluding(aggregator: Aggregator) -> Aggregator:
@@ -156,11 +157,12 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   )
 
 
-# --- what is found
+# --- results
 
 
 def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) -> Found:
-  """Accuracy and success with and without attackers, and whether the attack moved them."""
+  """Returns accuracy and success with and without attackers, and whether the attack moved
+  them."""
   counts = np.asarray(state["counts"])
   (clean, clean_success), (accuracy, success) = (
     [attacks.counted(int(n), int(total)) if total else None for n, total in model]
@@ -200,7 +202,7 @@ def _told(one: Counted | None) -> dict[str, Any] | None:
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:
-  """States what the attack says of the defence, which promises nothing beyond its breakdown point.
+  """Judges a defence by the attack. A defence claims nothing beyond its breakdown point.
 
   Args:
     private: whether the server's noise makes a user's epsilon, which bounds one client.

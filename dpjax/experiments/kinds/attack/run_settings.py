@@ -1,9 +1,9 @@
-"""Settings of the attacks whose limits are those of runs; see `attack_settings`."""
+"""Settings of the attacks that share limits with runs; see `attack_settings`."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
@@ -13,35 +13,44 @@ from dpjax.experiments.config import rules
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# The first two are told more, or less, than log odds: all confidences, the mean training loss.
+# The first two use more, or less, than log odds: all confidences, or the mean training
+# loss.
 MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
-# So that some hold a record and some do not, whichever model is the target.
+# With fewer, a record may be in all shadows or in none, for some target.
 LEAST_SHADOWS = 4
+_STEPS = rules.between(1, rules.MOST_STEPS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Membership(AttackSettings):
-  """Membership inference, several attacks on the same targets: models trained on random
-  halves of the records. Each is once the target, the others are its shadows.
+  """Membership inference, with several attacks on the same targets: models trained on
+  random halves of the records. Each is the target once, with the others as its shadows.
 
   Args:
-    methods: of `MEMBERSHIP`.
-    num_shadows: models beside each target.
     queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
       up to 18 also shifted by an eighth of their size. A record has the mean of its scores. They
       help against training on such copies, and weaken the attack where there was none.
-    side_by_side: how many are trained at once, under vmap.
     target: params.npz of a model that `launch.train` has trained on all of the data, which is
       attacked in their place: its members are the training data, the others the test data.
   """
 
-  methods: tuple[str, ...] = (
+  methods: Annotated[tuple[str, ...], "all of " + " | ".join(MEMBERSHIP)] = (
     "confidence", "loss", "lira_fixed", "bavaria", "rmia", "rmia_tuned",
   )  # fmt: skip
-  num_shadows: int = 16
-  side_by_side: int = 1
-  queries: int = 1
-  target: str | None = None
+  num_shadows: Annotated[
+    int, rules.between(LEAST_SHADOWS, rules.MOST_RUNS), "models beside each target"
+  ] = 16
+  side_by_side: Annotated[
+    int, rules.between(1, rules.MOST_RUNS), "models trained at once, under vmap"
+  ] = 1
+  queries: Annotated[
+    int,
+    rules.between(1, attacks.MOST_QUERIES),
+    "how often each model is asked about a record: as it is, mirrored, shifted",
+  ] = 1
+  target: Annotated[
+    str | None, "params.npz of launch.train, attacked in place of models trained here"
+  ] = None
   room: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.members"
   task: ClassVar[str] = "membership"
@@ -54,26 +63,22 @@ class Membership(AttackSettings):
       )
     for name in self.methods:
       validate.one_of(MEMBERSHIP, methods=name)
-    validate.integer_in(LEAST_SHADOWS, rules.MOST_RUNS, num_shadows=self.num_shadows)
-    validate.integer_in(1, rules.MOST_RUNS, side_by_side=self.side_by_side)
-    validate.integer_in(1, attacks.MOST_QUERIES, queries=self.queries)
+    rules.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class CopyByAnswers(AttackSettings):
-  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs.
+  """`attacks.Extraction`: a copy of the model, taught by its answers to test inputs."""
 
-  Args:
-    num_queries: how many are asked, one copy for each; the verdict is on the most.
-    labels_only, decimals: what the owner keeps back; see `attacks.ask`.
-    steps, learning_rate: of the copy's training (`attacks.fitting.Fit`).
-  """
-
-  num_queries: tuple[int, ...] = (10, 100)
-  labels_only: bool = False
-  decimals: int | None = None
-  steps: int = 2000
-  learning_rate: float = 1e-3
+  num_queries: Annotated[
+    tuple[int, ...], "how many are asked, one copy for each; the verdict is on the most"
+  ] = (10, 100)
+  labels_only: Annotated[bool, "the owner keeps back all but the label"] = False
+  decimals: Annotated[
+    int | None, rules.at_least(0), "digits of an answer; none: all of them"
+  ] = None
+  steps: Annotated[int, rules.between(1, rules.MOST_STEPS), "of the copy's training"] = 2000
+  learning_rate: Annotated[float, rules.POSITIVE, "of the copy's training"] = 1e-3
   room: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.copies"
   task: ClassVar[str] = "extraction"
@@ -86,10 +91,7 @@ class CopyByAnswers(AttackSettings):
       )
     for size in sizes:
       validate.integer_at_least(1, num_queries=size)
-    validate.integer_in(1, rules.MOST_STEPS, steps=self.steps)
-    validate.positive(learning_rate=self.learning_rate)
-    if self.decimals is not None:
-      validate.integer_at_least(0, decimals=self.decimals)
+    rules.check_settings(self)
     if self.decimals is not None and self.labels_only:
       raise UserError(
         "labels have none; must be None", field="decimals", value=self.decimals
@@ -99,29 +101,23 @@ class CopyByAnswers(AttackSettings):
 @dataclasses.dataclass(frozen=True)
 class ClassSearch(AttackSettings):
   """`attacks.ClassInversion` of every class, judged by a network of the same shape that was
-  trained on the test records.
+  trained on the test records. The search stays in the range of the test inputs."""
 
-  Args:
-    starts: random ones of each class.
-    l2: of the prior, near the mean of the test inputs, in whose range the search stays.
-    judge_steps: of the judge's training (`attacks.fitting.Fit`).
-  """
-
-  starts: int = 1
-  steps: int = 500
-  learning_rate: float = 0.05
-  temperature: float = 1.0
-  l2: float = 0.01
-  total_variation: float = 0.0
-  judge_steps: int = 2000
+  starts: Annotated[int, rules.between(1, rules.MOST_RUNS), "random ones of each class"] = 1
+  steps: Annotated[int, rules.between(1, rules.MOST_STEPS), "of the search"] = 500
+  learning_rate: Annotated[float, "of the search"] = 0.05
+  temperature: Annotated[float, "by which logits are divided"] = 1.0
+  l2: Annotated[float, "of the prior, near the mean of the test inputs"] = 0.01
+  total_variation: Annotated[float, "of the prior, for smooth images"] = 0.0
+  judge_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "of the judge's training"
+  ] = 2000
   room: ClassVar[str] = "train"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.class_pictures"
   task: ClassVar[str] = "class_inversion"
 
   def __post_init__(self):
-    validate.integer_in(1, rules.MOST_RUNS, starts=self.starts)
-    counts = {"steps": self.steps, "judge_steps": self.judge_steps}
-    validate.integer_in(1, rules.MOST_STEPS, **counts)
+    rules.check_settings(self)
     self.method()
 
   def method(self, **prior: Any) -> attacks.ClassInversion:
@@ -138,20 +134,20 @@ class ClassSearch(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class _Inversion(AttackSettings):
-  """Settings of every inversion of messages.
+  """Settings of every inversion of messages."""
 
-  Args:
-    uniform_init: draw every weight from U(-a, a), as the first papers did, instead of by the
-      model's own initialisation.
-    labels: infer (from the last layer's gradient) | known.
-  """
-
-  uniform_init: float | None = None
-  labels: str = "infer"
+  uniform_init: Annotated[
+    float | None,
+    rules.POSITIVE,
+    "a: every weight from U(-a, a), as the first papers did; none: the model's own",
+  ] = None
+  labels: Annotated[
+    str, rules.among(("infer", "known")), "infer: from the last layer's gradient"
+  ] = "infer"
   room: ClassVar[str] = "federate"
   module: ClassVar[str] = "dpjax.experiments.kinds.attack.inversion"
   task: ClassVar[str] = "inversion"
-  # It looks at no aggregate.
+  # Fields that no inversion reads: it uses no aggregate.
   unread: ClassVar[tuple[str, ...]] = (
     "memory_budget_gb",
     "weighting",
@@ -165,17 +161,15 @@ class _Inversion(AttackSettings):
   )
 
   def __post_init__(self):
-    if self.uniform_init is not None:
-      validate.positive(uniform_init=self.uniform_init)
-    validate.one_of(("infer", "known"), labels=self.labels)
+    rules.check_settings(self)
 
   def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
-    """Returns what the server sends: the parameters of an honest one.
+    """Returns what the server sends: an honest server's parameters.
 
     Args:
-      model: whose parameters they are.
+      model: model that has these parameters.
       public: [N, ...], inputs that the server has.
-      seed: of the run.
+      seed: seed of the run.
     """
     del model, public, seed
     return params
@@ -183,13 +177,9 @@ class _Inversion(AttackSettings):
 
 @dataclasses.dataclass(frozen=True)
 class DenseFirst(_Inversion):
-  """The input of a first dense layer, by one division: exact for one example.
+  """The input of a first dense layer, by one division: exact for one example."""
 
-  Args:
-    layer: name of its module.
-  """
-
-  layer: str = "dense_0"
+  layer: Annotated[str, "name of its module"] = "dense_0"
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
     """Returns one guess for all examples of a message: [B, d], d the layer's inputs."""
@@ -229,34 +219,27 @@ class Imprint(DenseFirst):
     return attacks.imprint(params, public, layer=self.layer, gain=self.gain, seed=seed)
 
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
-    """Returns what stands in the fullest bins: [B, d]."""
+    """Returns the contents of the fullest bins: [B, d]."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
 
 
 @dataclasses.dataclass(frozen=True)
 class _SearchInversion(_Inversion):
-  """Settings of a search for inputs: steps, restarts, finalists and trial of `Inversion`."""
+  """Settings of a search for inputs, as in `attacks.Inversion`."""
 
-  steps: int = 3000
-  restarts: int = 12
-  finalists: int = 2
-  trial: int = 200
-
-  def __post_init__(self):
-    super().__post_init__()
-    counts = {name: getattr(self, name) for name in ("steps", "restarts", "finalists")}
-    validate.integer_in(1, rules.MOST_STEPS, trial=self.trial, **counts)
+  steps: Annotated[int, _STEPS, "of a search that is carried to its end"] = 3000
+  restarts: Annotated[int, _STEPS, "random guesses that begin"] = 12
+  finalists: Annotated[int, _STEPS, "guesses that go on after the trial"] = 2
+  trial: Annotated[int, _STEPS, "steps of every guess"] = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class DlgInversion(_SearchInversion):
-  """`attacks.Dlg`.
+  """`attacks.Dlg`."""
 
-  Args:
-    line_search: False takes L-BFGS steps of a fixed length, which fail on tanh networks.
-  """
-
-  line_search: bool = True
+  line_search: Annotated[
+    bool, "false: L-BFGS steps of a fixed length, which fail on tanh networks"
+  ] = True
 
   def method(self) -> attacks.Dlg:
     """Returns the method that moves the guesses."""
@@ -267,11 +250,9 @@ class DlgInversion(_SearchInversion):
 class CosineInversion(_SearchInversion):
   """`attacks.CosineAdam` on images in [0, 1]."""
 
-  total_variation: float = 0.1
-
-  def __post_init__(self):
-    super().__post_init__()
-    validate.non_negative(total_variation=self.total_variation)
+  total_variation: Annotated[
+    float, rules.NON_NEGATIVE, "weight of smoothness in the search"
+  ] = 0.1
 
   def method(self) -> attacks.CosineAdam:
     """Returns the method that moves the guesses."""

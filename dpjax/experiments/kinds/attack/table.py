@@ -1,8 +1,9 @@
-"""A table and a picture of many attacks: what each finds under each defence."""
+"""A table and a picture of many attacks: the success of each under each defence."""
 
 from __future__ import annotations
 
 import pathlib
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dpjax import pictures
 from dpjax.accounting import lower, upper
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.run import report, writers
 from dpjax.markdown import table
+from dpjax.pictures import PAGE, Look
 
 Row = dict[str, Any]
 _NOTE = (
@@ -23,13 +26,20 @@ _NOTE = (
   "attack. Intervals are exact, at 95 % each, for scores that are independent: those "
   "of the records of one model share its training.\n"
 )
-_WIDE = 3  # panels beside each other
+# Rows that one panel holds.
+_MANY = 12
+# What was counted, in tables of earlier versions that do not say so.
+_SHARES = {"inversion": "recovered exactly, of the records"}
+_AT_1_PERCENT = "true positives at 1 % false ones, of members"
 _COLUMNS = ("attack", "defence", "method", "finds", "epsilon", "test_accuracy", "verdict")
 
 
 def rows_of(results: Sequence[Row]) -> list[Row]:
-  """One row for every method under every defence; of results of `AttackConfig` runs that know
-  their attack and defence."""
+  """Returns one row for every method under every defence.
+
+  Args:
+    results: of `AttackConfig` runs that know their attack and defence.
+  """
   of_all = []
   for result in results:
     # A task that dpjax does not know brings its own rows.
@@ -58,7 +68,7 @@ def _common(result: Row) -> Row:
 
 
 def _counted(one: Row, method: str, share: str, finds: str, **more: Any) -> Row:
-  """Success is the rate of what was counted."""
+  """Returns a row whose success is a counted rate."""
   low, high = one["interval"]
   row = {
     "method": method,
@@ -79,7 +89,7 @@ def _inferred(result: Row) -> list[Row]:
       "high": one["tpr_at_fpr"]["0.01"]["interval"][1],
       "tpr_at_0.001_fpr": one["tpr_at_fpr"]["0.001"]["tpr"],
       "auc": one["auc"],
-      # Results of earlier versions have none.
+      # Results of earlier versions have no such entry.
       "loss_tail_0.01": result.get("loss_tail", {}).get("0.01", {}).get("share"),
       "verdict": one["verdict"],
     }
@@ -114,8 +124,8 @@ def _inverted(result: Row) -> list[Row]:
 
 
 def _poisoned(result: Row) -> list[Row]:
-  """Success is the share of the victims that are misled, or, where an attack has no victims,
-  of the test records that are called wrongly."""
+  """Returns a row whose success is the share of misled victims. For an attack without
+  victims it is the share of misclassified test records."""
   right = result["accuracy"]
   misled = result["victims_misled"]
   told = f"accuracy {_rate(right)} ({_rate(result['clean_accuracy'])} unattacked)"
@@ -130,7 +140,7 @@ def _poisoned(result: Row) -> list[Row]:
   told += f"; {result['num_attackers']} of {result['num_clients']} clients attack"
   row = _counted(misled, result["poisoning"], share, told, verdict=result["verdict"])
   clean = result["clean_accuracy"]["count"]  # of as many test records
-  # of the accuracy that is left
+  # share of accuracy that remains
   ratio = result["accuracy"]["count"] / clean if clean else None
   return [row | {"accuracy_ratio": ratio}]
 
@@ -209,7 +219,7 @@ def _cell(value: Any) -> str:
 
 
 def _epsilon(row: Row) -> str:
-  """With its kind; where it is no promise against this attacker, that is said instead."""
+  """Returns epsilon with its kind, or says that it does not hold against this attacker."""
   if row["note"]:
     return f"none here: {row['note']}"
   if row["epsilon"] is None:
@@ -225,7 +235,7 @@ def told(result: Row) -> str:
 
 
 def told_of_run(result: Row) -> str:
-  """States in one line what an attack on a finished run says of its epsilon."""
+  """Compares an attack on a finished run with the run's epsilon, in one line."""
   bound = result["epsilon_lower_indicative"]
   most = result["epsilon_lower_ceiling"]
   verdicts = "; ".join(
@@ -240,56 +250,165 @@ def told_of_run(result: Row) -> str:
 
 
 def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> None:
-  """Writes attacks.md, attacks.csv and attacks.png; nothing where no run has finished."""
+  """Writes attacks.md, attacks.csv and attacks.png; nothing where no run has finished.
+
+  Where results hold ROC curves, curves.csv holds them, too.
+  """
   if not results:
     return
   rows = rows_of(results)
   report.write_csv(folder / "attacks.csv", rows)
   text = f"{_NOTE}\n{markdown(rows)}{strengths(results)}"
   writers.replace_file(folder / "attacks.md", text.encode())
-  curves = [result for result in results if "curves" in result]
-  shares = list(dict.fromkeys(row["share"] for row in rows if "share" in row))
-  panels = len(curves) + len(shares)
-  wide = min(panels, _WIDE)
-  high = -(-panels // _WIDE)
-  figure = Figure(figsize=(3.9 * wide, 3.7 * high), layout="constrained")
-  axes = list(figure.subplots(high, wide, squeeze=False).flat)
-  for axis, result in zip(axes, curves):
-    _draw_curves(axis, result)
-  for axis, share in zip(axes[len(curves) :], shares):
-    _draw_rates(axis, [row for row in rows if row.get("share") == share], share)
-  for axis in axes[panels:]:
-    axis.set_axis_off()
-  if title:
-    figure.suptitle(title, fontsize=10)
-  report.save_figure(figure, folder / "attacks.png")
+  points = points_of(results)
+  if points:
+    report.write_csv(folder / "curves.csv", points)
+  pictures.save(figure(rows, points, title=title), folder / "attacks.png")
 
 
-def _draw_curves(axes: Axes, result: Row) -> None:
-  curves: dict[str, list[float]] = {**result["curves"]}
-  fpr = curves.pop("fpr")
+def points_of(results: Sequence[Row]) -> list[Row]:
+  """Returns the ROC curves of results, a row for each point of each method.
+
+  The method "allowed" is the line that no attack may cross.
+  """
+  return [
+    {
+      "attack": result["attack"],
+      "defence": result["defence"],
+      "epsilon": _epsilon(_common(result)),
+      "method": method,
+      "fpr": fpr,
+      "tpr": tpr,
+    }
+    for result in results
+    if "curves" in result
+    for method, rates in result["curves"].items()
+    if method != "fpr" and rates is not None
+    for fpr, tpr in zip(result["curves"]["fpr"], rates)
+  ]
+
+
+def figure(
+  rows: Sequence[Row], points: Sequence[Row], *, title: str = "", look: Look = PAGE
+) -> Figure:
+  """Returns the picture of a table: a panel for each ROC, and one for each rate that was counted.
+
+  Args:
+    rows: of attacks.csv.
+    points: of curves.csv (`points_of`).
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  rocs: dict[tuple[str, str, str], list[Row]] = {}
+  for point in points:
+    place = (point["attack"], point["defence"], point["epsilon"])
+    rocs.setdefault(place, []).append(point)
+  rates = _panels_of_rates(rows, beside=bool(rocs))
+  number = len(rocs) + len(rates)
+  high = -(-number // look.across(2.2))
+  # Rows of equal length.
+  wide = -(-number // high)
+  lines = max(map(len, rates.values()), default=0)
+  panel = max(2.3 * bool(rocs), lines * look.font_size * 1.6 / 72 + 0.55)
+  drawn = pictures.new_figure(look, height=panel * high + 0.8)
+  grid = list(drawn.subplots(high, wide, squeeze=False).flat)
+  handles: dict[str, Any] = {}
+  for axes, (place, alike) in zip(grid, rocs.items()):
+    handles |= _draw_points(axes, alike, place, look)
+  for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
+    handles |= _draw_rates(axes, alike, share, name, look, room=look.width / wide)
+  for axes in grid[number:]:
+    axes.set_axis_off()
+  pictures.headline(drawn, look, title)
+  pictures.key(drawn, look, list(handles.values()))
+  return drawn
+
+
+def _panels_of_rates(
+  rows: Sequence[Row], *, beside: bool
+) -> dict[tuple[str, str], list[Row]]:
+  """Returns (what was counted, attack) -> rows; the attack is "" where a panel holds them all.
+
+  A membership attack is counted, at 1 % false positives, where no ROC stands `beside`.
+  """
+  counted: dict[str, list[Row]] = {}
+  for row in rows:
+    unsaid = None if beside else _SHARES.get(row["method"], _AT_1_PERCENT)
+    share = row.get("share") or unsaid
+    if share:
+      counted.setdefault(share, []).append(row)
+  panels: dict[tuple[str, str], list[Row]] = {}
+  for share, alike in counted.items():
+    attacks = list(dict.fromkeys(row["attack"] for row in alike))
+    # Many rows are told apart by a panel for each attack.
+    if len(alike) <= _MANY or len(attacks) == 1:
+      panels[share, ""] = alike
+      continue
+    for name in attacks:
+      panels[share, name] = [row for row in alike if row["attack"] == name]
+  return panels
+
+
+def _draw_points(
+  axes: Axes, points: Sequence[Row], place: tuple[str, str, str], look: Look
+) -> dict[str, Any]:
+  """Draws ROC curves from their points; returns what a key needs."""
+  attack, defence, epsilon = place
+  curves: dict[str, tuple[list[float], list[float]]] = {}
+  for point in points:
+    fpr, tpr = curves.setdefault(point["method"], ([], []))
+    fpr.append(point["fpr"])
+    tpr.append(point["tpr"])
   allowed = curves.pop("allowed", None)
-  best = {name: (fpr, tpr) for name, tpr in curves.items()}
-  attack_report.draw_curves(axes, best, fpr, "no attack may cross", allowed)
-  epsilon = _epsilon(_common(result))
-  title = f"{result['attack']}: {result['defence']}\nepsilon: {epsilon}"
-  report.style(axes, title=title, xlabel="false positive rate", ylabel="true positive rate")
-  axes.legend(loc="lower right", fontsize=7, frameon=False)
+  rates = next(iter(curves.values()))[0] if curves else []
+  # The line of what is allowed was written at the same false positive rates.
+  line = allowed[1] if allowed else None
+  attack_report.draw_curves(axes, curves, rates, "no attack may cross", line, look=look)
+  heading = f"{attack}: {defence}\nepsilon: {epsilon}" if defence else attack
+  labels = {"xlabel": "false positive rate", "ylabel": "true positive rate"}
+  pictures.dress(axes, look, title=heading, **labels)
+  return {str(line.get_label()): line for line in axes.lines}
 
 
-def _draw_rates(axes: Axes, rows: Sequence[Row], share: str) -> None:
+def _draw_rates(
+  axes: Axes, rows: Sequence[Row], share: str, attack: str, look: Look, *, room: float
+) -> dict[str, Any]:
+  """Draws rates with their intervals below each other; returns what a key needs.
+
+  Args:
+    axes: of the panel.
+    rows: of attacks.csv.
+    share: what was counted, and of what.
+    attack: the only one of the rows; "": their names tell it.
+    look: sizes, fonts, style.
+    room: width of the panel with its names, in inches.
+  """
   places = np.arange(len(rows))[::-1]
+  handles = {}
   for place, row in zip(places, rows):
-    color = report.PALETTE[row["verdict"].startswith("FAILS")]
-    axes.plot([row["low"], row["high"]], [place, place], color=color, linewidth=2)
-    axes.plot(row["success"], place, "o", color=color, markersize=4)
-  runs = [f"{row['attack']}: {row['defence']}" for row in rows]
+    fails = row["verdict"].startswith("FAILS")
+    how: dict[str, Any] = {
+      "color": look.color(int(fails)),
+      "marker": pictures.marker(int(fails)),
+    }
+    axes.plot([row["low"], row["high"]], [place, place], color=how["color"], linewidth=1.6)
+    axes.plot(row["success"], place, markersize=3.5, **how)
+    label = "the defence fails" if fails else "not shown to fail"
+    handles[label] = pictures.sample(label, look, **how)
+  runs = [
+    row["defence"] if attack else f"{row['attack']}: {row['defence']}" for row in rows
+  ]
   names = [
     f"{run}, {row['method']}" if runs.count(run) > 1 else run
     for run, row in zip(runs, rows)
   ]
   axes.set_yticks(places, names)
   axes.set(xlim=(-0.03, 1.03), ylim=(-0.7, len(rows) - 0.3))
+  axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "", "0.5", "", "1"])
   what, _, of = share.partition(", ")
-  report.style(axes, title=f"{what} (95 %)", xlabel=f"share {of}", ylabel="")
-  axes.tick_params(axis="y", labelsize=7)
+  # A label that is wider than its axes would be cut at the edge of the picture.
+  longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
+  letters = max(14, int((room - longest) / pictures.letter(look.font_size)))
+  label = textwrap.fill(f"{what}, share {of} (bars: 95 %)", letters)
+  pictures.dress(axes, look, title=attack, xlabel=label)
+  return handles

@@ -22,7 +22,7 @@ NOTE = (
 
 
 def check(config: AuditConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   audits.check(config, auditing.KINDS, ("auto", *auditing.SCORES))
   if not config.enabled:
     return
@@ -42,7 +42,7 @@ def check(config: AuditConfig) -> None:
 
 
 def score(config: AuditConfig) -> str:
-  """Returns the score that tells canaries: `auto` is the strongest of their kind."""
+  """Returns the score that recognises canaries: `auto` is the strongest of their kind."""
   if config.score != "auto":
     return config.score
   return "sums" if config.kind == "gradient" else "loss"
@@ -56,7 +56,7 @@ def in_gradients(config: TrainConfig) -> bool:
 def beside(
   config: TrainConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Parameters and model of a run, the canaries' beside the model's where they need any."""
+  """Returns parameters and model of a run, with those of canaries beside them where needed."""
   if not in_gradients(config):
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -71,7 +71,7 @@ def loss(
   num_classes: int,
   plan: Plan,
 ) -> LossFn:
-  """The loss of one example of the data with their canaries; `apply` is the model's own."""
+  """Returns the loss of one example of the data with canaries; `apply` is the model's own."""
   if not in_gradients(config):
     return make(apply)
   return auditing.canary_loss(
@@ -82,7 +82,7 @@ def loss(
 def watched(
   config: TrainConfig, tx: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-  """The optimizer, behind what adds up the noisy sums where canaries are gradients."""
+  """Returns the optimizer, after a sum of the noisy gradients where canaries are gradients."""
   return optax.chain(auditing.canary_sums(), tx) if in_gradients(config) else tx
 
 
@@ -97,7 +97,7 @@ def facts(
   canaries: auditing.Canaries,
   epsilon: float | None,
 ) -> dict[str, Any]:
-  """The audit's part of result.json, at the delta of the claim."""
+  """Returns the audit's part of result.json, at the delta of the claim."""
   scored = {"loss": auditing.loss_scores, "gradient": auditing.gradient_scores}
   if in_gradients(config):
     scores = auditing.sum_scores(state, canaries)

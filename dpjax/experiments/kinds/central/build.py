@@ -64,7 +64,7 @@ from dpjax.validate import UserError
 
 
 class OnData(Config, Protocol):
-  """A config of a run that is one training on the data that it names."""
+  """A config of a run with one training on the data that it names."""
 
   @property
   def data(self) -> DataConfig: ...
@@ -85,9 +85,9 @@ def digest(config: TrainConfig) -> bytes:
   fields = to_dict(config)
   for name in config.where:
     fields.pop(name)
-  # The same data may lie elsewhere on another machine.
+  # The same data may have another location on another machine.
   fields["data"].pop("data_dir")
-  # So may their declaration; what it says is in the digest of the data.
+  # The same holds for their declaration, whose content is in the digest of the data.
   fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
@@ -95,7 +95,8 @@ def digest(config: TrainConfig) -> bytes:
 
 
 def streams(config: TrainConfig, data: bytes) -> Streams:
-  """Streams that depend on the seed, on everything else in the config and on the data.
+  """Returns streams that depend on the seed, on everything else in the config and on the
+  data.
 
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
@@ -109,8 +110,8 @@ class Run(NamedTuple):
   plan: Plan
   promise: Promise
   algorithm: Algorithm
-  # (key of the noise, of what examples draw) -> the same algorithm with other keys; None: the
-  # examples bring their own
+  # (key of the noise, key of examples' draws) -> the same algorithm with other keys; None:
+  # the examples bring their own
   with_keys: Callable[[jax.Array, jax.Array | None], Algorithm]
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
@@ -119,13 +120,14 @@ class Run(NamedTuple):
   train: Any
   test: Any
   task: Task
-  # of ONE example, augmentation included: what is clipped; refuses where the loss has none
+  # of ONE example, augmentation included: the function that is clipped; refuses where the
+  # loss has none
   loss_fn: LossFn
   canaries: auditing.Canaries | None = None  # rows of `train` when the run is audited
   noise: Noise | None = None  # for an optimizer that must know it
   first_steps: Algorithm | None = None  # in the same states, where they train less
   pretrained_on: Sequence[str] = ()  # data that the first parameters know, the last first
-  # by which `train` and `test` are normalised
+  # statistics that normalise `train` and `test`
   statistics: normalization.Released | None = None
   mesh: Mesh | None = None  # devices, where there are several
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
@@ -135,7 +137,7 @@ class Run(NamedTuple):
 
 @bounds.names_fields
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   bounds.typed(config)
   bounds.training(config)
   privacy.check_names(config.privacy)
@@ -193,12 +195,12 @@ def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, An
 
 
 def load_resident(config: TrainConfig) -> tuple[Any, Any]:
-  """`load_data` in memory, for who looks at all of them at once."""
+  """Loads data into memory, for code that needs all examples at once."""
   return load_data(dataclasses.replace(config, resident=True))
 
 
 def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
-  """The first `config.limit` examples, which declares that number.
+  """Returns the first `config.limit` examples, and declares that number.
 
   Neighbouring data sets are those AFTER the limit: a row that is taken out of them leaves one
   less. (Before it, a row that goes would let another one in, and two rows would differ.) More
@@ -209,14 +211,14 @@ def limited(train: data.Dataset, config: DataConfig) -> data.Dataset:
     return train
   known = train.nominal_size
   if known is None and config.limit <= len(train) + 1:
-    # A row of these may be the one that is taken out.
+    # A row of these may be the one that a neighbour lacks.
     known = config.limit
   bounds.limit(config, len(train) if known is None else known)
   return train.subset(slice(0, config.limit)).declared(config.limit)
 
 
 def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
-  """The model that a config names, with `width` outputs; `fixed` goes before its options."""
+  """Builds the model of a config with `width` outputs; `fixed` overrides its options."""
   with bounds.of_model(config):
     return models.build(config.name, num_classes=width, **{**config.options, **fixed})
 
@@ -224,7 +226,7 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 def init_params(
   config: ModelConfig, model: nn.Module, key: jax.Array, first: ArrayLike
 ) -> Params:
-  """`model.init(key, first)`.
+  """Calls `model.init(key, first)`.
 
   Raises:
     UserError: the model cannot be built with its options on examples of this shape, in
@@ -233,8 +235,8 @@ def init_params(
   """
   try:
     with bounds.of_model(config):
-      # Shapes alone: a model too large for the machine is refused before memory is taken
-      # for it.
+      # Shapes first: a model too large for the machine is refused before memory is
+      # allocated.
       shapes = jax.eval_shape(model.init, key, first)
     if "batch_stats" in shapes:
       raise UserError(
@@ -243,7 +245,7 @@ def init_params(
         value=config.name,
       )
     size = trees.size(shapes)
-    # Four bytes for each float32.
+    # A float32 takes four bytes.
     if 4 * size > _memory():
       told = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
@@ -264,12 +266,12 @@ def init_params(
 
 
 def _memory() -> int:
-  """Bytes of the machine."""
+  """Memory of the machine, in bytes."""
   return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
-  """Learning rate by step; fixed in advance, so it costs no privacy."""
+  """Returns the learning rate by step; fixed in advance, so it costs no privacy."""
   rate = config.learning_rate
   if config.schedule == "cosine":
     return optax.cosine_decay_schedule(rate, num_steps)
@@ -281,7 +283,7 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 def optimizer(
   config: OptimizerConfig, schedule: optax.Schedule, noise: Noise | None = None
 ) -> optax.GradientTransformation:
-  """The Optax optimizer of a config; `noise` is for those that must know it."""
+  """Returns the Optax optimizer of a config; `noise` is for those that need it."""
   if isinstance(config.rule, str):
     return user_code.optimizer(config.rule, schedule)
   return config.rule.make(schedule, noise)
@@ -295,12 +297,12 @@ def memory_budget(config: TrainConfig) -> float | None:
 def start(
   config: TrainConfig, dataset: data.Dataset, random: Streams
 ) -> tuple[Task, nn.Module, Params]:
-  """(what is learnt from a data set, the model, its first parameters)."""
+  """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
-  # load_data has standardised the features of a scattering head already
+  # `load_data` has already standardised the features of a scattering model
   fixed = {"num_groups": None} if models.needs_features(name) else {}
-  # of the shape of an example, never of one: no model may start from somebody's record
+  # only the shape of an example, never an example: no model may start from a record
   first = jnp.zeros_like(dataset.x[:1])
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
@@ -311,10 +313,10 @@ def start(
     params = starting_point.loaded(config, model, params)
     drawing = modes.draws(model, params, first, f"model.name={name!r}")
     whole = task
-    # Dropout: each example has a key of its own in training.
+    # Dropout: each example has its own key in training.
     if drawing:
       whole = task._replace(loss=modes.keyed_loss(task.loss), keyed=True)
-    # A classifier, since text has models of ours alone.
+    # A user's model is a classifier here: text has only models of dpjax.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
       if getattr(logits, "shape", None) != wanted:
@@ -331,8 +333,8 @@ def assemble(
   loaded: tuple[Any, Any] | None = None,
   random: Streams | None = None,
 ) -> Run:
-  """Every object of a run. Deterministic in (config, data, streams); the streams are those
-  of config and data unless given."""
+  """Builds every object of a run, deterministically from (config, data, streams). The
+  streams default to those of config and data."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
@@ -344,9 +346,9 @@ def assemble(
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
   params, apply = audit.beside(config, trained.params, trained.apply)
-  # Of the whole set: canaries take rows away or exchange them.
+  # Before canaries, which remove or replace rows.
   num_examples = privacy.public_size(config, train)
-  # Batches check the capacity for it, also where it is the config that declares it.
+  # Batches check the capacity for this number, also where the config declares it.
   train = train.declared(num_examples)
   plan = privacy.make_plan(config, num_examples, params)
   check_unit(config, train, plan)
@@ -355,7 +357,7 @@ def assemble(
   )
   claim = audits.AuditClaim.of_plan(plan)
   train, canaries = audits.insert(config, train, claim, auditing.insert_canaries)
-  # Of what is trained on: the canaries are in it.
+  # Statistics of the training data, with canaries in them.
   statistics = normalization.released(plan, random, train)
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
@@ -450,22 +452,23 @@ def job_on_data(
   loaded: tuple[Any, Any] | None,
   work: Callable[[Any, Streams], Work],
 ) -> Job:
-  """The job of a run that is one training on the data of its config.
+  """Returns the job of a run with one training on the data of its config.
 
   Args:
     named: digest of the config. load: its data, as `load_data`. complete: those with their
       features, as `with_features`. loaded: given ones.
     work: (data, streams) -> work.
   """
-  # The digest and the start both need the data, which are read once.
+  # The digest and the start both need the data, which are read only once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
   def start(random: Streams) -> Play:
     if loaded is not None or not models.needs_features(config.model.name):
       return single(work(read(), random))
-    # Not before: a digest needs no features, so a run that is done does not compute them.
+    # Features are computed here: a digest needs none, so a finished run does not compute
+    # them.
     found = complete(config, read())
-    # What features were computed of need not stay in memory.
+    # The inputs of the features need not stay in memory.
     read.cache_clear()
     return single(work(found, random))
 
@@ -498,27 +501,28 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from drawn if split is None else map(split, drawn)
     return
   read = data.ahead(map(jax.device_put, drawn) if split is None else drawn)
-  # A run that stops early must end the thread that reads ahead, too.
+  # A run that stops early must also end the thread that reads ahead.
   with contextlib.closing(read):
     yield from read if split is None else map(split, read)
 
 
 def work(config: TrainConfig, run: Run) -> Work:
-  """The training itself, step by step."""
+  """Returns the training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
-  # The old state is not needed any more, so its memory serves the new one.
+  # The old state is no longer needed, so its memory is reused for the new one.
   later, first = (jax.jit(kind.step, donate_argnums=0) for kind in kinds)
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
-  # Process 0 evaluates alone, so it must hold whole arrays of its own.
+  # Process 0 evaluates alone, so it needs whole arrays of its own.
   own = processes.own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
     with bounds.renamed(config, memory_budget="memory_budget_gb", method="grad_method"):
-      # A step is complete with the last of them.
+      # A step is complete after its last slice.
       for batch in slices:
-        # Reading `state.step` waits for the device. Runs without first steps never do.
+        # Reading `state.step` waits for the device. Runs without special first steps never
+        # do.
         early = num_first and int(state.step) < num_first
         state, info = (first if early else later)(state, batch)
     return state, info

@@ -1,4 +1,4 @@
-"""Typed configuration of a training run. A config file returns one of these.
+"""Typed configuration of a training run, which a config file returns.
 
 Units: norms in gradient units, steps in optimizer updates. Fields left at None are
 solved for (`noise_multiplier` from `epsilon`) or chosen safely (`capacity`). A name of a
@@ -14,7 +14,6 @@ from collections import ChainMap
 from typing import Annotated, Any, ClassVar
 
 from dpjax import (
-  accounting,
   gradients,
   models,
   sampling,
@@ -22,14 +21,13 @@ from dpjax import (
   transforms,
   validate,
 )
-from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
-_ACCOUNTANTS = ("", *accounting.ACCOUNTANTS)
 _AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
-_COUNT = rules.at_least(1)
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
 
@@ -41,7 +39,8 @@ class PerExample:
 
 @dataclasses.dataclass(frozen=True)
 class ByStatistics:
-  """Mean and variance of each channel over the training data, paid from the run's budget."""
+  """Normalises by mean and variance of each channel over the training data, at a cost from
+  the run's budget."""
 
   noise_multiplier: float = 8.0  # of each of two sums, over all examples
   median_epsilon: float = 0.05  # of each clip norm, where they are private medians
@@ -51,8 +50,9 @@ class ByStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Whitened:
-  """After each example was normalised by itself, or its channels brought to their typical sizes:
-  the linear map that evens out the directions of the training data, paid likewise."""
+  """Applies a linear map that evens out the directions of the training data, at a cost from
+  the run's budget. Before it, each example is normalised by itself, or each channel is
+  divided by its typical size."""
 
   noise_multiplier: float = 16.0  # of each of five sums, over all examples
   median_epsilon: float = 0.02  # of each clip norm, where they are private ninth deciles
@@ -77,19 +77,21 @@ class AllWeights:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """The last layer alone; the layers below stay as they begin, such as `pretrained`."""
+  """Trains the last layer alone; the layers below keep their first values, such as
+  `pretrained`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadFirst:
-  """The last layer alone in the first steps, then every weight: one run, one promise."""
+  """Trains the last layer alone in the first steps, then every weight, under one guarantee."""
 
   steps: Annotated[int, "of the last layer alone; the others train every weight"] = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LowRank:
-  """Low-rank adapters (LoRA) of the matrices whose path matches; all else stays as it was."""
+  """Trains low-rank adapters (LoRA) of the matrices whose path matches; all other weights
+  stay fixed."""
 
   rank: Annotated[int, "of the adapters A B"] = 4
   alpha: Annotated[float, "A B is multiplied by alpha / rank"] = 8.0
@@ -106,7 +108,7 @@ TRAINABLE: dict[str, type] = {
 
 @dataclasses.dataclass
 class DataConfig:
-  """Which data; see `dpjax.data.load`."""
+  """The data of a run; see `dpjax.data.load`."""
 
   name: Annotated[
     str,
@@ -124,27 +126,27 @@ class DataConfig:
   center: Annotated[
     bool, "(x - 0.5) / 0.5: public constants, nothing estimated from data"
   ] = False
-  limit: Annotated[int | None, _COUNT, "use only the first n training examples"] = None
+  limit: Annotated[int | None, COUNT, "use only the first n training examples"] = None
   max_length: Annotated[
     int, rules.between(1, rules.MOST_TOKENS), "text: bytes kept of each example"
   ] = 256
   num_classes: Annotated[
-    int | None, _COUNT, "public; for data that do not declare it themselves"
+    int | None, COUNT, "public; for data that do not declare it themselves"
   ] = None
   num_examples: Annotated[
     int | None,
-    _COUNT,
+    COUNT,
     "public: a constant near the number of training examples, used in its place where one "
     "example more or less is hidden; for data that do not declare it themselves",
   ] = None
   num_users: Annotated[
-    int | None, _COUNT, "likewise, of users whom the data name (launch.federate)"
+    int | None, COUNT, "likewise, of users whom the data name (launch.federate)"
   ] = None
 
 
 @dataclasses.dataclass
 class ModelConfig:
-  """Which model; see `dpjax.models.build`."""
+  """The model of a run; see `dpjax.models.build`."""
 
   name: Annotated[str, "launch.list models; or package.module:name"] = "mlp"
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
@@ -162,7 +164,7 @@ class ModelConfig:
 
 @dataclasses.dataclass
 class FtrlConfig(WithChoices):
-  """How the noise of privacy.method='dp_ftrl' is correlated; see `dpjax.noise.correlated`."""
+  """Correlation of the noise of privacy.method='dp_ftrl'; see `dpjax.noise.correlated`."""
 
   sampler: Annotated[
     str,
@@ -186,18 +188,16 @@ class PrivacyConfig(WithChoices):
   method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
     "dp_sgd"
   )
-  epsilon: Annotated[
-    float | None, rules.POSITIVE, "target; the noise multiplier is calibrated to it"
-  ] = 2.0
+  epsilon: Annotated[common.Epsilon, "target; the noise multiplier is calibrated to it"] = (
+    2.0
+  )
   delta: Annotated[
-    float, rules.OPEN_UNIT, "chance that the bound may fail; well below 1 / examples"
+    common.Delta, "chance that the bound may fail; well below 1 / examples"
   ] = 1e-5
   noise_multiplier: Annotated[
-    float | None, rules.NON_NEGATIVE, "std of the noise on the sum / l2_clip_norm"
+    common.NoiseMultiplier, "std of the noise on the sum / l2_clip_norm"
   ] = None
-  l2_clip_norm: Annotated[
-    float, rules.POSITIVE, rules.IN_FLOAT32, "bound on the gradient of one example"
-  ] = 1.0
+  l2_clip_norm: Annotated[common.ClipNorm, "bound on the gradient of one example"] = 1.0
   clipping: Annotated[
     gradients.ClipRule | transforms.PerLayer,
     Choice(CLIPPINGS),
@@ -226,16 +226,14 @@ class PrivacyConfig(WithChoices):
   ] = 0.05
   capacity: Annotated[
     int | None,
-    _COUNT,
+    COUNT,
     "padded size of a Poisson batch; none: overflow is negligible, or truncation is rare",
   ] = None
   neighboring_relation: Annotated[
     str, "add_or_remove_one | replace_one | replace_special"
   ] = "add_or_remove_one"
-  accountant: Annotated[str, rules.among(_ACCOUNTANTS), "'': the tightest"] = "pld"
-  epsilon_budget: Annotated[
-    float | None, rules.POSITIVE, "refuse to start a run that would spend more"
-  ] = None
+  accountant: Annotated[common.Accountant, "'': the tightest"] = "pld"
+  epsilon_budget: common.EpsilonBudget = None
   attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   noise_levels: Annotated[
     list[float],
@@ -252,7 +250,7 @@ class PrivacyConfig(WithChoices):
 
 @dataclasses.dataclass
 class OptimizerConfig(WithChoices):
-  """The Optax optimizer behind the private gradient."""
+  """The Optax optimizer after the private gradient."""
 
   rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True), "or package.module:name"] = (
     "sgd"
@@ -294,8 +292,8 @@ class AuditConfig:
 class TrainConfig(WithChoices):
   """A whole training run."""
 
-  # Which devices compute it, where data lie: a run goes on with others, with the noise and
-  # batches it had.
+  # Fields for devices and locations of data: a run may continue with others, and keeps its
+  # noise and batches.
   where: ClassVar[tuple[str, ...]] = ("mesh", "resident")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -303,7 +301,7 @@ class TrainConfig(WithChoices):
   trainable: Annotated[
     AllWeights | Head | HeadFirst | LowRank,
     Choice(TRAINABLE),
-    "what is trained, released and paid for; the rest is public and stays",
+    "what is trained, released and accounted; all else is public and stays",
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
@@ -321,15 +319,13 @@ class TrainConfig(WithChoices):
   ] = "auto"
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-  num_steps: Annotated[
-    int, rules.between(1, rules.MOST_STEPS), "updates of the parameters"
-  ] = 200
-  seed: Annotated[int, rules.at_least(0), "of every key that no release draws"] = 0
+  num_steps: Annotated[common.NumUpdates, "updates of the parameters"] = 200
+  seed: common.Seed = 0
   grad_method: Annotated[
     str, rules.among(gradients.METHODS), "how clipped gradients are computed"
   ] = "auto"
   microbatch_size: Annotated[
-    int | None, _COUNT, "examples in memory at a time; none: the whole batch"
+    int | None, COUNT, "examples in memory at a time; none: the whole batch"
   ] = None
   memory_budget_gb: Annotated[
     float | None, rules.POSITIVE, "in its place: what one microbatch may take, in 1e9 bytes"
@@ -343,7 +339,7 @@ class TrainConfig(WithChoices):
     "examples in memory; false: read from files as they are drawn; none: by their size",
   ] = None
   slices: Annotated[
-    int, _COUNT, "physical batches that make up one step (gradient accumulation)"
+    int, COUNT, "physical batches that make up one step (gradient accumulation)"
   ] = 1
   augmentation: Annotated[str, rules.among(_AUGMENTATIONS), "of training images"] = "none"
   augmult: Annotated[
@@ -354,12 +350,10 @@ class TrainConfig(WithChoices):
   ema_decay: Annotated[
     float | None, rules.OPEN_UNIT, "evaluate an exponential average of the parameters"
   ] = None
-  eval_every: Annotated[int, _COUNT, "steps"] = 100
-  checkpoint_every: Annotated[int, _COUNT, "steps"] = 100
+  eval_every: Annotated[int, COUNT, "steps"] = 100
+  checkpoint_every: Annotated[int, COUNT, "steps"] = 100
   diagnostics: Annotated[bool, "log per-batch loss, norms, clip fraction: NOT private"] = (
     True
   )
-  release: Annotated[
-    bool, "keys from the operating system, noise on a grid, no diagnostics"
-  ] = False
+  release: common.Release = False
   audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)

@@ -22,14 +22,14 @@ from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
 NAME = "contrastive"
-# Of an embedding, as Wang and Isola have it.
+# Width of an embedding, as in Wang and Isola.
 WIDTH = 128
 _TOLD = f"loss={NAME!r}"
 _WHY = "is a loss of a whole batch, in which every example moves the gradient of all others"
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what needs a loss of one example."""
+  """Raises UserError for options that need a loss of one example."""
   if config.loss != NAME:
     return
   if config.privacy.method != "sgd":
@@ -47,13 +47,13 @@ def check(config: TrainConfig) -> None:
 
 
 def refuse(config: TrainConfig, room: str) -> None:
-  """Raises UserError: who asks wants a loss of one example."""
+  """Raises UserError: the caller needs a loss of one example."""
   if config.loss == NAME:
     raise UserError(f"must be another: it {_WHY}", field=f"{room}.{_TOLD}")
 
 
 def loss(apply: losses.Apply) -> LossFn:
-  """Stands where a loss of one example would: whoever calls it is refused."""
+  """Placeholder for a loss of one example, which refuses every call."""
   del apply
 
   def of_one_example(params: Params, example: Example) -> Array:
@@ -70,10 +70,10 @@ def evaluate(
   *,
   batch_size: int = 500,
 ) -> dict[str, float]:
-  """{"accuracy", "loss"}: of the class of the nearest other image, and the loss of two views of
-  each, the same ones every time, in batches."""
+  """Computes {"accuracy", "loss"}: the class of the nearest other image, and the loss of
+  two views of each. The views are the same every time, in batches."""
   scored = _compiled(apply, augment_fn)
-  # The same views in every evaluation, so that rows of one run can be compared.
+  # Every evaluation uses the same views, so that rows of one run can be compared.
   keys = jax.random.split(jax.random.key(0), len(dataset.y))
   found = []
   for start in range(0, len(dataset.y), batch_size):
@@ -86,7 +86,7 @@ def evaluate(
   return {"accuracy": accuracy, "loss": float(nats)}
 
 
-# Bounded, so that the models of a long session are let go.
+# Bounded, so that a long session frees its models.
 @functools.lru_cache(maxsize=64)
 def _compiled(apply: Callable[..., Any], augment_fn: AugmentFn) -> Callable[..., Any]:
   @jax.jit

@@ -1,4 +1,4 @@
-"""Reports of a training run: a row of metrics, and the end."""
+"""Reports of a training run: a row of metrics, and the final result."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 def clip_norm(plan: Plan, scale: ArrayLike | None, name: str) -> dict[str, float]:
-  """{name: that of the next step} where it changes: public, or an output of the mechanism."""
+  """Returns {name: clip norm of the next step} where it changes: public, or an output of
+  the mechanism."""
   return {} if scale is None else {name: plan.l2_bound * float(np.asarray(scale))}
 
 
 def observed(
   config: TrainConfig, run: Run, state: training.TrainState, info: Any, step: int
 ) -> dict[str, float]:
-  """Returns what a row of metrics holds beside scores and epsilon."""
+  """Returns the values of a metrics row beside scores and epsilon."""
   row = {"learning_rate": float(np.asarray(run.schedule(step - 1)))}
   row |= clip_norm(run.plan, training.clip_scale(state), "l2_clip_norm")
-  # Losses and norms of a batch are computed from raw examples. A release must not hold
-  # them.
+  # Losses and norms of a batch come from raw examples. A release must not contain them.
   if not config.diagnostics or config.release:
     return row
   shown = info._asdict().items()
@@ -38,12 +38,12 @@ def observed(
 
 
 def pretrained(run: Run) -> dict[str, Any]:
-  """States what the first parameters know."""
+  """States on which data the first parameters were trained."""
   return {saved.PRETRAINED_ON: list(run.pretrained_on)} if run.pretrained_on else {}
 
 
 def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
-  """Returns the facts of central runs alone that are known before the first step."""
+  """Returns facts that only central runs have, and that are known before the first step."""
   plan = run.plan
   found: dict[str, Any] = {
     "task": run.task.name,
@@ -61,7 +61,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
   if plan.statistics is not None:
     found["normalization"] = fields.name_of(config.privacy, "normalization")
     noise = plan.statistics.total_noise_multiplier
-    # without an epsilon their noise is part of no promise
+    # without an epsilon their noise belongs to no guarantee
     found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   found |= pretrained(run) | starting_point.facts(config)
   if config.mesh is not None:
@@ -80,7 +80,7 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
 def of(
   config: TrainConfig, run: Run, state: training.TrainState, epsilon: float | None
 ) -> dict[str, Any]:
-  """And what only the end tells."""
+  """Returns the facts of `planned`, and those known only at the end."""
   used = 1 if run.mesh is None else run.mesh.size
   found: dict[str, Any] = {"device": provenance.device(used, config.mesh)}
   found |= clip_norm(run.plan, training.clip_scale(state), "final_l2_clip_norm")
@@ -89,7 +89,7 @@ def of(
   return found | audit.facts(
     config,
     plan=run.plan,
-    # Without augmentation, whose draws would blur the score.
+    # Without augmentation, whose randomness would blur the score.
     loss_fn=run.task.loss(run.apply),
     before=run.params,
     after=training.eval_params(state),

@@ -1,5 +1,5 @@
-"""DP-FTRL from a config: which strategy correlates the noise, which sampler bounds who
-takes part when."""
+"""DP-FTRL from a config: the strategy that correlates the noise, and the sampler that
+bounds participation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_levels(privacy: PrivacyConfig) -> None:
 
 
 def check(privacy: PrivacyConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   ftrl = privacy.ftrl
   if cyclic(privacy):
     check_passes(privacy, f"privacy.ftrl.sampler={ftrl.sampler!r}")
@@ -50,17 +50,18 @@ def cyclic(privacy: PrivacyConfig) -> bool:
 
 
 def _kind(privacy: PrivacyConfig) -> type[sampling.Sampler]:
-  """Returns the class of the sampler; for one of a user's own the base, which claims nothing."""
+  """Returns the class of the sampler; for a user's own, the base class, which claims
+  nothing."""
   return SAMPLERS.get(privacy.ftrl.sampler, sampling.Sampler)
 
 
 def check_passes(privacy: PrivacyConfig, sampler: str) -> None:
-  """Raises, for a sampler that is named so, unless a pass is a whole number of steps."""
+  """Raises where a sampler by passes needs a whole number of steps per pass and has none."""
   sampling.check_passes(privacy.sampling_prob, sampler, name="privacy.sampling_prob")
 
 
 def _size(privacy: PrivacyConfig) -> sampling.Sizing:
-  """Returns what the config alone says to its sampler."""
+  """Returns the numbers of the config that a sampler needs."""
   return sampling.Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=0,
@@ -88,7 +89,7 @@ def sampler(
   capacity: int,
   unit: str = "example",
 ) -> sampling.Sampler:
-  """Returns the sampler of a DP-FTRL run, over rows that are one `unit` each.
+  """Returns the sampler of a DP-FTRL run, over rows of one `unit` each.
 
   Its expected batch is `sampling_prob` of them.
   """
@@ -107,14 +108,15 @@ def sampler(
 
 
 def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlation:
-  """The strategy, optimised for this run's steps where it has coefficients.
+  """Returns the strategy, optimised for this run's steps where it has coefficients.
 
   >>> correlation(PrivacyConfig(sampling_prob=0.5), 10).bands
   2
   """
   apart = separation(privacy)
   made = privacy.ftrl.strategy.make(num_steps, apart)
-  # with everybody of a group nothing is amplified, and any noise has its price
+  # with all members of a group in its step nothing is amplified, and any noise can be
+  # accounted
   amplified = _kind(privacy).prob_in_turn(_size(privacy)) < 1
   if amplified and (made.bands is None or made.bands > apart):
     raise UserError(
@@ -128,7 +130,7 @@ def correlation(privacy: PrivacyConfig, num_steps: int) -> correlated.Correlatio
 
 
 def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
-  """How noise is shaped over the steps, and over groups by their shares."""
+  """Returns the shape of the noise over the steps, and over groups by their shares."""
   privacy = config.privacy
   steps = config.num_steps
   return NoiseShape(
@@ -139,7 +141,7 @@ def noise_shape(config: TrainConfig, shares: Any = None) -> NoiseShape:
 
 
 def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
-  """Each level for an equal share of the steps, in their order.
+  """Expands levels so that each has an equal share of the steps, in order.
 
   >>> staircase([1.5, 0.5], 5)
   (1.5, 1.5, 1.5, 0.5, 0.5)
@@ -153,5 +155,5 @@ def staircase(levels: list[float], num_steps: int) -> tuple[float, ...]:
       field="privacy.noise_levels",
       value=levels,
     )
-  # Whole numbers, so that no level is lost to rounding.
+  # Integer arithmetic, so that rounding loses no level.
   return tuple(levels[step * len(levels) // num_steps] for step in range(num_steps))

@@ -1,4 +1,4 @@
-"""Models that train otherwise than they are evaluated: dropout, with a key for each example."""
+"""Models that differ between training and evaluation: dropout, with a key for each example."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import jax
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
 
-# Arguments of a model's `__call__` by which Flax models are told that they train -> its value.
+# Arguments of `__call__` that tell Flax models to train -> their value.
 _TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
-# Folded into an example's key: of all that is not called dropout.
+# Folded into an example's key, for all random collections but "dropout".
 _OTHER_KEY = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Modes:
-  """A linen module that is told whether it trains, where its `__call__` asks for it.
+  """Wraps a linen module, and passes it the training flag that its `__call__` takes.
 
   Args:
     module: the model.
@@ -32,12 +32,12 @@ class Modes:
   flags: dict[str, bool]
 
   def init(self, key: Array, x: Any) -> Params:
-    """Parameters, made as in evaluation: no example's key is needed."""
+    """Initialises parameters in evaluation mode, which needs no example's key."""
     return self.module.init(key, x, **self._evaluating)
 
   def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Array:
-    """Outputs [B, ...]: of training with a key, which one example draws from; else of
-    evaluation."""
+    """Computes outputs [B, ...]: in training mode with a key, which one example draws from;
+    else in evaluation mode."""
     if key is None:
       return self.module.apply(params, x, **self._evaluating)
     rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
@@ -52,15 +52,15 @@ class Modes:
 
 
 def modes(module: Any) -> Any:
-  """The module, told whether it trains where its `__call__` has an argument for that; any
-  other is returned as it is.
+  """Wraps the module if its `__call__` has a training flag. Any other module is returned
+  unchanged.
 
   >>> modes("a model without such an argument")
   'a model without such an argument'
   """
   try:
     names = inspect.signature(module).parameters if callable(module) else {}
-  # Native code has no signature to look at.
+  # Native code has no signature to inspect.
   except (TypeError, ValueError):
     names = {}
   flags = {name: value for name, value in _TRAINING.items() if name in names}
@@ -89,14 +89,14 @@ def draws(model: Any, params: Params, first: Any, field: str) -> bool:
 def _needs_key(run: Callable[[], Any]) -> bool:
   try:
     run()
-  # Flax says only by this error that a module draws.
+  # Flax shows only by this error that a module draws random numbers.
   except flax.errors.InvalidRngError:
     return True
   return False
 
 
 def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
-  """The maker of a loss whose model draws from `example.key`; without one, as in evaluation.
+  """Makes a loss whose model draws from `example.key`; without a key, in evaluation mode.
 
   Args:
     make: `apply -> loss`, with apply(params, x).

@@ -1,4 +1,4 @@
-"""How the inputs of a model are normalised: by themselves, or by private statistics.
+"""Normalisation of a model's inputs: each by itself, or by private statistics.
 
 Statistics are computed from the data that are trained on, canaries included; test data and
 canaries are normalised by the same. They are kept in the released params.npz alone, as what the
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
   Released = mechanisms.ChannelMoments | mechanisms.Spread
 
-# What a config asks for -> its mechanism, by name: a run without statistics imports none.
+# Option of a config -> its mechanism, by name: a run without statistics imports neither.
 _MECHANISMS = {ByStatistics: "ChannelStatistics", Whitened: "Whitening"}
-# Their name beside the parameters in params.npz.
+# Name of the statistics beside the parameters in params.npz.
 RELEASED = "statistics"
 _CHUNK = 1000  # examples
 
@@ -47,25 +47,25 @@ def is_private(config: TrainConfig) -> bool:
 
 
 def per_example(config: TrainConfig) -> bool:
-  """Whether features are normalised by the model's own groups, in each example by itself."""
+  """Whether the model's own groups normalise the features of each example by itself."""
   groups = config.model.options.get("num_groups")
   chosen = config.privacy.normalization
   return not is_private(config) or (isinstance(chosen, Whitened) and groups is not None)
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   if not is_private(config):
     return
   if config.privacy.method == "sgd":
-    # Never dropped with the rest of a promise: the model would get other inputs.
+    # Never dropped with the other privacy fields: the model would get other inputs.
     chosen = name_of(config.privacy, "normalization")
     raise UserError(
       "must be 'per_example' with privacy.method='sgd', which releases no statistics",
       field="privacy.normalization",
       value=chosen,
     )
-  # It checks its own numbers.
+  # The mechanism checks its own numbers.
   mechanism(config, 1)
   groups = config.model.options.get("num_groups")
   if groups is not None and not per_example(config):
@@ -79,7 +79,7 @@ def check(config: TrainConfig) -> None:
 def mechanism(
   config: TrainConfig, num_examples: int, sampler: sampling.Sampler | None = None
 ) -> NoisyMeans | None:
-  """Returns the mechanism of the statistics, for so many examples (public)."""
+  """Returns the mechanism of the statistics, for a public number of examples."""
   chosen = config.privacy.normalization
   relation = "add_or_remove_one"
   if not is_private(config):
@@ -97,9 +97,9 @@ def mechanism(
 
 
 def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
-  """The statistics of the data that are trained on; rows that are empty records are left out.
+  """Returns the statistics of the training data; empty records are left out.
 
-  UserError: tokens, which have no channels.
+  Raises UserError for tokens, which have no channels.
   """
   if plan.statistics is None:
     return None
@@ -124,8 +124,8 @@ def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | Non
 
 
 def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
-  """The data set with its inputs normalised, once: a copy, chunk by chunk; or as they are
-  read, where they are read from files."""
+  """Returns the data set with normalised inputs: a copy made in chunks. Rows in files are
+  normalised as they are read."""
   step = statistics.standardizer()
 
   def change(x: np.ndarray) -> np.ndarray:
@@ -133,7 +133,7 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
     chunk = np.zeros((_CHUNK, *x.shape[1:]), x.dtype)
     for start in range(0, len(x), _CHUNK):
       rows = x[start : start + _CHUNK]
-      # Of one shape, however many a batch from files has: one compilation, and equal last
+      # Padded to one shape, whatever the number of rows: one compilation, and equal last
       # bits.
       chunk[: len(rows)] = rows
       out[start : start + _CHUNK] = step(jnp.asarray(chunk))[: len(rows)]
@@ -146,14 +146,14 @@ def normalized(dataset: data.Dataset, statistics: Released) -> data.Dataset:
 def of_canaries(
   canaries: auditing.Canaries | None, statistics: Released
 ) -> auditing.Canaries | None:
-  """The canaries as inputs of the model."""
+  """Returns the canaries as inputs of the model."""
   if canaries is None:
     return None
   return canaries._replace(examples=normalized(canaries.examples, statistics))
 
 
 def beside(params: Params, statistics: Released | None) -> Params:
-  """Joins the parameters and the statistics without which they say nothing."""
+  """Joins the parameters and the statistics, which they need."""
   if statistics is None:
     return params
   return {**dict(params), RELEASED: statistics._asdict()}

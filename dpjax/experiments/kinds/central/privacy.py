@@ -1,4 +1,4 @@
-"""The guarantee of a training run, and the plan that keeps it: from a `TrainConfig`."""
+"""The guarantee of a training run and the plan that keeps it, from a `TrainConfig`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOISE_AWARE = ("dp_adam", "dp_sgld")  # optimizers that must know the noise of t
 
 
 def check_names(privacy: PrivacyConfig) -> None:
-  """Raises UserError for a method or noise levels that do not exist."""
+  """Raises UserError for an unknown method or unknown noise levels."""
   validate.one_of(METHODS, **{"privacy.method": privacy.method})
   ftrl.check_levels(privacy)
   if privacy.method == "dp_ftrl":
@@ -37,7 +37,7 @@ def check_names(privacy: PrivacyConfig) -> None:
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what does not go together, as can be told without data."""
+  """Raises UserError for incompatible fields, as far as data are not needed."""
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
@@ -165,9 +165,9 @@ def public_size(config: TrainConfig, train: data.Dataset) -> int:
 
 
 def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
-  """Returns the sampler of a run on so many examples, with slots for all and for one more."""
+  """Returns the sampler of a run, padded for all examples and one more."""
   privacy = config.privacy
-  # A neighbour may hold one record more, and a draw of all must fit for it, too.
+  # A neighbour may hold one record more, and a draw of all of them must fit.
   capacity = num_examples + 1
   if (privacy.capacity or 0) > capacity:
     raise UserError(
@@ -208,7 +208,7 @@ def _sampler(
 
 
 def _clip(config: TrainConfig, params: Any) -> gradients.Clip:
-  """Per-layer norms follow from the public shapes of the layers alone."""
+  """Returns the clip. Norms for each layer follow from the layers' public shapes alone."""
   privacy = config.privacy
   schedule = ()
   if privacy.method == "sgd":
@@ -225,8 +225,8 @@ def maker(
   noise_multiplier: float | None,
   attack: accounting.AttackBound | None = None,
 ) -> Callable[..., Plan]:
-  """Returns what makes a plan of its other numbers: with this noise, or calibrated to epsilon, or
-  to what an attacker may do."""
+  """Returns a function that makes a plan from its other numbers: with this noise, or
+  calibrated to epsilon, or to an attacker's bound."""
   if attack is not None and noise_multiplier is None:
     return functools.partial(Plan.calibrated, attack=attack)
   if noise_multiplier is None:
@@ -236,7 +236,7 @@ def maker(
 
 @bounds.names_fields
 def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Plan:
-  """The plan of a config: noise calibrated or as given, capacity as given or safe.
+  """Makes the plan of a config: noise calibrated or given, capacity given or safe.
 
   `num_examples` is that of `public_size`: every number of the plan follows from it. `params`,
   of which only the shapes are read, are needed for clipping="per_layer".
@@ -246,7 +246,7 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
   noise_shape = ftrl.noise_shape(config, shares)
-  # With slots for everybody: it cannot overflow, and the plan then fits a smaller one.
+  # Padded for all examples, it cannot overflow; a smaller batch is fitted later.
   whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
   promises = privacy.method != "sgd"
@@ -280,13 +280,13 @@ def _with_capacity(plan: Plan, privacy: PrivacyConfig, num_examples: int) -> Pla
   if privacy.capacity is not None:
     sampler = dataclasses.replace(sampler, capacity=privacy.capacity)
   plan = dataclasses.replace(plan, sampler=sampler)
-  # A capacity that the config gives may overflow too often for the share of delta.
+  # A configured capacity may overflow more often than the share of delta covers.
   plan.check_capacity(num_examples)
   return plan
 
 
 def _check_no_capacity(privacy: PrivacyConfig) -> None:
-  """Refuses a capacity beside a user's sampler that cannot overflow; `unused` knows dpjax's."""
+  """Refuses a capacity for a user's sampler that cannot overflow; `unused` covers dpjax's."""
   name = privacy.ftrl.sampler if privacy.method == "dp_ftrl" else privacy.sampler
   if names.is_path(name) and privacy.capacity is not None:
     raise WouldBeIgnored(

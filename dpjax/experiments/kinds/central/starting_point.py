@@ -1,4 +1,5 @@
-"""Where a run starts and what of it is trained: public weights, a last layer, adapters.
+"""First parameters of a run, and the part that is trained: public weights, a last layer,
+adapters.
 
 Public weights are part of what names the run (`dpjax.names.sources`: their sha256 decides every
 stream, and is in result.json), so other weights never share noise with these. They must not
@@ -30,12 +31,12 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-# Folded into the key of the first parameters, so that adapters have a stream of their own.
+# Folded into the key of the first parameters, so that adapters have their own stream.
 _ADAPTERS = 1
 
 
 class Trained(NamedTuple):
-  """The parameters that steps change, and the model made of them."""
+  """The parameters that steps change, and the model that they form."""
 
   params: Params  # at step 0
   loss: Callable[[Any], LossFn]  # of the model's apply, which it knows already
@@ -44,7 +45,7 @@ class Trained(NamedTuple):
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   _check_layout(config)
   own = config.trainable
   if isinstance(own, LowRank):
@@ -83,7 +84,7 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
 
 def _check_layout(config: TrainConfig) -> None:
   """Refuses weights in safetensors for a model that is not GPT-2."""
-  # os.path: pathlib raises where a name is too long to be a file's.
+  # os.path, since pathlib raises for names too long for a file.
   if config.pretrained is not None and not os.path.isfile(config.pretrained):
     raise UserError(
       f"there is no such file (looked in {os.getcwd()})",
@@ -110,7 +111,7 @@ def _is_safetensors(path: str | None) -> bool:
 
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
-  """The weights of the config's file; where it names none, `params`."""
+  """Returns the weights of the config's file; without a file, `params`."""
   if config.pretrained is None or not _is_safetensors(config.pretrained):
     return saved.begun(config.pretrained, params)
   assert isinstance(model, models.Transformer)
@@ -123,10 +124,11 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
 def trained(
   config: TrainConfig, task: Task, model: Any, params: Params, key: jax.Array
 ) -> Trained:
-  """All weights, those of the last layer, or adapters of some.
+  """Selects the trained weights: all, the last layer, or adapters of some matrices.
 
   Args:
-    params: the whole model's. key: of the initial parameters: of the seed alone, so public.
+    params: parameters of the whole model.
+    key: key of the initial parameters. It depends on the seed alone, so it is public.
   """
   own = config.trainable
   if not isinstance(own, LowRank):
@@ -170,12 +172,13 @@ def _check_head(config: TrainConfig, params: Params) -> None:
 
 
 def first_steps(config: TrainConfig) -> int:
-  """How many steps train the last layer alone, before those that train every weight."""
+  """Number of steps that train the last layer alone, before those on every weight."""
   return config.trainable.steps if isinstance(config.trainable, HeadFirst) else 0
 
 
 def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) -> None:
-  """model.safetensors, where the config asks for it: adapters merged into their matrices."""
+  """Writes model.safetensors, if the config asks for it: adapters are merged into their
+  matrices."""
   if config.safetensors:
     models.save_gpt2(folder / SAVED_AS, model, whole)
 

@@ -1,4 +1,4 @@
-"""Learning tasks: what is learnt from a data set, and how it is scored."""
+"""Learning tasks: their loss on a data set, and their scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dpjax.validate import UserError
 
 
 class Task(NamedTuple):
-  """A task: what is learnt, and how it is scored."""
+  """A task: its loss and its scores."""
 
   name: str  # `task` in result.json
   loss: Callable[[Any], LossFn]  # of model.apply
@@ -31,7 +31,7 @@ def _num_outputs(dataset: data.Dataset) -> int:
   return dataset.num_classes
 
 
-# By the target of the data (None: classes): its loss of ONE example, and its scores. A new kind
+# Target of the data (None: classes) -> its loss of ONE example, and its scores. A new kind
 # of target is one row here.
 TASKS: dict[type | None, Task] = {
   None: Task(
@@ -40,8 +40,8 @@ TASKS: dict[type | None, Task] = {
   data.Labels: Task(
     "multi_label", losses.sigmoid_cross_entropy, metrics.evaluate_labels, _num_outputs
   ),
-  # Of numbers scaled to [-1, 1] by public bounds: an error is at most 2 where the model is
-  # right about the range, so one example's gradient is of the size of a class's.
+  # Targets are scaled to [-1, 1] by public bounds. While predictions stay in that range, an
+  # error is at most 2, so gradients are about as long as those of classification.
   data.Interval: Task(
     "regression", losses.mean_squared_error, metrics.evaluate_regression, _num_outputs
   ),
@@ -57,9 +57,9 @@ _LANGUAGE = Task(
 
 
 def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
-  """The task of the data's target (`TASKS`), or the next token where the model is one of
-  language; with a user's own loss where the config names one. The scores stay those of the
-  task. Embeddings of two views where it is named."""
+  """Makes the task of the data's target (`TASKS`), or the next token for a language model,
+  or embeddings of two views if named. A user's loss may replace the loss. The scores stay
+  those of the task."""
   if config.loss == embeddings.NAME:
     data.needs_classes(dataset, f"loss={config.loss!r}")
     augment = training.AUGMENTATIONS[config.augmentation]
@@ -80,12 +80,12 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
 
 
 def of_people(dataset: data.Dataset) -> bool:
-  """Whether an example is several sequences of tokens, [m, T]: all of one person."""
+  """Whether an example is several sequences of tokens, [m, T], all of one user."""
   return dataset.x.dtype == np.int32 and dataset.x.ndim == 3
 
 
 def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
-  """Raises UserError unless the promise names what one row of the data is."""
+  """Raises UserError unless the guarantee names the unit that one row of the data is."""
   people = of_people(dataset)
   if people != (plan.sampler.unit == "user"):
     must, what = ("be", "all") if people else ("not be", "not all")

@@ -35,7 +35,7 @@ _SEES_MODEL = "the final model"
 
 
 class AuditTarget(NamedTuple):
-  """Which promise of a run is put to the test, against whom."""
+  """The guarantee of a run that is tested, and the adversary."""
 
   claim: audits.AuditClaim
   sees: str  # SUMS | MEMBERS_SUMS | MESSAGES
@@ -44,7 +44,7 @@ class AuditTarget(NamedTuple):
 
 
 class Audited(NamedTuple):
-  """The canaries of a run; `directions` None where they are known by their rows alone."""
+  """The canaries of a run; `directions` None where their rows identify them."""
 
   canaries: auditing.CanaryClients
   directions: canary_clients.Directions | canary_clients.OwnParameters | None
@@ -58,19 +58,20 @@ class Audited(NamedTuple):
 
   @property
   def hears(self) -> bool:
-    """Whether canaries send what their clients' own noise hides."""
+    """Whether canaries send a direction that their clients' own noise hides."""
     return self.directions is not None and self.target.sees == MESSAGES
 
 
 def resolved(config: FedConfig) -> FedConfig:
-  """Returns the config whose audit leaves nothing to choose; the same where none is asked for."""
+  """Returns the config with all audit fields decided; unchanged where no audit is
+  requested."""
   if not config.audit.enabled:
     return config
   return dataclasses.replace(config, audit=privacy.audit_settings(config))
 
 
 def inserting(config: FedConfig) -> Callable[..., Any]:
-  """Returns what puts canaries into the federation of this run."""
+  """Returns a function that inserts canaries into the federation of this run."""
   join = config.audit.kind == canary_clients.PARAMETER and privacy.canaries_join(config)
   return functools.partial(auditing.insert_canary_clients, join=join)
 
@@ -78,7 +79,8 @@ def inserting(config: FedConfig) -> Callable[..., Any]:
 def beside(
   config: FedConfig, params: Params, apply: Callable[..., Any]
 ) -> tuple[Params, Callable[..., Any]]:
-  """Parameters and model of a run, the canaries' beside the model's where they have any."""
+  """Returns parameters and model of a run, with those of canaries beside them if there are
+  any."""
   if not config.audit.enabled or config.audit.kind != canary_clients.PARAMETER:
     return params, apply
   whole = auditing.with_canaries(params, config.audit.num_canaries)
@@ -93,10 +95,10 @@ def of_model(audited: Audited | None, params: Any) -> Params:
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for what cannot be audited, as far as can be told without data.
+  """Raises UserError for a run that cannot be audited, as far as data are not needed.
 
   Args:
-    config: with the audit's settings `resolved`.
+    config: config with the audit's settings `resolved`.
   """
   audits.check(config.audit, auditing.CLIENT_KINDS, auditing.CLIENT_SCORES)
   if config.audit.enabled:
@@ -105,7 +107,7 @@ def check(config: FedConfig) -> None:
 
 
 def _check_claim(config: FedConfig) -> None:
-  """The bound is for the promise to a user of THIS run."""
+  """Checks that the bound tests the guarantee to a user of THIS run."""
   privacy = config.privacy
   if privacy.simulated_cohort is not None:
     raise UserError(
@@ -158,7 +160,7 @@ def target_of(
   num_clients: int,
   mechanism: secure.SkellamSum | None,
 ) -> AuditTarget:
-  """Returns what an audit of this run tests.
+  """Returns the guarantee and adversary that an audit of this run tests.
 
   | privacy.method          | the claim              | the adversary sees                       |
   | ----------------------- | ---------------------- | ---------------------------------------- |
@@ -168,7 +170,7 @@ def target_of(
   | distributed             | that of the shares     | every decoded integer sum, who is in it  |
 
   Args:
-    plan: of what runs; num_clients: before canaries; mechanism: of noise in shares.
+    plan: plan of what runs; num_clients: before canaries; mechanism: of noise in shares.
   """
   method = config.privacy.method
   rounds = config.num_rounds
@@ -196,7 +198,7 @@ def prepared(
   params: Params,
   num_clients: int,
 ) -> Audited | None:
-  """The canaries with their directions among these parameters.
+  """Returns the canaries with their directions among these parameters.
 
   Args:
     num_clients: before canaries.
@@ -217,12 +219,12 @@ def prepared(
 def marked(
   audited: Audited | None, cohorts: Iterator[federated.Cohort]
 ) -> Iterator[federated.Cohort]:
-  """The cohorts of a run; rows of canaries that send say whose they are."""
+  """Returns the cohorts of a run. Rows of sending canaries hold their number."""
   return cohorts if audited is None else canary_clients.marked(cohorts, audited.canaries)
 
 
 def sending(audited: Audited | None, map_clients: Any) -> Any:
-  """The execution, whose canaries send their directions in place of all that a client sends."""
+  """Returns the execution in which canaries send only their directions."""
   if audited is None or audited.directions is None or audited.hears:
     return map_clients
   bound = audited.target.l2_clip_norm
@@ -232,7 +234,7 @@ def sending(audited: Audited | None, map_clients: Any) -> Any:
 def hidden(
   audited: Audited | None, client: federated.ClientAlgorithm
 ) -> federated.ClientAlgorithm:
-  """A client before its own noise: there canaries send, where that noise is put to the test."""
+  """Wraps a client before its own noise, where canaries send if that noise is tested."""
   if audited is None or audited.directions is None or not audited.hears:
     return client
   bound = audited.target.l2_clip_norm
@@ -242,8 +244,8 @@ def hidden(
 def heard(
   config: FedConfig, audited: Audited | None, wrapping: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns what is done to a client of FedAvg, and what it keeps; where messages are seen, each is
-  scored as it is sent."""
+  """Returns the wrapper of a FedAvg client, and its client state. Where messages are
+  visible, each is scored as it is sent."""
   listens = audited is not None and audited.hears and config.audit.score == "rounds"
   if audited is None or audited.directions is None or not listens:
     return wrapping
@@ -272,7 +274,7 @@ def watched(
   audited: Audited | None,
   server_tx: optax.GradientTransformation,
 ) -> Any:
-  """The server's optimizer, before which every aggregate is scored if that is asked for."""
+  """Returns the server's optimizer, after a score of every aggregate if that is requested."""
   if audited is None or audited.directions is None or not _scores_sums(config, audited):
     return server_tx
   target = audited.target
@@ -290,7 +292,8 @@ def watched(
 def seeing(
   config: FedConfig, audited: Audited | None, algorithm: federated.FederatedAlgorithm
 ) -> federated.FederatedAlgorithm:
-  """The algorithm, whose server is told who is in a sum where the promise says that it knows."""
+  """Returns the algorithm. Its server learns who is in a sum, where the guarantee assumes
+  so."""
   if audited is None or not _scores_sums(config, audited):
     return algorithm
   if audited.target.sees != MEMBERS_SUMS:
@@ -314,7 +317,7 @@ def facts(
   state: ArrayTree,
   epsilon: float | None,
 ) -> dict[str, Any]:
-  """The audit's part of result.json, at the delta of the claim."""
+  """Returns the audit's part of result.json, at the delta of the claim."""
   canaries = audited.canaries
   after = federated.params_of(state)
   directions = audited.directions
@@ -328,7 +331,7 @@ def facts(
   else:
     moved = trees.add(after, trees.scale(before, -1.0))
     scores = canary_clients.direction_scores(directions, moved, canaries)
-  # Of what ran: of both noises, the result states the epsilon of their sum.
+  # With both noises, the result states the epsilon of the sum of what ran.
   of_messages = config.privacy.method == "both" and target.sees == MESSAGES
   claimed = target.claim.epsilon() if of_messages else epsilon
   found = audits.facts(

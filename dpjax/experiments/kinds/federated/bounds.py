@@ -1,4 +1,4 @@
-"""The bounds of the fields of a run over clients: type first, then range."""
+"""Checks of the fields of a run over clients: type first, then range."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dpjax.experiments.kinds.bounds import named
 from dpjax.experiments.kinds.federated.config import FedConfig, algorithm_of
 from dpjax.validate import UserError
 
-# Of a client, however few examples there are.
+# Largest batch of a client, for any number of examples.
 _ANY_BATCH = 1024
-# Beyond them shares are 0 or 1 anyway.
+# Below this, shares are 0 or 1 in any case.
 _LEAST_ALPHA = 1e-9
 _MOST_EXPONENT = 50.0
 
 
 def local_batch(config: FedConfig, num_examples: int) -> None:
-  """Raises UserError for a batch of a client that is padded to more examples than there are."""
+  """Raises UserError for a client's batch that is padded to more examples than exist."""
   size = config.local.batch_size
   most = max(num_examples, _ANY_BATCH)
   if size is not None and size > most:
@@ -31,7 +31,8 @@ def local_batch(config: FedConfig, num_examples: int) -> None:
 
 
 def federation(config: FedConfig) -> None:
-  """Raises UserError for what the rules beside the fields of a run over clients cannot say."""
+  """Raises UserError for errors of a run over clients that rules of single fields cannot
+  express."""
   bounds.data(config.data)
   bounds.model(config.model)
   bounds.optimizer(config.client_optimizer, "client_optimizer")
@@ -42,7 +43,7 @@ def federation(config: FedConfig) -> None:
     refuse(**named("algorithm", config.algorithm, option))
   for chosen in (config.weighting, config.aggregator, config.compression):
     if isinstance(chosen, fields.Setting):
-      # It checks its numbers.
+      # It checks its own numbers.
       chosen.make()
   bounds.steps("num_rounds", config.num_rounds, config.privacy)
 

@@ -71,9 +71,8 @@ class FedRun(NamedTuple):
   work: federated.LocalWork
   test: Any
   task: tasks.Task
-  # (change of {"wrap", "memory"}: what is done to a client, and what it keeps) -> the algorithm
-  # of this run, but for that, where the algorithm wraps clients. By name `before`: a
-  # change of its aggregator
+  # (change of {"wrap", "memory"}: wrapper and first state of a client) -> this run's
+  # algorithm with that change, if it wraps clients. `before` changes its aggregator
   wrapped: Callable[..., federated.FederatedAlgorithm]
   audited: audit.Audited | None = None  # the canaries in `federation`
   mechanism: secure.SkellamSum | None = None  # of noise in shares
@@ -81,7 +80,7 @@ class FedRun(NamedTuple):
 
 @bounds.names_fields
 def check(config: FedConfig) -> None:
-  """Raises UserError for what can be told without data."""
+  """Raises UserError for errors that can be found without data."""
   bounds.typed(config)
   config = audit.resolved(config)
   fed_bounds.federation(config)
@@ -100,14 +99,14 @@ def check(config: FedConfig) -> None:
 
 
 def _check_natural(config: FedConfig) -> None:
-  """Clients that the data decide: nothing of the data is dealt or cut."""
+  """Checks clients that the data determine: no partition, and no cut."""
   partition = name_of(config, "partition")
   wanted = {"data.limit": None}
   if partition == "shakespeare":
     wanted |= {"data.name": "shakespeare", "data.center": False}
-    # The task declares it.
+    # The task declares the number of classes.
     wanted["data.num_classes"] = None
-    # The language model here.
+    # The only language model for clients.
     wanted["model.name"] = "transformer"
   rooms = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
@@ -121,7 +120,7 @@ def _check_natural(config: FedConfig) -> None:
 
 
 def _check_stop(config: FedConfig) -> None:
-  """A stopping time that depends on the run has no epsilon of its own here."""
+  """Refuses to stop a run by its results: such a run has no epsilon of its own here."""
   target = config.stop_at_accuracy
   if target is None:
     return
@@ -185,7 +184,7 @@ def _check_secure_sum(config: FedConfig) -> None:
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
-  """Raises UserError for another rule than the algorithm is derived for."""
+  """Raises UserError for a client rule that the algorithm is not derived for."""
   algorithm = algorithm_of(config)
   rule = config.client_optimizer.rule
   chosen = name_of(config.client_optimizer, "rule")
@@ -206,7 +205,7 @@ def _check_client_optimizer(config: FedConfig) -> None:
 
 
 def digest(config: FedConfig) -> bytes:
-  """Returns the public digest of the config, without what does not shape the run.
+  """Returns the public digest of the config, without fields that do not affect the run.
 
   Left out are where data lie, how it is executed (the processes of one run may differ in it)
   and what an audit that is switched off would do.
@@ -222,7 +221,8 @@ def digest(config: FedConfig) -> bytes:
 
 
 def streams(config: FedConfig, data: bytes) -> Streams:
-  """Streams of the seed, of all that `digest` covers, and of the data: who holds which.
+  """Returns streams of the seed, of all that `digest` covers, and of the data with their
+  owners.
 
   Args:
     data: `dpjax.data.digest` of the federation, before canaries.
@@ -231,12 +231,12 @@ def streams(config: FedConfig, data: bytes) -> Streams:
 
 
 def _is_summed(config: FedConfig) -> bool:
-  """Whether the server sees the sum of the messages alone."""
+  """Whether the server sees only the sum of the messages."""
   return not isinstance(config.secure_sum, secure_sums.NoSecureSum)
 
 
 def summed_clients(config: FedConfig) -> int:
-  """How many clients' messages the server sees as one: 1 without a secure sum."""
+  """Number of clients whose messages the server sees as one: 1 without a secure sum."""
   return int(config.clients_per_round) if _is_summed(config) else 1
 
 
@@ -247,7 +247,7 @@ def secure_aggregator(
   num_clients: int,
   mechanism: secure.SkellamSum | None,
 ) -> federated.Aggregator:
-  """The aggregator whose server sees the sum of the messages alone.
+  """Returns the aggregator whose server sees only the sum of the messages.
 
   Args:
     num_clients: most clients of a sum, where the sampler does not say.
@@ -258,7 +258,7 @@ def secure_aggregator(
   if mechanism is not None:
     seeds = {"seed": distributed.seed_of(key), "rotation": config.seed}
     return secure.skellam_mean(chosen.protocol(cohort), mechanism, **seeds, **common)
-  # A Poisson cohort may hold every client, and the modulus must have room for their sum.
+  # A Poisson cohort may hold every client, and the modulus must fit their sum.
   most = num_clients if config.privacy.sampler != "fixed_size" else int(cohort)
   encoding = secure.Encoding(most, chosen.largest_value, chosen.bits)
   return secure.secure_mean(chosen.protocol(cohort), encoding, **common)
@@ -283,8 +283,8 @@ def _aggregator(
 def client_of(
   config: FedConfig, loss_fn: Any, *, guessed: bool = False
 ) -> tuple[federated.ClientAlgorithm, Any]:
-  """(the client that a run of FedAvg with this config has, what it keeps before its first
-  round, as a function of the parameters, or None).
+  """Returns (the client of a FedAvg run with this config, its state before the first round
+  as a function of the parameters, or None).
 
   Args:
     guessed: as somebody simulates it who knows the config and no key: its message is clipped,
@@ -300,8 +300,8 @@ def client_of(
 def _wrapping(
   config: FedConfig, *, guessed: bool = False, audited: audit.Audited | None = None
 ) -> Wrapping:
-  """Noise on the client first, then compression: that is post-processing."""
-  # Without it a coordinate that is always small would never be sent.
+  """Wraps a client: noise first, then compression, which is post-processing."""
+  # Without feedback a coordinate that is always small would never be sent.
   feedback = name_of(config, "compression") == "top_k" and not guessed
   compressor = None if guessed else config.compression.make()
   noise = privacy.local_noise(config)
@@ -324,15 +324,15 @@ def _wrapping(
 
 
 def optimizer(config: OptimizerConfig) -> Any:
-  """The Optax optimizer of a client; it starts afresh in every round, at one rate."""
+  """Returns a client's Optax optimizer; it starts afresh in every round, at one rate."""
   if isinstance(config.rule, str):
     return user_code.optimizer(config.rule, config.learning_rate, "client_optimizer")
   return config.rule.make(config.learning_rate, None)
 
 
 def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
-  """The server's: SGD, or algorithm 2 of Reddi et al. 2021. Its learning rate may follow a
-  schedule over the rounds."""
+  """Returns the server's optimizer: SGD, or algorithm 2 of Reddi et al. 2021. Its learning
+  rate may follow a schedule over the rounds."""
   rate: Any = config.learning_rate
   if config.schedule != "constant":
     rate = build_central.learning_rate_schedule(config, num_rounds)
@@ -342,7 +342,7 @@ def server_optimizer(config: OptimizerConfig, num_rounds: int) -> Any:
     return config.rule.make(rate, None)
   constant = config.schedule == "constant"
   scale = optax.scale(rate) if constant else optax.scale_by_schedule(rate)
-  # At rate 1 and scaled after: `fed_opt` takes a number, and the schedule is a function.
+  # Rate 1, scaled afterwards: `fed_opt` takes a number, but the schedule is a function.
   return optax.chain(fed_opt(name_of(config, "rule"), 1.0), scale)
 
 
@@ -357,12 +357,12 @@ def _algorithm(
   around: Callable[[Wrapping], Wrapping] = lambda own: own,
   before: Callable[[federated.Aggregator], federated.Aggregator] = lambda own: own,
 ) -> federated.FederatedAlgorithm:
-  """The algorithm of a run, or what becomes of it under attack.
+  """Returns the algorithm of a run, or its form under attack.
 
   Args:
     num_clients: before canaries: no divisor may tell how many of them are in.
-    around: of what is done to a client, and what it keeps.
-    before: of the aggregator: what changes messages before it.
+    around: wraps the work of a client and the state it keeps.
+    before: wraps the aggregator, to change messages before it.
   """
   described = algorithm_of(config)
   client_tx = optimizer(config.client_optimizer)
@@ -371,7 +371,7 @@ def _algorithm(
   how = {name: getattr(config, name) for name in _EXECUTED}
   inner = execution.by_name(config.execution, **how)
   aggregator = before(_aggregator(config, plan, random.noise, num_clients, mechanism))
-  # What every algorithm takes, but for the weights of clients.
+  # Arguments of every algorithm, except the weights of clients.
   common: dict[str, Any] = {
     "aggregator": aggregator,
     "map_clients": execution.process_clients(audit.sending(audited, inner)),
@@ -392,10 +392,10 @@ def _algorithm(
   options = described.from_run(
     RunNumbers(
       num_clients=num_clients,
-      # The realised size is a secret only where privacy is promised.
+      # The actual size is secret only with a privacy guarantee.
       expected_cohort=config.clients_per_round if private else None,
       client_learning_rate=config.client_optimizer.learning_rate,
-      # A rule without momentum has none of its own.
+      # A rule without momentum has no such field.
       client_momentum=getattr(config.client_optimizer.rule, "momentum", 0.0),
     )
   )
@@ -412,7 +412,7 @@ def _algorithm(
 def assemble(
   config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
 ) -> FedRun:
-  """Every object of a federated run; deterministic in its arguments.
+  """Builds every object of a federated run, deterministically from its arguments.
 
   Args:
     data: what `load_data` returns; None to load what the config names.
@@ -421,9 +421,9 @@ def assemble(
   check(config)
   config = audit.resolved(config)
   federation, test = load_data(config) if data is None else data
-  # Before canaries: no divisor may tell how many of them are in.
+  # Before canaries: no divisor may reveal how many of them are in.
   num_clients = privacy.public_size(config, federation)
-  # cohorts check the capacity for it, also where it is the config that declares it
+  # cohorts check the capacity for this number, also where the config declares it
   federation = dataclasses.replace(federation, nominal_users=num_clients)
   random = streams(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
@@ -455,12 +455,12 @@ def assemble(
 
 
 def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
-  """(what is learnt, the model, the parameters that clients get in the first round)."""
+  """Returns (the task, the model, the parameters that clients get in the first round)."""
   return build_central.start(loading.central(config), federation.dataset, random)
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
-  """The job of a federated run: rounds for steps, users for examples.
+  """Returns the job of a federated run: rounds for steps, users for examples.
 
   Args:
     data: what `load_data` returns, to share them between runs.

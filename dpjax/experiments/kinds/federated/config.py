@@ -11,10 +11,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from dpjax import accounting, federated, gradients, sampling, transforms
+from dpjax import federated, gradients, sampling, transforms
 from dpjax.data import leaf, natural, partition, shakespeare, tff
-from dpjax.experiments.config import optimizers, rules
+from dpjax.experiments.config import common, optimizers, rules
 from dpjax.experiments.config.attacker import AttackerConfig
+from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices, name_of, settings
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -25,8 +26,6 @@ from dpjax.experiments.kinds.central.config import (
 )
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS
 from dpjax.federated import described
-
-_COUNT = rules.at_least(1)
 
 
 def _roles(data: DataConfig, min_chars: int | None) -> Any:
@@ -61,7 +60,8 @@ def _read(data: DataConfig) -> dict[str, Any]:
   return {name: getattr(data, name) for name in ("data_dir", "max_length", "num_classes")}
 
 
-# The seed is that of the partition alone, so that seeds of a run share their clients.
+# The seed belongs to the partition alone, so that runs with other seeds share their
+# clients.
 _DEALT: dict[str, Any] = {"num_clients": 100, "seed": 0}
 PARTITIONS = {
   "iid": settings(partition.iid, **_DEALT),
@@ -71,17 +71,17 @@ PARTITIONS = {
   "quantity_skew": settings(partition.quantity_skew, **_DEALT, alpha=0.5, min_size=0),
   "power_law": settings(partition.power_law, **_DEALT, exponent=1.0, min_size=0),
 }
-# Those that deal classes, and so need data that have them.
+# Partitions by class, which need data with classes.
 BY_CLASS = ("dirichlet", "dirichlet_hsu", "shards")
-# Clients that the data decide: called with the `DataConfig`, they return (train, test).
+# Clients that the data determine: called with the `DataConfig`, they return (train, test).
 NATURAL = {
   "shakespeare": settings(_roles, min_chars=None),
-  # max_examples of each client are kept, the first; None: all
+  # max_examples: number of examples kept of each client, the first ones; None: all
   "natural": settings(_by_field, client_id="", max_examples=None),
   "leaf": settings(_leaf, shape=None, max_examples=None),
   "tff": settings(_tff, max_examples=None),
 }
-# What an algorithm states of itself; a new one needs no line here.
+# Facts that an algorithm states; a new one needs no line here.
 _DESCRIBED = described.algorithms()
 ALGORITHMS = {
   name: settings(row.make, **row.options)
@@ -91,13 +91,13 @@ ALGORITHMS = {
 
 
 def _uncompressed() -> None:
-  """Messages as they are."""
+  """Sends messages unchanged."""
 
 
 WEIGHTINGS = {
   "uniform": settings(lambda: federated.uniform, federated.uniform),
   "examples": settings(lambda: federated.by_examples, federated.by_examples),  # no privacy
-  # min(n, cap) / cap.
+  # Weight min(n, cap) / cap.
   "capped": settings(federated.capped, cap=100),
 }
 _AGGREGATIONS = described.aggregators()
@@ -118,14 +118,14 @@ COMPRESSIONS = {
 class LocalConfig:
   """The work of a client in one round."""
 
-  batch_size: Annotated[
-    int | None, _COUNT, "none: all of the client's examples at once"
-  ] = 10
+  batch_size: Annotated[int | None, COUNT, "none: all of the client's examples at once"] = (
+    10
+  )
   epochs: Annotated[
     int, rules.between(1, rules.MOST_EPOCHS), "of the client's examples, in one round"
   ] = 1
   max_examples: Annotated[
-    int | None, _COUNT, "of a client in a round, chosen afresh; none: all"
+    int | None, COUNT, "of a client in a round, chosen afresh; none: all"
   ] = None
 
 
@@ -147,16 +147,14 @@ class FedPrivacyConfig(WithChoices):
     "central | local | both | none | dp_ftrl (central, noise correlated over the rounds) | "
     "distributed (every client adds a share of the noise, inside a secure_sum)",
   ] = "central"
-  epsilon: Annotated[float | None, rules.POSITIVE, "target for num_rounds rounds"] = 8.0
-  delta: Annotated[
-    float, rules.OPEN_UNIT, "chance that the bound may fail; well below 1 / users"
-  ] = 1e-5
-  noise_multiplier: Annotated[
-    float | None, rules.NON_NEGATIVE, "std of the noise / l2_clip_norm"
-  ] = None
-  l2_clip_norm: Annotated[
-    float, rules.POSITIVE, rules.IN_FLOAT32, "bound on one client's message"
-  ] = 1.0
+  epsilon: Annotated[common.Epsilon, "target for num_rounds rounds"] = 8.0
+  delta: Annotated[common.Delta, "chance that the bound may fail; well below 1 / users"] = (
+    1e-5
+  )
+  noise_multiplier: Annotated[common.NoiseMultiplier, "std of the noise / l2_clip_norm"] = (
+    None
+  )
+  l2_clip_norm: Annotated[common.ClipNorm, "bound on one client's message"] = 1.0
   local_noise_multiplier: Annotated[
     float, rules.NON_NEGATIVE, "both: what clients add themselves"
   ] = 1.0
@@ -176,18 +174,14 @@ class FedPrivacyConfig(WithChoices):
     "'': the sampler's own; replace_special, which makes the number of users public, for "
     "poisson",
   ] = ""
-  accountant: Annotated[
-    str, rules.among(("", *accounting.ACCOUNTANTS)), "'': the tightest for the sampler"
-  ] = ""
-  epsilon_budget: Annotated[
-    float | None, rules.POSITIVE, "refuse to start a run that would spend more"
-  ] = None
+  accountant: Annotated[common.Accountant, "'': the tightest for the sampler"] = ""
+  epsilon_budget: common.EpsilonBudget = None
   attacker: AttackerConfig = dataclasses.field(default_factory=AttackerConfig)
   simulated_cohort: Annotated[
-    int | None, _COUNT, "central: noise as if so many clients took part"
+    int | None, COUNT, "central: noise as if so many clients took part"
   ] = None
   simulated_clients: Annotated[
-    int | None, _COUNT, "of so many; the epsilon is then simulated"
+    int | None, COUNT, "of so many; the epsilon is then simulated"
   ] = None
 
 
@@ -213,7 +207,7 @@ class FedAuditConfig(AuditConfig):
 class FedConfig(WithChoices):
   """A whole federated run."""
 
-  # Where clients' states lie: a run goes on elsewhere, bit for bit.
+  # Location of client states: a run continues elsewhere, bit for bit.
   where: ClassVar[tuple[str, ...]] = ("client_state",)
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
@@ -247,7 +241,7 @@ class FedConfig(WithChoices):
     Any, Choice(SECURE_SUMS), "the server sees the sum of the messages alone"
   ] = "none"
   local: LocalConfig = dataclasses.field(default_factory=LocalConfig)
-  # a client's starts afresh in every round, at a constant rate
+  # starts afresh in every round, at a constant rate
   client_optimizer: FedOptimizerConfig = dataclasses.field(
     default_factory=lambda: FedOptimizerConfig(learning_rate=0.1)
   )
@@ -256,20 +250,18 @@ class FedConfig(WithChoices):
     default_factory=lambda: FedOptimizerConfig(learning_rate=1.0)
   )
   privacy: FedPrivacyConfig = dataclasses.field(default_factory=FedPrivacyConfig)
-  num_rounds: Annotated[
-    int, rules.between(1, rules.MOST_STEPS), "updates of the server"
-  ] = 100
+  num_rounds: Annotated[common.NumUpdates, "updates of the server"] = 100
   clients_per_round: Annotated[
     float,
     rules.POSITIVE,
     rules.not_below(1e-3),
     "expected, under poisson; exact, under fixed_size",
   ] = 10
-  seed: Annotated[int, rules.at_least(0), "of every key that no release draws"] = 0
+  seed: common.Seed = 0
   execution: Annotated[
     str, "auto | loop | vmap | pmap | shard_map: how clients of a round are computed"
   ] = "auto"
-  num_devices: Annotated[int | None, _COUNT, "pmap, shard_map; none: all"] = None
+  num_devices: Annotated[int | None, COUNT, "pmap, shard_map; none: all"] = None
   num_threads: Annotated[
     int | None,
     rules.between(1, rules.MOST_THREADS),
@@ -284,8 +276,8 @@ class FedConfig(WithChoices):
     str,
     "memory | disk: where what clients keep between rounds lies; disk: in the run's folder",
   ] = "memory"
-  eval_every: Annotated[int, _COUNT, "rounds"] = 10
-  checkpoint_every: Annotated[int, _COUNT, "rounds"] = 10
+  eval_every: Annotated[int, COUNT, "rounds"] = 10
+  checkpoint_every: Annotated[int, COUNT, "rounds"] = 10
   targets: Annotated[
     tuple[float, ...],
     rules.each(rules.PROBABILITY),
@@ -295,14 +287,12 @@ class FedConfig(WithChoices):
     float | None, rules.PROBABILITY, "end at the first evaluation that reaches it"
   ] = None
   diagnostics: Annotated[bool, "log losses, norms and cohort sizes: NOT private"] = True
-  release: Annotated[
-    bool, "keys from the operating system, noise on a grid, no diagnostics"
-  ] = False
+  release: common.Release = False
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
 
 
 def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
-  """Returns the facts of a config's algorithm; of a user's own, those of any function.
+  """Returns the facts of a config's algorithm. A user's own gets those of any function.
 
   >>> algorithm_of(FedConfig(algorithm="fed_sgd")).local_steps
   False
@@ -312,7 +302,7 @@ def algorithm_of(config: FedConfig) -> described.AlgorithmFacts:
 
 
 def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
-  """Returns the names for which a fact holds, as an error lists them.
+  """Returns the names of algorithms with a fact, as an error lists them.
 
   >>> algorithms_that(lambda row: row.keeps_state)
   "'scaffold'"
@@ -321,7 +311,8 @@ def algorithms_that(holds: Callable[[described.AlgorithmFacts], bool]) -> str:
 
 
 def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
-  """Returns the facts of a config's aggregator; None of a user's own, of which none are known.
+  """Returns the facts of a config's aggregator; None for a user's own, whose facts are
+  unknown.
 
   >>> aggregation_of(FedConfig(aggregator="krum")).tolerates(9, num_byzantine=2)
   2
@@ -330,7 +321,7 @@ def aggregation_of(config: FedConfig) -> described.AggregatorFacts | None:
 
 
 def aggregators_that(holds: Callable[[described.AggregatorFacts], bool]) -> tuple[str, ...]:
-  """Returns the names for which a fact holds.
+  """Returns the names of aggregators with a fact.
 
   >>> aggregators_that(lambda row: row.is_mean)
   ('mean',)

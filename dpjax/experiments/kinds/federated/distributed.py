@@ -1,4 +1,5 @@
-"""privacy.method="distributed": what clients' shares of noise inside a secure sum promise."""
+"""privacy.method="distributed": the guarantee of clients' shares of noise inside a secure
+sum."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ _RELEASE = (
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for what noise in shares needs, as can be told without data."""
+  """Raises UserError for fields that do not fit noise in shares, as far as data are not
+  needed."""
   if config.privacy.method != METHOD:
     return
   if isinstance(config.secure_sum, NoSecureSum):
@@ -80,7 +82,7 @@ def check(config: FedConfig) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
-  # Other parts of a message would need a norm, and noise, of their own.
+  # Other parts of a message would need their own norm and noise.
   algorithm = algorithm_of(config)
   if not algorithm.one_difference:
     known = algorithms_that(lambda row: row.one_difference)
@@ -92,7 +94,7 @@ def check(config: FedConfig) -> None:
 
 
 def mechanism(config: FedConfig, num_parameters: int) -> secure.SkellamSum | None:
-  """Returns a round's mechanism, its noise calibrated where an epsilon was given; None for another
+  """Returns a round's mechanism, with noise calibrated to a given epsilon; None for another
   method."""
   privacy = config.privacy
   if privacy.method != METHOD:
@@ -126,7 +128,7 @@ def _calibrated(config: FedConfig, of: Any) -> float:
   }
 
   def run_event(noise_multiplier: float) -> accounting.DpEvent:
-    # Rounding makes the sensitivity larger, by a part that depends on the grid, and so on the
+    # Rounding enlarges the sensitivity by an amount that depends on the grid, and so on the
     # noise.
     return accounting.composed(of(noise_multiplier).event, config.num_rounds)
 
@@ -138,12 +140,12 @@ def _calibrated(config: FedConfig, of: Any) -> float:
 
 
 def seed_of(key: jax.Array) -> int:
-  """All bits of a key, as a seed of NumPy's."""
+  """Returns all bits of a key, as a seed for NumPy."""
   return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
 
 
 def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Promise:
-  """Under zero-out, for one client of `num_clients`."""
+  """Returns the guarantee for one client of `num_clients`, under zero-out."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
 
@@ -177,7 +179,7 @@ def promise(config: FedConfig, found: secure.SkellamSum, num_clients: int) -> Pr
     relation=_RELATION,
     unit="user",
     accountant="rdp",
-    # Without amplification: the server that is to learn nothing knows who takes part.
+    # Without amplification: the server, from which data are hidden, knows who takes part.
     step_event=lambda step: found.event,
     remaining_event=lambda start: accounting.composed(
       found.event, config.num_rounds - start

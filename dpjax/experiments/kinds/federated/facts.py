@@ -1,4 +1,4 @@
-"""Reports of a federated run: a row of metrics, and the end."""
+"""Reports of a federated run: a row of metrics, and the final result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def observed(
   config: FedConfig, fed: FedRun, state: ArrayTree, info: federated.RoundInfo
 ) -> dict[str, float]:
-  """Returns what a row of metrics holds beside scores and epsilon."""
+  """Returns the values of a metrics row beside scores and epsilon."""
   row = clip_norm(fed.plan, _clip_scale(state), "l2_clip_norm")
   if not config.diagnostics or config.release:
     return row
@@ -38,27 +38,15 @@ def rounds_to(rows: list[dict[str, Any]], targets: tuple[float, ...]) -> dict[st
   ...           (0.97, 0.99))
   {'0.97': 2, '0.99': None}
   """
-  # Numbers that are predicted have no accuracy.
+  # Predicted numbers have no accuracy.
   scored = [row for row in rows if "test_accuracy" in row]
   first = lambda target: (r["step"] for r in scored if r["test_accuracy"] >= target)
   return {f"{target:g}": next(first(target), None) for target in targets}
 
 
-def _heterogeneity(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """An exact function of the users' labels: named as such where users are promised privacy,
-  and left out with the other diagnostics."""
-  if fed.federation.dataset.target is not None:
-    # It compares clients by their shares of classes.
-    return {}
-  public = config.privacy.method == "none"
-  if not public and (config.release or not config.diagnostics):
-    return {}
-  name = "heterogeneity" if public else "not_private/heterogeneity"
-  return {name: partition.heterogeneity(fed.federation.label_histograms())}
-
-
 def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
-  """`noise_multiplier` is of the noise that the epsilon is for; clients' own beside it."""
+  """Returns facts about the noise. `noise_multiplier` belongs to the stated epsilon;
+  clients' own noise stands beside it."""
   if fed.mechanism is not None:
     found = fed.mechanism
     return {
@@ -70,13 +58,13 @@ def _noise_facts(config: FedConfig, fed: FedRun) -> dict[str, float]:
   local = privacy.local_noise(config)
   if local is None:
     return {"noise_multiplier": fed.plan.noise_multiplier}
-  # The one that the stated epsilon is of.
+  # The noise of the stated epsilon.
   charged = local if config.privacy.method == "local" else fed.plan.noise_multiplier
   return {"noise_multiplier": charged, "local_noise_multiplier": local}
 
 
 def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
-  """Returns the facts of result.json that only federated runs have, known before round one."""
+  """Returns facts of result.json that only federated runs have, known before round one."""
   names = {"none": "", "central": "dp_", "dp_ftrl": "dp_ftrl_", "distributed": "ddp_"}
   method = names.get(config.privacy.method, "ldp_")
   found: dict[str, Any] = {
@@ -95,7 +83,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     ),
   }
   if fed.mechanism is not None:
-    # Messages are clipped by their norm.
+    # Messages are clipped by their norm instead.
     found["secure_sum"].pop("largest_value")
   return found
 
@@ -103,12 +91,17 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
 def of(
   config: FedConfig, fed: FedRun, state: ArrayTree, rows: list, epsilon: float | None
 ) -> dict[str, Any]:
-  """And what only the end, or the data, tells."""
-  found = {
-    "rounds_to_accuracy": rounds_to(rows, config.targets),
-    **_heterogeneity(config, fed),
-    **clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm"),
-  }
+  """Returns the facts of `planned`, and those known only from the data or at the end."""
+  found: dict[str, Any] = {"rounds_to_accuracy": rounds_to(rows, config.targets)}
+  # An exact function of the users' labels: named as such where users are promised privacy,
+  # and left out with the other diagnostics.
+  public = config.privacy.method == "none"
+  # Heterogeneity compares the class shares of clients, so it needs classes.
+  of_classes = fed.federation.dataset.target is None
+  if of_classes and (public or (config.diagnostics and not config.release)):
+    name = "heterogeneity" if public else "not_private/heterogeneity"
+    found[name] = partition.heterogeneity(fed.federation.label_histograms())
+  found |= clip_norm(fed.plan, _clip_scale(state), "final_l2_clip_norm")
   if fed.audited is None:
     return found
   return found | audit.facts(

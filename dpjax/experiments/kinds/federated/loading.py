@@ -1,4 +1,4 @@
-"""The data of a federated run: clients whom the data name, or to whom they are dealt."""
+"""The data of a federated run, with clients named by the data or made by a partition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from dpjax.validate import UserError
 
 @bounds.names_fields
 def load_data(config: FedConfig, *, features: bool = True) -> tuple[Federation, Any]:
-  """(the federation, the test set) that a config names; `build` takes them as `data`.
+  """Loads (the federation, the test set) of a config; `build` takes them as `data`.
 
   Args:
-    features: as of `central.build.load_data`.
+    features: as in `central.build.load_data`.
 
   Raises:
     UserError: data that are not there; the line says how to get them.
@@ -43,7 +43,8 @@ def with_features(
 
 
 def _natural(config: FedConfig) -> tuple[Federation, Any]:
-  """Clients of the test are scored together; they need not be among those that train."""
+  """Loads clients named by the data. Test clients are scored together, and need not be in
+  training."""
   train, test = config.partition.make(config.data)
   fed_bounds.local_batch(config, len(train))
   unread_lib.refuse(config, unused.of_dataset(train.dataset))
@@ -60,13 +61,14 @@ def _natural(config: FedConfig) -> tuple[Federation, Any]:
 
 
 def central(config: FedConfig) -> TrainConfig:
-  """The central run that would read the same data."""
+  """Returns the central run that would read the same data."""
   return TrainConfig(data=config.data, model=config.model, loss=config.loss, resident=True)
 
 
 def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
-  """A simulated federation: who holds what is part of the question, decided before any
-  mechanism runs, so its law may read the labels. The number of users is the config's."""
+  """Loads a simulated federation. The partition is a part of the question: it is fixed
+  before any mechanism runs, so it may depend on the labels. The config gives the number of
+  users."""
   train, test = build_central.load_data(central(config), features=False)
   fed_bounds.local_batch(config, train.nominal_size or len(train))
   users = config.partition.num_clients
@@ -75,6 +77,6 @@ def _partitioned(config: FedConfig) -> tuple[Federation, Any]:
     law = name_of(config, "partition")
     if law in BY_CLASS:
       needs_classes(train, f"partition={law!r}")
-    # The other laws look at the number of rows alone.
+    # The other partitions read only the number of rows.
     labels = np.zeros(len(train), np.int32)
   return Federation(train, config.partition.make(labels), nominal_users=users), test

@@ -1,4 +1,4 @@
-"""The guarantee of a federated run, and the plan that keeps it: from a `FedConfig`."""
+"""The guarantee of a federated run and the plan that keeps it, from a `FedConfig`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
-# Canary clients where the config gives no number. Against an epsilon of 4 at delta 1e-3 all
-# guesses of 600 may be right, and `claim_p_value`, which takes no canaries for independent, is
-# .0056 where .005 refutes; of 1,000 it is .0038.
+# Default number of canary clients. Take an epsilon of 4 at delta 1e-3, and all guesses
+# right. `claim_p_value` does not assume independence: it gives .0056 with 600 canaries,
+# where .005 refutes. With 1,000 it gives .0038.
 _JOINED = 1000
 _IN_PLACES = 50
 METHODS = {
@@ -40,12 +40,12 @@ METHODS = {
 }
 SAMPLERS = sampling.used_for("clients")
 CENTRAL = ("central", "both", "dp_ftrl")
-# go with a secure sum: no server adds noise to what it sees
+# methods that fit a secure sum: no server adds noise to what it sees
 SUMMED = ("none", "local", distributed.METHOD)
 
 
 def relation(config: FedConfig) -> str:
-  """Returns the neighboring relation of the promise of the server's noise."""
+  """Returns the neighboring relation of the guarantee of the server's noise."""
   privacy = config.privacy
   correlated = privacy.method == "dp_ftrl"
   kinds = ftrl.SAMPLERS if correlated else SAMPLERS
@@ -75,7 +75,8 @@ def public_size(config: FedConfig, federation: Federation) -> int:
 
 
 def canaries_join(config: FedConfig) -> bool:
-  """Whether the canary clients of this run may join all others, of whom nobody leaves.
+  """Whether the canary clients of this run can join all others, so that no client is
+  replaced.
 
   Under add_or_remove_one a promise is about federations of any size. Samplers that are told
   how many clients there are, and the promises of clients' own noise, need canaries that take
@@ -91,7 +92,7 @@ def canaries_join(config: FedConfig) -> bool:
 
 
 def audit_settings(config: FedConfig) -> FedAuditConfig:
-  """Returns the settings of the audit with nothing left to choose."""
+  """Returns the settings of the audit with all choices made."""
   audit = config.audit
   join = canaries_join(config)
   kind = audit.kind
@@ -132,7 +133,7 @@ def _check_release(config: FedConfig) -> None:
 
 
 def check(config: FedConfig) -> None:
-  """Raises UserError for what does not go together, as can be told without data."""
+  """Raises UserError for incompatible fields, as far as data are not needed."""
   _check_release(config)
   _check_promise(config)
   distributed.check(config)
@@ -208,8 +209,8 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     sampling_prob=prob,
     num_examples=num_clients,
     num_steps=config.num_rounds,
-    # A neighbouring federation may hold one client more, and canaries join it whatever their
-    # coins say: a refusal would tell the coins.
+    # A neighbouring federation may hold one more client. All canaries are counted, whatever
+    # their coins: a refusal would reveal the coins.
     slots=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
@@ -217,7 +218,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   if names.is_path(name):
     return user_code.sampler(name, "privacy.sampler", size)
   kind = SAMPLERS[name]
-  # Rounded in silence, the run would sample more than the config says.
+  # Silent rounding would make the run sample more than the config says.
   if kind.nearest_prob(prob, num_clients) != prob:
     raise UserError(
       f"must be an integer for {name}",
@@ -228,7 +229,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
 
 
 def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) -> Plan:
-  """A plan over clients; noise None: calibrated to the config's epsilon."""
+  """Makes a plan over clients; noise None: calibrated to the config's epsilon."""
   privacy = config.privacy
   make = maker(privacy.epsilon, noise, attack_of(privacy))
   return make(
@@ -243,7 +244,8 @@ def _plan(config: FedConfig, sampler: Any, divisor: float, noise: float | None) 
 
 
 def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
-  """DP-FTRL on the server: as `central.privacy.make_plan`, with clients for examples."""
+  """Makes the plan of DP-FTRL on the server: like `central.privacy.make_plan`, with clients
+  for examples."""
   privacy = PrivacyConfig(
     method="dp_ftrl",
     sampling_prob=config.clients_per_round / num_clients,
@@ -278,13 +280,14 @@ def _ftrl_plan(config: FedConfig, num_clients: int) -> Plan:
 
 @bounds.names_fields
 def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
-  """(what runs, what is reported). They differ for a simulated cohort alone.
+  """Makes (the plan that runs, the plan that is reported). They differ only for a simulated
+  cohort.
 
   The noise on the mean is that of the reported plan in both: z C / simulated_cohort.
   """
   privacy = config.privacy
   check_cohort(config, num_clients)
-  # every number below follows from `num_clients`, which is that of `public_size`
+  # all numbers below follow from `num_clients`, the number of `public_size`
   if privacy.method == "dp_ftrl":
     plan = _ftrl_plan(config, num_clients)
     return plan, plan
@@ -307,7 +310,7 @@ def make_plan(config: FedConfig, num_clients: int) -> tuple[Plan, Plan]:
     return plan, plan
   whole = sampling.PoissonSampler(prob=cohort / population, capacity=population + 1)
   reported = _plan(config, whole, cohort, noise)
-  # The noise on the mean is kept: z C / simulated_cohort, whatever the cohort that runs.
+  # The noise on the mean is kept: z C / simulated_cohort, for any actual cohort.
   scaled = reported.noise_multiplier * config.clients_per_round / cohort
   return _plan(config, sampler, config.clients_per_round, scaled), reported
 
@@ -323,8 +326,8 @@ def _simulation_note(config: FedConfig) -> str:
 
 
 def local_noise(config: FedConfig) -> float | None:
-  """Noise multiplier on a client's message, calibrated for a message in every round; None
-  where clients add no noise."""
+  """Returns the noise multiplier on a client's message, calibrated for a message in every
+  round; None where clients add no noise."""
   privacy = config.privacy
   if privacy.method not in ("local", "both"):
     return None
@@ -338,7 +341,7 @@ def local_noise(config: FedConfig) -> float | None:
   }
 
   def run_event(noise_multiplier: float) -> accounting.DpEvent:
-    # Every round is counted: who sends is seen, so sampling amplifies nothing.
+    # Every round is counted: the server sees who sends, so sampling amplifies nothing.
     return placement.local_event(noise_multiplier, config.num_rounds)
 
   attack = attack_of(privacy)
@@ -357,7 +360,8 @@ _LOCAL_NOTE = (
 
 
 def local_promise(config: FedConfig, num_clients: int) -> Promise:
-  """Against the server itself; for a client that takes part in every round."""
+  """Returns the guarantee against the server itself, for a client that takes part in every
+  round."""
   noise = local_noise(config) or 0.0
   delta = config.privacy.delta
   relation = str(NeighboringRelation.REPLACE_ONE)

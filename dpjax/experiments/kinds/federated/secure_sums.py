@@ -1,4 +1,4 @@
-"""The secure sum of a federated run: which protocol, how messages are encoded, what is told."""
+"""The secure sum of a federated run: its protocol, encoding and report."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class NoSecureSum:
 
 @dataclasses.dataclass(frozen=True)
 class SharesAmongClients:
-  """The server gets the sum of the messages alone; here: `secure.sums.AdditiveSharing`, which
-  stands no drop-out.
+  """The server gets only the sum of the messages. Implemented by
+  `secure.sums.AdditiveSharing`, which tolerates no drop-out.
 
   Args:
-    bits: of the modulus of one number of the sum; the protocol's own may be wider.
+    bits: bits of the modulus of one number of the sum; the protocol's own may be wider.
     largest_value: a coordinate of a message is clipped to it, on either side.
     threshold: share of `clients_per_round` (at least two clients) that must be left to the
       end; with fewer a round is refused, and changes nothing.
@@ -48,12 +48,12 @@ class SharesAmongClients:
     validate.share(dropout_prob=self.dropout_prob)
 
   def min_survivors(self, clients_per_round: float) -> int:
-    """Fewest clients of a sum.
+    """Returns the fewest clients of a sum.
 
     >>> PairwiseMasks(threshold=0.5).min_survivors(9), PairwiseMasks().min_survivors(1)
     (5, 2)
     """
-    # The sum over one client is its message.
+    # A sum over one client would be its message.
     return max(2, math.ceil(self.threshold * clients_per_round))
 
   def settings(self) -> dict[str, Any]:
@@ -66,15 +66,15 @@ class SharesAmongClients:
     made = sums.by_name(self.kind, min_survivors=least, **self.settings())
     if not self.simulated:
       return made
-    # Masks cancel in the sum, so adding in the clear gives the same integers.
+    # Masks cancel in the sum, so addition in the clear gives the same integers.
     masked = isinstance(made, (sums.SecAgg, sums.SecAggPlus))
     return sums.Simulated(made) if masked else sums.PlainSum(min_survivors=least)
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError for settings under which every sum would be refused."""
+    """Raises UserError for settings that would refuse every sum."""
 
   def dropout(self, seed: int) -> secure.Dropout:
-    """Returns the clients that fall silent in a round."""
+    """Returns the clients that drop out in a round."""
     return secure.Dropout(prob=self.dropout_prob, seed=seed)
 
 
@@ -83,7 +83,7 @@ class PairwiseMasks(SharesAmongClients):
   """`secure.sums.SecAgg`.
 
   Args:
-    dropout_prob: of a client in a round, to fall silent in some phase; public, from the seed.
+    dropout_prob: chance of a client to drop out in a round; public, from the seed.
   """
 
   dropout_prob: float = 0.0  # type: ignore[misc]  # a field here
@@ -92,7 +92,7 @@ class PairwiseMasks(SharesAmongClients):
 
 @dataclasses.dataclass(frozen=True)
 class SharesForServers(PairwiseMasks):
-  """`secure.sums.AdditiveServers`: two servers that do not tell each other."""
+  """`secure.sums.AdditiveServers`: two servers that do not collude."""
 
   kind: ClassVar[str] = "additive_servers"
 
@@ -118,7 +118,7 @@ class SparseMasks(PairwiseMasks):
     return {"corrupt": self.corrupt, "dropout": self.dropout_share}
 
   def check_cohort(self, clients_per_round: float) -> None:
-    """Raises UserError for settings under which every sum would be refused."""
+    """Raises UserError for settings that would refuse every sum."""
     most = int(clients_per_round)
     bad, gone = (largest_part(f, most) for f in (self.corrupt, self.dropout_share))
     if bad + gone > most - 2:
@@ -149,7 +149,7 @@ SECURE_SUMS: dict[str, type] = {
 
 
 def told(chosen: Any, name: str, clients_per_round: float) -> dict[str, Any]:
-  """The part of result.json; {} where there is no secure sum."""
+  """Returns the part of result.json; {} where there is no secure sum."""
   if isinstance(chosen, NoSecureSum):
     return {}
   fields = dataclasses.asdict(chosen)
@@ -173,7 +173,7 @@ def in_words(result: dict[str, Any]) -> str:
 def check(
   chosen: Any, clients: float, *, given: dict[str, tuple[str, tuple[str, ...]]]
 ) -> None:
-  """Raises UserError for what does not go with a secure sum.
+  """Raises UserError for fields that do not fit a secure sum.
 
   Args:
     clients: `clients_per_round`.

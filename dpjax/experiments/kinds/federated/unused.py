@@ -17,7 +17,7 @@ from dpjax.names import is_path
 
 
 def of_federation(config: FedConfig) -> Unused:
-  """The fields that this run does not read, and what each would need.
+  """Returns the fields that this run does not read, each with the condition that it needs.
 
   >>> of_federation(FedConfig())["privacy.local_noise_multiplier"]
   "privacy.method='both'"

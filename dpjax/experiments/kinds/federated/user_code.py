@@ -17,12 +17,12 @@ from dpjax.validate import UserError
 
 
 def aggregator(path: str) -> federated.Aggregator:
-  """`make()`; taken for no private one, whatever it says."""
+  """Loads `make()`. It never counts as a private aggregator, whatever it states."""
   field = "aggregator"
   made = names.call(path, field)
   if not isinstance(made, federated.Aggregator):
     raise wrong(field, path, "a federated.Aggregator", made)
-  # The shapes of one message, which are known when a run begins.
+  # Shapes of one message, known when a run begins.
   expected: list[Any] = []
 
   def init(message: ArrayTree) -> ArrayTree:
@@ -41,7 +41,7 @@ def aggregator(path: str) -> federated.Aggregator:
   parts = {"init": init, "update": like_a_message(made.update), "partial": made.partial}
   parts |= {"finish": made.finish and like_a_message(made.finish), "check": made.check}
   guarded = {n: part and names.guarded(path, field, part) for n, part in parts.items()}
-  # Whatever it says of itself, nobody has proved it.
+  # A user's statement is not a proof.
   return made._replace(private=False, plan=None, **guarded)
 
 
@@ -50,7 +50,7 @@ def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgor
 
   def step(received: client.Received, local: ArrayTree, *batch: Any) -> ArrayTree:
     after = made.step(received, local, *batch)
-    # Steps are a compiled loop, whose state must keep its shapes.
+    # Steps run in a compiled loop, whose state must keep its shapes.
     if shapes(after) != shapes(local):
       raise wrong("algorithm", path, "of a step a state like the last", after)
     return after
@@ -71,7 +71,7 @@ def _client(made: federated.ClientAlgorithm, path: str) -> federated.ClientAlgor
 
 
 def _whole(made: federated.FederatedAlgorithm, path: str) -> federated.FederatedAlgorithm:
-  """A whole algorithm, whose states hold parameters and whose rounds say what they did."""
+  """Checks a whole algorithm: its states hold parameters, and its rounds report their work."""
 
   def init(params: Params, num_clients: int = 0) -> ArrayTree:
     state = made.init(params, num_clients)
@@ -99,7 +99,8 @@ def algorithm(
   private: bool,
   **common: Any,
 ) -> federated.FederatedAlgorithm:
-  """`make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=, key=)`.
+  """Loads `make(loss_fn, client_tx, server_tx=, weighting=, aggregator=, map_clients=,
+  key=)`.
 
   A function that returns a `ClientAlgorithm` says what ONE client does; message, clip, noise
   and server are dpjax's, so privacy is too. One that returns a whole `FederatedAlgorithm`

@@ -31,7 +31,7 @@ from dpjax.relevance import rigorous
 CONFIDENCE = 0.95
 _KINDS = {"U3": "mislabelled", "U4": "random"}
 _LOCAL = "features, local"
-# Of a likelihood ratio: float32 noise has no more.
+# Digits kept of a likelihood ratio: float32 noise has no more.
 _DIGITS = 4
 
 
@@ -46,7 +46,8 @@ class Bound(NamedTuple):
 def facts(
   config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome
 ) -> dict[str, Any]:
-  """The audit's part of result.json; nothing where no attack applies without canaries."""
+  """Returns the audit's part of result.json; nothing where no attack applies without
+  canaries."""
   attacks = _attacks(config, job, outcome)
   if not attacks:
     return {}
@@ -58,7 +59,7 @@ def facts(
   lower = total[strongest] if strongest else 0.0
   stated = outcome.privacy.epsilon
   local = {name: b.epsilon_lower for name, b in bounds.items() if b.target == _LOCAL}
-  # What the features of one record may cost before the shuffler, as the run charged it.
+  # Cost of one record's features before the shuffler, as the run accounted it.
   details = outcome.privacy.details
   charged = details["epsilon_local"] - details["epsilon_labels"] if local else 0.0
   over = [name for name, bound in local.items() if bound > charged]
@@ -75,7 +76,8 @@ def facts(
 
 
 def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.Outcome):
-  """name -> (confidence -> Bound), chosen before anything is looked at."""
+  """Returns name -> (confidence -> Bound). The attacks are chosen before any result is
+  known."""
   found: dict[str, Callable[[float], Bound]] = {}
   draw = outcome.privacy.details.get("draw")
   if draw in ("batch", "run"):
@@ -83,7 +85,8 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
   elif outcome.noise is not None:
     found["U1"] = lambda c: _features(config, job, outcome, c)
   if config.audit.canary_runs:
-    # Canaries differ from their rows in what the promise covers: not in a public label.
+    # Canaries differ from their rows in what the guarantee covers, so not in a public
+    # label.
     public = outcome.privacy.neighboring_relation == rigorous.FEATURES_ONLY
     for name in ("U4",) if public else _KINDS:
       found[name] = lambda c, name=name: _canaries(config, job, outcome, name, c)
@@ -96,8 +99,8 @@ def _attacks(config: RelevanceConfig, job: relevance.Inputs, outcome: relevance.
 def worst_pair(
   shape: tuple[int, ...], beta: np.ndarray, clip: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Two records that independent noise tells apart best: all 0 against all 1, or, with a
-  weighted L1 clip, two records of that norm on different features where there is room.
+  """Returns the two records that independent noise separates best: all 0 and all 1. With a
+  weighted L1 clip they are two records of that norm, on different features if possible.
 
   >>> worst_pair((4,), np.full(4, 0.25), 0.25)[1].tolist()
   [0.0, 0.0, 0.0, 1.0]
@@ -105,7 +108,7 @@ def worst_pair(
   if clip is None:
     return np.zeros(shape, np.float32), np.ones(shape, np.float32)
   weights = np.broadcast_to(noise_lib.by_feature(beta, shape), shape).reshape(-1)
-  # The factor forgives rounding of the sum, which would leave the last feature out.
+  # The factor forgives rounding of the sum, which could leave the last feature out.
   room = min(clip, weights.sum() / 2) * (1 + 1e-6)
   used = np.cumsum(weights) <= room
   last = np.cumsum(weights[::-1])[::-1] <= room
@@ -115,7 +118,7 @@ def worst_pair(
 
 
 def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
-  """Runs the noise of the method on both records, many times, and thresholds the ratio."""
+  """Applies the method's noise to both records, many times, and thresholds the ratio."""
   made = outcome.noise
   n = config.audit.num_trials
   pair = made.clipped(np.stack(worst_pair(made.shape, made.beta, made.l1_clip)))
@@ -165,13 +168,14 @@ def shared_noise_scores(
   clip_after: float | None = None,
   **options: Any,
 ) -> auditing.Scores:
-  """Scores of an attacker who knows one record of a batch (all 0) and asks whether another
-  is all 0 or all 1: the largest difference, in `num_trials` batches of either kind.
+  """Scores of an attacker who knows one record of a batch (all 0). The question is whether
+  another record is all 0 or all 1. The score is the largest difference, in `num_trials`
+  batches of either kind.
 
   Entries that are clipped on the way say nothing; one that is not says everything.
   """
   shaped = jnp.asarray(noise_lib.by_feature(scales, shape))
-  # Without a clip on the way nothing is limited.
+  # Without a clip afterwards nothing is limited.
   limit = jnp.inf if clip_after is None else clip_after
 
   @jax.jit
@@ -181,7 +185,7 @@ def shared_noise_scores(
     return jnp.max(noisy[0] - noisy[1])
 
   def many(value: float, purpose: int) -> np.ndarray:
-    # Batches of either kind draw their own noise, as the test takes them for independent.
+    # Batches of each kind draw their own noise, since the test assumes independence.
     mine = jax.random.fold_in(key, purpose)
     target = jnp.full(shape, value, jnp.float32)
     run = jax.vmap(lambda i: score(jax.random.fold_in(mine, i), target))
@@ -211,7 +215,7 @@ def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bou
 
 
 def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float) -> Bound:
-  """Trains once more with canaries in by fair coins, and scores them by their loss.
+  """Trains again with canaries, each in by a fair coin, and scores them by their loss.
 
   A claim is taken under replace_one, as its theorems 2 and 4 have it; a proof under its own
   relation.
@@ -229,8 +233,8 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
     neighboring_relation=relation,
     keep_labels=features_only,
   )
-  # Not the noise of the released run: two models with one noise would differ by their data
-  # alone.
+  # New noise, not that of the released run: with equal noise two models would differ by
+  # their data alone.
   purpose = 2000 + sorted(_KINDS).index(name)
   key = jax.random.fold_in(job.streams.noise, purpose)
   streams = job.streams._replace(noise=key, secret=job.streams.secret + purpose)

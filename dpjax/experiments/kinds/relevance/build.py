@@ -1,9 +1,9 @@
-"""From the config of one run of relevance to its job.
+"""Builds the job of one run of relevance from its config.
 
 A run is several trainings in a row (model 1, model 2), each a work of the loop with
-checkpoints of its own: a run that was cut off goes on inside one. The last checkpoint of a
-training is what it hands to the next; relevance, noise and noisy records are computed again,
-for they are functions of it, of the data and of the streams.
+checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
+last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
+checkpoint, the data and the streams.
 
 In rigorous mode the streams come from the operating system. They are kept, beside the
 checkpoints, until the run is done and then forgotten, with the checkpoints.
@@ -108,7 +108,7 @@ def _play(
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
     pictures.pictures(folder, outcome, config.lrp)
-    # Table 1 of the paper, for each class against the rest.
+    # Table 1 of the paper: each class against all others.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [
       {"class": label} | dict(zip(names, map(int, counts)))
@@ -117,7 +117,7 @@ def _play(
     report.write_csv(folder / _COUNTS, rows)
 
   times = {name: round(value, 3) for name, value in seconds.items()}
-  # Of a release the times would tell sizes of batches; see `loop`.
+  # In a release, times would reveal sizes of batches; see `loop`.
   more: dict[str, Any] = {"stage_seconds": None if is_released(config) else times}
   more["test_squared_error"] = counted.squared_error
 
@@ -130,9 +130,9 @@ def _play(
 def timed(
   trainer: Callable[[relevance.Steps], Any], seconds: dict[str, float]
 ) -> Callable[[relevance.Steps], Any]:
-  """Returns the trainer, whose trainings add their times to `seconds` by their names.
+  """Returns a trainer that adds the time of each training to `seconds`, by name.
 
-  A training that goes on from a checkpoint, or that another run has done, counts what is left.
+  A training that resumes, or that another run has done, counts only the remaining time.
   """
 
   def carry_out(steps: relevance.Steps) -> Any:
@@ -145,21 +145,21 @@ def timed(
 
 
 def oscillation(values: Sequence[float]) -> float | None:
-  """Returns the mean absolute change between neighbours in the last half; None for fewer than
-  two values. The paper calls a method stable, and states no number.
+  """Returns the mean absolute change between neighbours in the last half; None for fewer
+  than two values. The paper calls methods stable, but gives no number.
 
   >>> oscillation([0.1, 0.9, 0.5, 0.7])
   0.2
   >>> oscillation([0.5]) is None
   True
   """
-  # The last half, but two values at least, so that there is a difference.
+  # The last half, but at least two values, so that there is a difference.
   late = np.asarray(values[min(len(values) // 2, max(len(values) - 2, 0)) :], np.float64)
   return round(float(np.mean(np.abs(np.diff(late)))), 6) if len(late) > 1 else None
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Deletes what a finished run remembered, but for which data it had.
+  """Deletes a finished run's memory, except the identity of its data.
 
   Its keys and states could only take its noise away. An experiment asks again, since a run may
   have been killed right after its result was written.
@@ -189,7 +189,7 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
 
 
 def promise(found: relevance.Privacy, num_records: int) -> Promise:
-  """Converts the guarantee that a method states into the form that every run states."""
+  """Converts a method's guarantee into the form that every run uses."""
   return Promise(
     kind=found.kind,
     delta=found.delta,
@@ -203,10 +203,10 @@ def promise(found: relevance.Privacy, num_records: int) -> Promise:
 
 
 def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
-  """Returns the digest of all training data: the private ones, and the public ones of model 1."""
+  """Returns the digest of all training data: private ones, and public ones of model 1."""
   train = load_data(config, loaded)[0]
   public = load_public(config, loaded)
-  # `loaded` holds both, so the ids stay theirs.
+  # `loaded` keeps both alive, so their ids stay valid.
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
@@ -232,8 +232,8 @@ def load_data(config: RelevanceConfig, loaded: dict) -> tuple[Any, Any]:
 
 
 def public_size(config: RelevanceConfig, train: Any) -> int:
-  """Returns the number of records that plans are made for; see `runs.sizes`. Rigorous RADP is
-  promised under replace_one, which fixes it; claims of papers prove nothing."""
+  """Returns the number of records that plans are made for; see `runs.sizes`. Rigorous RADP
+  guarantees replace_one, which fixes it. Claims of papers prove nothing."""
   return sizes.public(
     len(train),
     train.nominal_size,
@@ -263,9 +263,9 @@ def make_job(
   random: Streams,
   trainer: Any = None,
 ) -> relevance.Inputs:
-  """The inputs of a run's method: what another curve of the experiment reads is left out."""
+  """Returns the inputs of a run's method, without fields that only other curves read."""
   read = relevance.reads(config.method, config.mode, config.rigorous)
-  # A model that cannot be built is refused before anything is trained or spent.
+  # A model that cannot be built is refused before any training or cost.
   first = jnp.zeros_like(train.x[:1])
   net = _build(config.model, train.num_classes, config.activation_1)
   jax.eval_shape(lambda: central.init_params(config.model, net, jax.random.key(0), first))
@@ -291,7 +291,7 @@ def make_job(
 
 
 def _training(config: RelevanceConfig) -> relevance.Training:
-  """Field by field by name: one that both have cannot be left out."""
+  """Copies fields by name, so that no common field can be left out."""
   names = (field.name for field in dataclasses.fields(relevance.Training))
   return relevance.Training(**{name: getattr(config, name) for name in names})
 
@@ -325,7 +325,7 @@ def is_released(config: RelevanceConfig) -> bool:
 
 
 def digest(config: RelevanceConfig) -> bytes:
-  """Returns the public digest of the config, without where data lie and what an audit does."""
+  """Returns the public digest of the config, without locations of data and audit settings."""
   fields = to_dict(config)
   fields["data"].pop("data_dir")
   fields["data"].pop("declaration")
@@ -365,7 +365,7 @@ def _result(
     "num_examples": job.size,
     "noise_from_seed": not is_released(config),
   }
-  # Known to model 1, and to all that follows from it.
+  # Public to model 1, and to everything that follows from it.
   if job.public is not None:
     result[saved.PRETRAINED_ON] = [str(config.public_data)]
   return result | (audit.facts(config, job, outcome) if config.audit.enabled else {})

@@ -1,4 +1,4 @@
-"""Pictures of one run: heat maps of the released net, and the maps that its noise followed."""
+"""Pictures of one run: heat maps of the released net, and the maps that shaped its noise."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
+from dpjax import pictures as looks
 from dpjax import relevance
-from dpjax.experiments.run import report as reports
 from dpjax.experiments.run import writers
+from dpjax.pictures import Look
 from dpjax.relevance.lrp import Lrp, heat_map
 from dpjax.validate import UserError
 
-# Test images with their heat maps.
+# Number of test images with heat maps.
 _PICTURES = 8
 
 
 def pictures(workdir: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None:
-  """Writes `workdir`/heat_maps.png (test images and what the released net sees in them)
-  and, where there are some, maps.png (relevance and beta). Images only."""
+  """Writes `workdir`/heat_maps.png: test images with the released net's relevance. Where
+  they exist, maps.png shows relevance and beta. Images only."""
   if np.ndim(outcome.test.x) != 4:
     return
   _heat_maps(workdir / "heat_maps.png", outcome, how)
@@ -36,10 +36,11 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
     inputs = jnp.asarray(x), jnp.asarray(y)
     scores = relevance.lrp.relevance(outcome.apply, outcome.params, *inputs, how).scores
   except UserError as error:
-    # A net whose layers have no rule of propagation is still a result.
+    # A net whose layers have no propagation rule is still a result.
     writers.warn(f"no heat maps: {error}")
     return
-  figure = Figure(figsize=(1.1 * len(y), 2.4), layout="constrained")
+  look = Look(width=max(1.0, 0.85 * len(y)))
+  figure = looks.new_figure(look, height=2.1)
   axes = figure.subplots(2, len(y), squeeze=False)
   for column, (image, found, label) in enumerate(zip(x, np.asarray(scores), y)):
     # A constant image has no range to divide by.
@@ -50,22 +51,22 @@ def _heat_maps(path: pathlib.Path, outcome: relevance.Outcome, how: Lrp) -> None
     axes[1, column].imshow(heat_map(found))
   for axis in axes.ravel():
     axis.set_axis_off()
-  figure.suptitle("test images; relevance for the true class: red for, blue against",
-                  fontsize=8)  # fmt: skip
-  reports.save_figure(figure, path)
+  words = "test images; relevance for the true class: red for, blue against"
+  looks.headline(figure, look, words)
+  looks.save(figure, path)
 
 
 def _maps(path: pathlib.Path, maps: dict[str, np.ndarray]) -> None:
-  # Only maps of square images have a shape that their size tells.
+  # Only for square images does the size determine the shape.
   sides = {name: math.isqrt(values.size) for name, values in maps.items()}
   square = {name: side for name, side in sides.items() if 1 < side**2 == maps[name].size}
   if not square:
     return
-  figure = Figure(figsize=(3.0 * len(square), 2.8), layout="constrained")
+  figure = looks.new_figure(Look(width=2.3 * len(square)), height=2.2)
   axes = figure.subplots(1, len(square), squeeze=False)[0]
   for axis, (name, side) in zip(axes, square.items()):
     drawn = axis.imshow(maps[name].reshape(side, side), cmap="magma")
     axis.set_title(name.replace("_", " "), fontsize=8)
     axis.set_axis_off()
     figure.colorbar(drawn, ax=axis, shrink=0.8).ax.tick_params(labelsize=7)
-  reports.save_figure(figure, path)
+  looks.save(figure, path)

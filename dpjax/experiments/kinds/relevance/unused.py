@@ -1,4 +1,4 @@
-"""Which settings of a run of relevance its method reads; see `unused`."""
+"""Settings of a run of relevance that its method does not read; see `unused`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpjax.relevance.settings import Rigorous
 
 _SGD = ("dpsgd", "tempered", "radp_dpsgd")  # and SGLD, without momentum
 _ADAPTIVE = ("dp_adam", "dpdligdo")
-# Methods that perturb gradients.
+# Methods that perturb gradients, and so have a plan.
 PLAN = (*_SGD, "dp_sgld", *_ADAPTIVE)
 _CLAIMED = ("adlm", "ilm")
 
 
 def of(config: RelevanceConfig) -> Unused:
-  """The fields that one curve does not read, and what each would need.
+  """Returns the fields that one curve does not read, each with the condition that it needs.
 
   >>> from dpjax.experiments.kinds.relevance.config import RelevanceConfig
   >>> of(RelevanceConfig())["weight_decay"]
@@ -44,7 +44,7 @@ def of(config: RelevanceConfig) -> Unused:
     (config.paper.preset == "custom", "paper.preset='custom'", of_preset),
     (config.paper.mechanism == "gaussian", "paper.mechanism='gaussian'", "paper.delta"),
   )
-  # Every method reads lrp: by its relevance, or by the heat maps of its result.
+  # Every method reads lrp: for its relevance, or for the heat maps of its result.
   lrp = _table(
     (config.lrp.rule == "epsilon", "lrp.rule='epsilon'", "lrp.stabilizer"),
     (config.lrp.rule == "alpha_beta", "lrp.rule='alpha_beta'", "lrp.alpha"),
@@ -79,7 +79,8 @@ def of(config: RelevanceConfig) -> Unused:
 
 
 def _table(*rows: tuple[bool, str, str]) -> Unused:
-  """Returns field -> reason for rows (condition, its words, fields) whose condition fails."""
+  """Returns field -> reason for rows (condition, its words, fields) whose condition is
+  false."""
   return {name: what for holds, what, names in rows if not holds for name in names.split()}
 
 
@@ -107,7 +108,8 @@ def of_dataset(dataset: Any) -> Unused:
 
 
 def _nets(config: RelevanceConfig, rigorous: bool) -> Unused:
-  """Model 1 is the first net, model 2 the second; one may be what the other is not."""
+  """Returns the unused fields of the nets. Model 1 is the first, model 2 the second; each
+  may be of another type."""
   method = config.method
   second = config.model
   reduced = rigorous and config.rigorous_model is not None

@@ -1,4 +1,4 @@
-"""From a `SecureConfig` to the job of one secure computation.
+"""Builds the job of one secure computation from a `SecureConfig`.
 
 Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
 nothing from who starts it. Nothing is noised, but where the model of `train` is: its epsilon is
@@ -26,7 +26,7 @@ from dpjax.validate import UserError
 
 
 class Computed(NamedTuple):
-  """The outcome of a computation; a row of the table."""
+  """The outcome of a computation: a row of the table."""
 
   protocol: str
   sizes: str  # in words
@@ -46,7 +46,7 @@ _TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
 def digest(config: SecureConfig) -> bytes:
-  """Returns the digest of everything in the config that this computation reads. Public."""
+  """Returns the public digest of everything in the config that this computation reads."""
   fields = to_dict(config)
   for name in config.of_table:
     fields.pop(name)
@@ -58,7 +58,7 @@ def digest(config: SecureConfig) -> bytes:
 
 @bounds.names_fields
 def build(config: SecureConfig, loaded: Any = None) -> Job:
-  """The job of one computation: no rows.
+  """Builds the job of one computation, from a config without rows.
 
   Args:
     loaded: what `load_data` of the task's module returns, to share them between runs.
@@ -89,7 +89,7 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
   found: Computed = kind.measured(config, prepared, fit)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
-    # Replaced where a model is asked.
+    # Replaced for tasks that query a model.
     "test_accuracy": None,
     **(nothing if found.facts is None else found.facts),
     "task": name_of(config, "task"),
@@ -103,5 +103,5 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:
-  """A work of one step, which cannot be cut in two: it is done, or begun again."""
+  """Returns a work of one step, which cannot be split: it is complete, or begins again."""
   return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

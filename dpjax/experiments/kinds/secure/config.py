@@ -11,7 +11,7 @@ import dataclasses
 from typing import Annotated, Any, ClassVar
 
 from dpjax import validate
-from dpjax.experiments.config import fields, rules
+from dpjax.experiments.config import common, fields, rules
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.kinds import bounds, unused
@@ -25,122 +25,107 @@ from dpjax.secure.sums.homomorphic_sums import CkksSum
 from dpjax.validate import UserError
 
 TABLES = ("diabetes", "breast_cancer")  # scikit-learn's
-# Rows that are predicted.
+# Most rows that are predicted.
 _MOST_ROWS = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
 class SumTask:
-  """Clients' random integers, added by `protocol`.
+  """Clients' random integers, added by `protocol`."""
 
-  Args:
-    num_clients, length: so many vectors of so many entries.
-    entry_bits: entries are below 2^entry_bits.
-    silent: clients who fall silent after they have shared their keys.
-  """
-
-  num_clients: int = 10
-  length: int = 1000
-  entry_bits: int = 20
-  silent: int = 0
+  num_clients: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "a vector each"] = 10
+  length: Annotated[int, rules.between(1, 2**28), "entries of a vector"] = 1000
+  entry_bits: Annotated[int, rules.between(1, 63), "entries are below 2^entry_bits"] = 20
+  silent: Annotated[int, "clients who fall silent once they have shared their keys"] = 0
   module: ClassVar[str] = "vector_sums"
   reads: ClassVar[str] = "protocol"
 
   def __post_init__(self):
-    validate.integer_in(2, rules.MOST_CLIENTS, num_clients=self.num_clients)
-    validate.integer_in(1, 2**28, length=self.length)
-    validate.integer_in(1, 63, entry_bits=self.entry_bits)
+    rules.check_settings(self)
     validate.integer_in(0, self.num_clients - 1, silent=self.silent)
 
 
 @dataclasses.dataclass(frozen=True)
 class RegressTask:
-  """`secure.homomorphic.regression` on a table of scikit-learn's.
+  """`secure.homomorphic.regression` on a table of scikit-learn's."""
 
-  Args:
-    table: diabetes | breast_cancer.
-    num_features: its first columns; None: all.
-    num_predicted: rows that are encrypted again, to be predicted.
-    ridge, tolerance, most_refreshes: of `RegressionPlan`.
-  """
-
-  table: str = "diabetes"
-  num_features: int | None = None
-  num_predicted: int = 50
-  ridge: float = 0.1
-  tolerance: float = 1e-5
-  most_refreshes: int = 2
+  table: Annotated[str, rules.among(TABLES), "of scikit-learn"] = "diabetes"
+  num_features: Annotated[
+    int | None, rules.between(1, 64), "the table's first columns; none: all"
+  ] = None
+  num_predicted: Annotated[
+    int, rules.between(1, _MOST_ROWS), "rows that are encrypted again, to be predicted"
+  ] = 50
+  ridge: Annotated[float, rules.POSITIVE, "penalty of the weights"] = 0.1
+  tolerance: Annotated[float, rules.OPEN_UNIT, "of the solution, relative"] = 1e-5
+  most_refreshes: Annotated[
+    int, rules.between(0, rules.MOST_RUNS), "of ciphertexts, by who holds the key"
+  ] = 2
   module: ClassVar[str] = "encrypted_table"
   reads: ClassVar[str] = ""
 
   def __post_init__(self):
-    validate.one_of(TABLES, table=self.table)
-    if self.num_features is not None:
-      validate.integer_in(1, 64, num_features=self.num_features)
-    validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
-    validate.positive(ridge=self.ridge)
-    validate.open_unit(tolerance=self.tolerance)
-    validate.integer_in(0, rules.MOST_RUNS, most_refreshes=self.most_refreshes)
+    rules.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class InferTask:
-  """`secure.homomorphic.inference` by the model of `train`, on the first test images.
+  """`secure.homomorphic.inference` by the model of `train`, on the first test images."""
 
-  Args:
-    num_images: how many are asked about.
-    layout: packed (several images in a ciphertext) | pixels (thousands of images, a
-      ciphertext for each pixel).
-  """
-
-  num_images: int = 1000
-  layout: str = "packed"
+  num_images: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "how many are asked about"
+  ] = 1000
+  layout: Annotated[
+    str,
+    rules.among(LAYOUTS),
+    "packed: several images in a ciphertext; pixels: thousands of images, a ciphertext for "
+    "each pixel",
+  ] = "packed"
   module: ClassVar[str] = "encrypted_images"
   reads: ClassVar[str] = "train"
 
   def __post_init__(self):
-    validate.integer_in(1, rules.MOST_STEPS, num_images=self.num_images)
-    validate.one_of(LAYOUTS, layout=self.layout)
+    rules.check_settings(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainTask:
-  """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps.
+  """`secure.mpc.secureml`: two parties train a model on shares, a dealer helps."""
 
-  Args:
-    dataset: breast_cancer (one output) | digits | mnist (an output for each class).
-    hidden: widths of the hidden layers; none: logistic regression.
-    activation, output, learning_rate: of `secureml.Recipe`.
-    truncation: masked (never fails) | local (SecureML's own; fails with a probability).
-    num_predicted: test rows that are predicted on shares.
-  """
-
-  dataset: str = "breast_cancer"
-  hidden: tuple[int, ...] = ()
-  activation: str = "relu"
-  output: str = "sigmoid"
-  learning_rate: float = 0.5
-  epochs: int = 10
-  batch_size: int = 64
-  truncation: str = "masked"
-  num_predicted: int = 100
+  dataset: Annotated[
+    str,
+    rules.among(("breast_cancer", "digits", "mnist")),
+    "breast_cancer: one output; the others: one for each class",
+  ] = "breast_cancer"
+  hidden: Annotated[
+    tuple[int, ...], "widths of the hidden layers; none: logistic regression"
+  ] = ()
+  activation: Annotated[str, "of hidden layers: relu | square"] = "relu"
+  output: Annotated[str, "of `secureml.Recipe`"] = "sigmoid"
+  learning_rate: Annotated[float, "of every step"] = 0.5
+  epochs: Annotated[int, rules.between(1, rules.MOST_EPOCHS), "of the training rows"] = 10
+  batch_size: Annotated[int, rules.between(1, 2**16), "rows of a step"] = 64
+  truncation: Annotated[
+    str,
+    rules.among(("masked", "local")),
+    "masked: never fails; local: SecureML's own, which fails with a probability",
+  ] = "masked"
+  num_predicted: Annotated[
+    int, rules.between(1, _MOST_ROWS), "test rows that are predicted on shares"
+  ] = 100
   module: ClassVar[str] = "two_parties"
   reads: ClassVar[str] = ""
 
   def __post_init__(self):
-    validate.one_of(("breast_cancer", "digits", "mnist"), dataset=self.dataset)
+    rules.check_settings(self)
     for width in validate.several(hidden=self.hidden):
       validate.integer_in(1, 2**16, hidden=width)
     secureml.Recipe(self.activation, self.output, self.learning_rate)
-    validate.integer_in(1, rules.MOST_EPOCHS, epochs=self.epochs)
-    validate.integer_in(1, 2**16, batch_size=self.batch_size)
-    validate.one_of(("masked", "local"), truncation=self.truncation)
-    validate.integer_in(1, _MOST_ROWS, num_predicted=self.num_predicted)
 
 
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
 TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
-# Sections that one task alone reads.
+# Sections that only one task reads.
 _ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}
 
 
@@ -153,16 +138,16 @@ class SecureConfig(WithChoices):
   row.
   """
 
-  # sum | regress | infer | train
-  task: Annotated[Any, Choice(TASKS)] = "sum"
-  # plain | additive_sharing | additive_servers | secagg | secagg_plus | bfv | ckks
-  protocol: Annotated[sums.SumProtocol | CkksSum, Choice(PROTOCOLS)] = dataclasses.field(
-    default_factory=sums.SecAgg
-  )
+  task: Annotated[Any, Choice(TASKS), "what is computed"] = "sum"
+  protocol: Annotated[
+    sums.SumProtocol | CkksSum, Choice(PROTOCOLS), "who adds vectors, for task='sum'"
+  ] = dataclasses.field(default_factory=sums.SecAgg)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-  rows: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  seed: int = 0
-  title: str = ""
+  rows: Annotated[
+    dict[str, dict[str, Any]], "label to the fields that differ; none: one row"
+  ] = dataclasses.field(default_factory=dict)
+  seed: common.Seed = 0
+  title: Annotated[str, "of the table"] = ""
   of_table: ClassVar[tuple[str, ...]] = ("rows", "title")  # not of a run
 
   @property
@@ -176,9 +161,8 @@ class SecureConfig(WithChoices):
 
 @bounds.names_fields
 def check(config: SecureConfig) -> None:
-  """Raises UserError for what can be told of one computation without data."""
+  """Raises UserError for errors of one computation that can be found without data."""
   bounds.typed(config)
-  validate.integer_at_least(0, seed=config.seed)
   unread_lib.refuse(config, _unread(config))
   if config.task.reads == "protocol":
     _check_sum(config)
@@ -187,7 +171,7 @@ def check(config: SecureConfig) -> None:
 
 
 def _unread(config: SecureConfig) -> unread_lib.Unused:
-  """Fields of the config itself that this computation does not read."""
+  """Returns the fields of the config itself that this computation does not read."""
   task = config.task
   other = {room: what for room, what in _ROOMS.items() if room != task.reads}
   layers = not isinstance(task, TrainTask) or bool(task.hidden)
@@ -199,7 +183,8 @@ def _unread(config: SecureConfig) -> unread_lib.Unused:
 
 
 def unread(config: SecureConfig) -> unread_lib.Unused:
-  """The fields that one computation does not read, those of its model's training included.
+  """Returns the fields that one computation does not read, those of its model's training
+  included.
 
   >>> sorted(unread(SecureConfig(task="regress")))[:2]
   ['protocol', 'train']

@@ -1,4 +1,5 @@
-"""Inference on encrypted images as a run: the model trains as in `launch.train`, then answers."""
+"""Inference on encrypted images as a run: the model trains as in `launch.train`, then
+answers queries."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> tuple[Any, Any]:
-  """(train, test) of `train`."""
+  """Loads (train, test) of the `train` section."""
   with bounds.within("train"):
     loaded = central.load_resident(config.train)
     data_lib.needs_classes(loaded[0], "launch.secure")
@@ -44,7 +45,7 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
-  """Builds the training; the first test images are asked about."""
+  """Builds the training; the first test images are the queries."""
   with bounds.within("train"):
     run = central.assemble(config.train, loaded, random)
     count = config.task.num_images
@@ -60,7 +61,7 @@ def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _
 
 
 def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
-  """Trains, then asks about the images, so many at a time."""
+  """Trains, then queries the images, in batches."""
   fitted = fit(central.work(config.train, ready.run)._replace(phase="model"))
   params = training.eval_params(fitted.state)
   promise = ready.run.promise
@@ -98,7 +99,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
 
 def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork) -> Work:
-  """Returns the work of one step per question. A resumed run draws new keys."""
+  """Returns a work with one query a step. A resumed run draws new keys."""
   (d, hidden), classes = net.kernel.shape, net.head.shape[1]
   layout = config.task.layout
   begun = time.monotonic()
@@ -128,6 +129,6 @@ def _questions(config: SecureConfig, ready: _Ready, net: inference.SquareNetwork
     apart = float(np.abs(logits - net.logits(x)).max())
     held["error"] = np.maximum(held["error"], apart)
 
-  # The last question may hold fewer images than a ciphertext has room for.
+  # The last query may hold fewer images than a ciphertext can.
   number = -(-count // each)
   return pieces.filled(number, init, ask, name="questions", phase="questions")

@@ -21,7 +21,7 @@ _LOADERS = {
   "diabetes": datasets.load_diabetes,
   "breast_cancer": datasets.load_breast_cancer,
 }
-# Of the weights that leave: far coarser than the noise of a decryption.
+# Decimals of the released weights: far coarser than the noise of a decryption.
 _DECIMALS = 4
 _NUMBERS = ("error", "step_error", "refreshes", "upload_bytes", "refresh_bytes")
 _NUMBERS += ("result_bytes", "seconds")
@@ -54,8 +54,9 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 def prepare(
   config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: Streams
 ) -> _Ready:
-  """Plans it; UserError where the chain of products is too short, or rows are too few."""
-  # Keys and noise of a ciphertext are the operating system's.
+  """Plans the regression. Raises UserError where the chain of products is too short, or
+  rows are too few."""
+  # Keys and noise of a ciphertext come from the operating system.
   del random
   (x, y), task = loaded, config.task
   if task.num_predicted > len(x):
@@ -82,7 +83,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   def compute() -> Arrays:
     found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
     numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
-    # Rounded, since the exact value of a CKKS decryption tells of the secret key.
+    # Rounded, since the exact value of a CKKS decryption leaks about the secret key.
     return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}
 
   state = fit(once(compute, like, "regression")).state

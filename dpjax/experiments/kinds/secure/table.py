@@ -1,17 +1,20 @@
-"""A table and a picture of many secure computations: what each costs and hides."""
+"""A table and a picture of many secure computations: cost and hidden data of each."""
 
 from __future__ import annotations
 
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from dpjax import pictures
 from dpjax.experiments.run import promise, report, writers
 from dpjax.markdown import table
+from dpjax.pictures import PAGE, Look
 
 Row = dict[str, Any]
 _NOTE = (
@@ -55,7 +58,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def amount(num_bytes: int) -> str:
-  """Bytes for people.
+  """Returns a number of bytes for readers.
 
   >>> amount(999), amount(12_345_678)
   ('999 B', '12.3 MB')
@@ -85,27 +88,63 @@ def write(folder: pathlib.Path, results: Sequence[Row], *, title: str = "") -> N
   rows = rows_of(results)
   report.write_csv(folder / "secure.csv", rows)
   writers.replace_file(folder / "secure.md", f"{_NOTE}\n{markdown(rows)}".encode())
-  figure = Figure(figsize=(9.6, 1.4 + 0.32 * len(rows)), layout="constrained")
-  left, right = figure.subplots(1, 2, sharey=True)
-  _bars(left, rows, "seconds", "seconds, both sides")
-  _bars(right, rows, "bytes", "bytes of all messages")
-  if title:
-    figure.suptitle(title, fontsize=10)
-  report.save_figure(figure, folder / "secure.png")
+  pictures.save(figure(rows, title=title), folder / "secure.png")
 
 
-def _bars(axes: Axes, rows: Sequence[Row], name: str, label: str) -> None:
-  """On a logarithmic axis; a colour for each task."""
+def _tick(shown: Callable[[float], str], value: float, place: int) -> str:
+  """Returns a tick's number in words; matplotlib also gives its place."""
+  return shown(value)
+
+
+def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the picture of the table: seconds and bytes of each row, on logarithmic axes.
+
+  Each number stands beside its point. A bar would say nothing here, because a logarithmic axis
+  has no zero where it could begin.
+
+  Args:
+    rows: of secure.csv.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  # Below 5 inches names and two panels do not fit beside each other.
+  wide = 2 if look.width >= 5 else 1
+  line = look.font_size * 1.75 / 72
+  drawn = pictures.new_figure(look, height=(len(rows) * line + 0.5) * (3 - wide) + 0.7)
+  panels = drawn.subplots(3 - wide, wide, squeeze=False, sharey=True).flat
   tasks = list(dict.fromkeys(row["task"] for row in rows))
   places = np.arange(len(rows))[::-1]
-  least = {"seconds": 1e-3, "bytes": 1.0}[name]
-  axes.barh(
-    places,
-    [max(row[name], least) for row in rows],
-    color=[report.PALETTE[tasks.index(row["task"])] for row in rows],
-    height=0.6,
-  )
-  axes.set_xscale("log")
-  axes.set_yticks(places, [row["row"] for row in rows])
-  report.style(axes, title=label, xlabel=name, ylabel="")
-  axes.tick_params(axis="y", labelsize=7)
+  # Values of zero have no place on a logarithmic axis, so they stand at the least one.
+  for axes, (name, label, least, shown) in zip(panels, (
+    ("seconds", "seconds of all parties", 1e-3, lambda value: f"{value:.3g} s"),
+    ("bytes", "bytes of all messages", 1.0, lambda value: amount(int(value))),
+  )):  # fmt: skip
+    values = [max(row[name], least) for row in rows]
+    for place, row, value in zip(places, rows, values):
+      index = tasks.index(row["task"])
+      how = {"color": look.color(index), "marker": pictures.marker(index)}
+      axes.plot(value, place, markersize=4, linestyle="none", **how)
+      axes.annotate(
+        shown(row[name]), (value, place), xytext=(5, 0), textcoords="offset points",
+        va="center", fontsize=look.font_size - 1.5, color="#333333",
+      )  # fmt: skip
+    axes.set_xscale("log")
+    # Ticks are told like the numbers; within a decade more of them stand.
+    subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(functools.partial(_tick, shown)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    # Room for the number beside the point furthest to the right.
+    axes.set_xlim(min(values) / 1.6, max(values) * (max(values) / min(values)) ** 0.3 * 3)
+    axes.set_yticks(places, [row["row"] for row in rows])
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    pictures.dress(axes, look, xlabel=label)
+  pictures.headline(drawn, look, title)
+  if len(tasks) > 1:
+    pictures.key(drawn, look, [
+      pictures.sample(
+        task, look, linestyle="none", marker=pictures.marker(index), color=look.color(index)
+      )
+      for index, task in enumerate(tasks)
+    ])  # fmt: skip
+  return drawn

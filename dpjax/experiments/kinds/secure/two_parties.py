@@ -1,4 +1,4 @@
-"""SecureML as a run: a model trained on shares by two parties, against the same in float64."""
+"""SecureML as a run: a model trained on shares by two parties, beside the same in float64."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
 
-# Gradient steps between two looks at the clock.
+# Gradient steps between two checks of the clock.
 _CHUNK = 20
-# Of a parameter: the ring's fixed point holds products of such.
+# Largest parameter: the ring's fixed point can hold products of such numbers.
 _MOST = 2.0**15
 _HIDES = (
   "rows, labels and the model from each party and from the dealer, who do not collude"
@@ -47,9 +47,9 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> _Rows:
-  """Rows to train on and to predict."""
+  """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
-    # Standardised by all rows, of which the last fifth is predicted.
+    # Standardised by all rows. The last fifth is predicted.
     x, y = datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
@@ -70,7 +70,7 @@ def data_digest(loaded: _Rows) -> bytes:
 
 
 def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
-  """The public start and the public batches."""
+  """Returns the public first parameters and the public batches."""
   task = config.task
   n = len(loaded.x)
   if task.batch_size > n or task.num_predicted > len(loaded.test_x):
@@ -81,7 +81,7 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
       value=Verbatim(f"{task.batch_size}, task.num_predicted={task.num_predicted}"),
     )
   rng = np.random.default_rng(random.order)
-  # Whole batches alone, so that each step shifts by the same power of two.
+  # Only whole batches, so that each step shifts by the same power of two.
   each = n // task.batch_size * task.batch_size
   orders = [rng.permutation(n)[:each] for _ in range(task.epochs)]
   sizes = (loaded.x.shape[1], *task.hidden, loaded.y.shape[1])
@@ -93,7 +93,7 @@ def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
   # Training that diverges is refused below, in one line in place of many warnings.
   with np.errstate(all="ignore"):
     plain = in_the_clear.train(start, loaded.x, loaded.y, batches, recipe)
-  # Written so that NaN is refused, too. In the ring it would wrap without notice.
+  # Written so that NaN is refused, too. In the ring it would wrap silently.
   if not max(np.abs(leaf).max() for leaf in jax.tree.leaves(plain)) < _MOST:
     raise UserError(
       "diverges in float64, too; must be smaller",
@@ -147,7 +147,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
 
 def _training(ready: _Ready, truncation: str) -> Work:
-  """Some gradient steps at a time; its checkpoints hold both parties' shares."""
+  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+  shares."""
   rows = mpc.split((ready.rows.x, ready.rows.y))
   steps = len(ready.batches)
   number = -(-steps // _CHUNK)

@@ -1,4 +1,4 @@
-"""Sums as runs: clients' random integers, added by one protocol, against their plain sum."""
+"""Sums as runs: clients' random integers, added by one protocol, beside their plain sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpjax.experiments.run.streams import Streams
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
-# Protocol -> what it hides, from whom.
+# Protocol -> the hidden data, and from whom.
 _HIDES = {
   "plain": "nothing: the server sees every vector",
   "additive_sharing": "each vector from the server and all but two of the clients",
@@ -29,12 +29,12 @@ _HIDES = {
 
 
 def _drawn(config: SecureConfig, seed: int) -> LazyVectors:
-  """Clients' integers; memory is flat in their number."""
+  """Clients' integers, drawn on request: memory does not grow with their number."""
   task = config.task
   bits = getattr(config.protocol, "bits", None)  # CKKS has none: fractions in [0, 1)
 
   def draw(who: int) -> np.ndarray:
-    # A generator for each client, so that any vector can be drawn again by itself.
+    # A generator for each client, so that any vector can be drawn again alone.
     drawn = np.random.default_rng([seed, who])
     numbers = drawn.integers(0, 2**task.entry_bits, task.length, dtype=np.uint64)
     scaled = numbers / 2.0**task.entry_bits
@@ -49,17 +49,17 @@ class _Ready(NamedTuple):
 
 
 def load_data(config: SecureConfig) -> str:
-  """Describes what is drawn: a sum reads no data."""
+  """Describes the drawn vectors: a sum reads no data."""
   return repr(config.task)
 
 
 def data_digest(loaded: str) -> bytes:
-  """Returns the digest of the drawn vectors' description; the seed is added elsewhere."""
+  """Returns the digest of that description; the seed is added elsewhere."""
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
 def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
-  """Returns the clients' vectors; the last clients fall silent."""
+  """Returns the clients' vectors; the last clients drop out."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
@@ -94,7 +94,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     protocol=name,
     sizes=f"{task.num_clients} clients x {task.length} entries{silent}",
     seconds=float(state["seconds"][0]),
-    # Each message has two ends; most of what one client has, so at most this.
+    # Each message has two ends. One client has at most this many, so this bounds the total.
     num_bytes=(task.num_clients * client + server) // 2,
     error=error,
     error_is="largest, of an entry of the sum",
@@ -120,5 +120,5 @@ def _error(total: np.ndarray, ready: _Ready, survivors: Any) -> float:
     want += ready.vectors[who]
   if total.dtype.kind == "f":
     return float(np.abs(total - want).max())
-  # Unsigned numbers: one of the two differences is the distance, the other wraps.
+  # Unsigned numbers: one of the two differences is the distance, the other wraps around.
   return float(np.minimum(total - want, want - total).max())

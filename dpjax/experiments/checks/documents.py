@@ -230,7 +230,7 @@ def _gaussian(target: float, delta: float, constant: float) -> Comparison:
 
 
 def _unclipped(delta: float) -> list[Comparison]:
-  """Code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
+  """Compares code that adds noise for a norm it never clips to: no sensitivity, no epsilon."""
   noise = gaussian_event(1.2)
   claimed = epsilon_of(noise, delta=delta)
   where = ("002", "4.1", "grad + randn * 1.2 * max_norm, not clipped")
@@ -257,7 +257,7 @@ def _subsampling(delta: float) -> list[Comparison]:
 
 
 def _mean_age() -> Comparison:
-  """Pure epsilons: no delta, so that both columns hold the closed form."""
+  """Compares pure epsilons. There is no delta, so both columns hold the closed form."""
   claimed = mean_age_epsilon(laplace_scale=1 / 500, num_records=500)
   truth = float(_AGE_RANGE) * claimed
   setting = f"ages in [0, {_AGE_RANGE}], n=500, Lap(1/n)"
@@ -292,34 +292,40 @@ def write(rows: Sequence[Comparison], directory: str, delta: float) -> list[path
 
 def _plot(rows: Sequence[Comparison], path: pathlib.Path, delta: float) -> None:
   # Imported here, since it is slow. It draws by Agg, so it needs no display.
-  from matplotlib.figure import Figure
+  from dpjax import pictures
 
-  figure = Figure(figsize=(11, 4.8), layout="constrained")
+  look = pictures.Look()
+  figure = pictures.new_figure(look, height=3.4)
   left, right = figure.subplots(1, 2)
-  _plot_claims(left, rows)
-  _plot_closed_form(right, delta)
-  figure.suptitle(f"Published formulas and the truth, delta = {upper(delta)}")
-  figure.savefig(path, dpi=150)
-
-
-def _plot_claims(axes: Any, rows: Sequence[Comparison]) -> None:
-  colors = dict(zip(VERDICTS, ("C3", "C1", "C0", "C2")))
-  for name, color in colors.items():
+  # Red for a claim that is too small, blue for one that is too large.
+  for name, index in zip(VERDICTS, (1, 4, 0, 2)):
     mine = [row for row in rows if row.verdict == name]
     truth = [row.rdp if row.pld is None else row.pld for row in mine]
     shown = [(t, row.claimed) for t, row in zip(truth, mine) if t and math.isfinite(t)]
     points = np.array(shown).reshape(-1, 2)
-    axes.scatter(*points.T, color=color, label=f"{name} ({len(mine)})", s=28)
-  axes.axline((1, 1), slope=1, color="0.5", linewidth=1)
-  axes.set_xscale("log")
-  axes.set_yscale("log")
-  axes.set_xlabel("true epsilon (PLD; RDP where there is no PLD)")
-  axes.set_ylabel("claimed epsilon")
-  axes.set_title("below the line the claim is too small")
-  axes.legend(frameon=False)
+    how: dict[str, Any] = {"color": look.color(index), "marker": pictures.marker(index)}
+    left.plot(
+      *points.T, linestyle="none", markersize=4, label=f"{name} ({len(mine)})", **how
+    )
+  left.axline((1, 1), slope=1, color="0.5", linewidth=1)
+  left.set(xscale="log", yscale="log")
+  pictures.dress(
+    left, look, title="below the line the claim is too small",
+    xlabel="true epsilon (PLD; RDP where there is no PLD)", ylabel="claimed epsilon",
+  )  # fmt: skip
+  _plot_closed_form(right, delta)
+  title = "min(sqrt(2T ln(1/d))/sigma, T/sigma^2)"
+  pictures.dress(right, look, title=f"DP-SGD by {title}", xlabel="steps", ylabel="epsilon")
+  for axes in (left, right):
+    axes.legend(frameon=False, fontsize=look.font_size - 1)
+  words = f"Published formulas and the truth, delta = {upper(delta)}"
+  pictures.headline(figure, look, words)
+  pictures.save(figure, path)
 
 
 def _plot_closed_form(axes: Any, delta: float) -> None:
+  from dpjax import pictures
+
   steps = [1, 3, 10, 30, 100, 300, 1000]
   for index, (sigma, prob) in enumerate(((10.0, 1.0), (1.0, 0.01))):
     noise = gaussian_event(sigma)
@@ -327,9 +333,6 @@ def _plot_closed_form(axes: Any, delta: float) -> None:
     truth = epsilon_curve(step, steps, delta=delta)
     claimed = [dp_sgd_closed_form(sigma, n, delta) for n in steps]
     text = f"q {prob:g}, sigma {sigma:g}"
-    axes.loglog(steps, truth, "-", color=f"C{index}", label=f"{text}: PLD")
-    axes.loglog(steps, claimed, "--", color=f"C{index}", label=f"{text}: document 000")
-  axes.set_xlabel("steps")
-  axes.set_ylabel("epsilon")
-  axes.set_title("DP-SGD by min(sqrt(2T ln(1/d))/sigma, T/sigma^2)")
-  axes.legend(frameon=False)
+    color = pictures.PALETTE[index]
+    axes.loglog(steps, truth, "-", color=color, label=f"{text}: PLD")
+    axes.loglog(steps, claimed, "--", color=color, label=f"{text}: document 000")

@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
 from dpjax import accounting
-from dpjax.accounting import documents
+from dpjax.experiments.checks import documents
 from dpjax.validate import UserError
 
 
@@ -187,9 +187,10 @@ def test_at_another_delta_the_verdicts_are_recomputed(rows):
 
 
 def test_nothing_else_uses_the_wrong_formulas():
-  imports = re.compile(r"import documents|accounting\.documents|documents import")
+  imports = re.compile(r"import documents|checks\.documents|documents import")
   folder = pathlib.Path(accounting.__file__).parents[1]
   users = [path for path in folder.rglob("*.py") if imports.search(path.read_text())]
-  assert users == []
+  # Its old name alone, which goes with the next release.
+  assert users == [folder / "_moved.py"]
   launcher = folder.parent / "launch" / "account.py"
   assert imports.search(launcher.read_text())  # the search can find one

@@ -1,4 +1,4 @@
-"""Cost of a private run, or what it may do, from its numbers alone.
+"""Cost of a private run from its numbers alone, or the numbers that a cost allows.
 
 No data, model or `Plan` are needed.
 """
@@ -27,7 +27,7 @@ _CURVE_POINTS = 60
 
 
 class Question(NamedTuple):
-  """A question; exactly one of the first four fields is None, the one to solve for.
+  """A question. Exactly one of the first four fields is None: the one to solve for.
 
   With an `attack` both epsilon and the noise are None: the noise is solved for, and epsilon
   follows.
@@ -36,7 +36,7 @@ class Question(NamedTuple):
   epsilon: float | None
   noise_multiplier: float | None
   num_steps: int | None
-  # for "fixed_size" the share that a whole batch is, for "random_allocation" 1 / steps a pass
+  # for "fixed_size" the share of a whole batch, for "random_allocation" 1 / steps per pass
   sampling_prob: float | None
   delta: float
   sampler: str  # one of SAMPLERS
@@ -44,7 +44,7 @@ class Question(NamedTuple):
   accountants: tuple[str, ...]  # the first one solves
   num_examples: int | None = None  # where the sampler needs it
   capacity: int | None = None  # of truncated_poisson
-  # In place of epsilon, for the noise alone: what an attacker may do at most.
+  # In place of epsilon, for the noise only: a bound on attackers.
   attack: accounting.AttackBound | None = None
 
   @property
@@ -54,12 +54,12 @@ class Question(NamedTuple):
 
   @property
   def can_overflow(self) -> bool:
-    """Whether a run has batches of a random size, for which it sets a share of delta aside."""
+    """Whether batches have a random size, for which a share of delta is reserved."""
     return self.kind is not None and self.kind.can_overflow
 
   @property
   def steps_per_pass(self) -> int:
-    """Number of steps that `event` pays for: 1, unless passes are accounted as a whole."""
+    """Number of steps that `event` covers: 1, unless passes are accounted as a whole."""
     drawn = _sampler(self)
     return 1 if drawn is None else drawn.steps_per_event
 
@@ -86,14 +86,15 @@ def event(question: Question) -> accounting.DpEvent:
 
 
 def run_event(question: Question) -> accounting.DpEvent:
-  """Returns the event of the whole run; of a pass that has begun, the whole pass."""
+  """Returns the event of the whole run; an unfinished pass counts as a whole one."""
   num_steps = question.num_steps or 0
-  # Rounded up: a pass that has begun costs as much as a whole one.
+  # Rounded up: an unfinished pass costs as much as a whole one.
   return accounting.composed(event(question), -(-num_steps // question.steps_per_pass))
 
 
 def solve(question: Question) -> Question:
-  """Fills in the unknown of a question, on the private side; `epsilon_of` computes epsilon.
+  """Solves for the unknown of a question, on the private side; `epsilon_of` computes
+  epsilon.
 
   >>> asked = Question(2.0, None, 1, 1.0, 1e-5, "none", "add_or_remove_one", ("pld",))
   >>> round(solve(asked).noise_multiplier, 2)
@@ -108,7 +109,7 @@ def solve(question: Question) -> Question:
       accountant=question.accountants[0],
     )
     answer = question._replace(noise_multiplier=_rounded(noise_multiplier, math.ceil))
-    # More noise may meet a coarser grid of losses, whose bound is a little looser.
+    # More noise may get a coarser grid of losses, whose bound is slightly looser.
     while question.attack.cost(profile_of(answer), question.delta) > question.attack.limit:
       more = (answer.noise_multiplier or 0.0) * (1 + 1e-5)
       answer = question._replace(noise_multiplier=_rounded(more, math.ceil))
@@ -143,13 +144,14 @@ def solve(question: Question) -> Question:
     )
   )
   rounded = _rounded(prob, math.floor)
-  # Six digits only where batches can have such a probability: not of whole batches or passes.
+  # Six digits only where batches can have that probability, so not for whole batches or
+  # passes.
   return question._replace(sampling_prob=rounded if near(rounded) == rounded else prob)
 
 
 def _rounded(value: float, to_integer: Callable[[float], int]) -> float:
-  """`value` with six significant digits, rounded to the private side."""
-  # Rounding to nearest could fall on the side of too little noise.
+  """Rounds `value` to six significant digits, to the private side."""
+  # Rounding to nearest could give too little noise.
   scale = 10.0 ** (5 - math.floor(math.log10(value)))
   return to_integer(value * scale) / scale
 
@@ -184,7 +186,7 @@ def epsilon_in_training(question: Question, accountant: str) -> float:
 
 
 class Bounded(NamedTuple):
-  """A run whose sampler bounds how often an example takes part, with banded noise."""
+  """A run with banded noise, whose sampler bounds how often an example takes part."""
 
   sampler: str  # one of BOUNDED
   noise_multiplier: float
@@ -197,8 +199,8 @@ class Bounded(NamedTuple):
 
   @property
   def strategy(self) -> Strategy:
-    """Coefficients that are best for this number of steps and bands."""
-    # Imported here, since it loads JAX, which nothing else of this file needs.
+    """Returns the best coefficients for this number of steps and bands."""
+    # Imported here, since it loads JAX, which nothing else in this file needs.
     from dpjax.noise import correlated
 
     if self.bands == 1:
@@ -207,7 +209,7 @@ class Bounded(NamedTuple):
 
 
 def check_bounded(run: Bounded) -> None:
-  """Raises UserError for what `bounded_rows` refuses before it computes anything."""
+  """Raises UserError for everything that `bounded_rows` refuses, before any computation."""
   validate.one_of(BOUNDED, sampler=run.sampler)
   validate.integer_in(1, accounting.MOST_APART, min_sep=run.min_sep)
   validate.probability(sampling_prob=run.sampling_prob)
@@ -224,7 +226,7 @@ def check_bounded(run: Bounded) -> None:
 
 
 def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
-  """Returns rows (what it is worth, epsilon) under add_or_remove_one.
+  """Returns rows (kind of epsilon, epsilon) under add_or_remove_one.
 
   Simulated ones are labelled so. The others are proved: for the same run, and for cyclic Poisson
   batches of the same expected size. "launch.train" is what a run costs, which leaves a share of
@@ -278,11 +280,12 @@ def bounded_rows(run: Bounded) -> list[tuple[str, float]]:
 
 
 def curve(answers: Iterable[Question]) -> list[dict[str, Any]]:
-  """Epsilon after a growing number of steps, for each answer and accountant: rows."""
+  """Returns rows of epsilon after a growing number of steps, for each answer and
+  accountant."""
   rows = []
   for answer in answers:
     total = answer.num_steps or 0
-    # Squares are closer together at the start, where the curve bends.
+    # Squares are denser at the start, where the curve bends.
     shares = np.linspace(0, 1, _CURVE_POINTS) ** 2
     steps = sorted({max(1, round(share * total)) for share in shares})
     names = ("noise_multiplier", "sampling_prob", "delta", "neighboring_relation")
@@ -309,9 +312,10 @@ def write_curve(rows: Sequence[dict[str, Any]], directory: str) -> list[pathlib.
 
 def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
   # Imported here, since it is slow. It draws by Agg, so it needs no display.
-  from matplotlib.figure import Figure
+  from dpjax import pictures
 
-  figure = Figure(figsize=(9, 4.5), layout="constrained")
+  look = pictures.Look()
+  figure = pictures.new_figure(look, height=3.6)
   axes = figure.subplots()
   lines: dict[tuple[str, float], list[tuple[int, float]]] = {}
   for row in rows:
@@ -322,19 +326,18 @@ def _plot(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:
     axes.plot(
       *zip(*points),
       "-" if by == "pld" else "--",
-      color=f"C{levels.index(level) % 10}",
+      color=look.color(levels.index(level)),
+      linewidth=1.2,
       label=f"noise multiplier {level:.4g}, {by.upper()}",
     )
   first = rows[0]
   probs = sorted({f"{row['sampling_prob']:.4g}" for row in rows})
-  axes.set_xlabel("steps")
-  axes.set_ylabel(f"epsilon at delta = {accounting.upper(first['delta'])}")
-  axes.set_title(
-    f"Privacy cost, sampling probability {', '.join(probs)}, "
-    f"{first['neighboring_relation'].replace('_', ' ')}"
-  )
+  ylabel = f"epsilon at delta = {accounting.upper(first['delta'])}"
+  pictures.dress(axes, look, xlabel="steps", ylabel=ylabel)
+  relation = pictures.relation_in_words(first["neighboring_relation"])
+  title = f"Privacy cost, sampling probability {', '.join(probs)}, {relation}"
+  pictures.headline(figure, look, title)
   axes.set_xlim(left=0)
   axes.set_ylim(bottom=0)
-  axes.grid(alpha=0.3)
-  figure.legend(loc="outside right upper", frameon=False)
-  figure.savefig(path, dpi=150)
+  pictures.key(figure, look, axes.lines)
+  pictures.save(figure, path)

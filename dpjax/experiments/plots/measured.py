@@ -1,0 +1,166 @@
+"""Pictures of benchmarks, from the rows of their CSV files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from dpjax import pictures
+from dpjax.accounting import upper
+from dpjax.pictures import PAGE, Look
+
+Row = dict[str, Any]
+# Of `ordinary` every other method is a ratio.
+_ORDINARY = "ordinary"
+# Share of the noise that a coarse grid may add.
+_WORSE = 1.05
+
+
+def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the time of each way to clip gradients, over that of an ordinary gradient.
+
+  Args:
+    rows: of gradients.csv.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  names = list(dict.fromkeys(row["workload"] for row in rows))
+  methods = [m for m in dict.fromkeys(row["method"] for row in rows) if m != _ORDINARY]
+  line = look.font_size * 2.1 / 72
+  drawn = pictures.new_figure(look, height=len(names) * line + 1.3)
+  axes = drawn.subplots()
+  axes.axvline(1, color="#000000", linewidth=0.9, linestyle="--")
+  for index, method in enumerate(methods):
+    mine = [row for row in rows if row["method"] == method and row["ratio"]]
+    # Methods of one workload stand a little below each other, so that none hides another.
+    shift = (index - (len(methods) - 1) / 2) * 0.6 / max(len(methods), 1)
+    axes.plot(
+      [row["ratio"] for row in mine],
+      [names.index(row["workload"]) + shift for row in mine],
+      linestyle="none", marker=pictures.marker(index), markersize=3.6,
+      color=look.color(index), label=method.replace("_", " "),
+    )  # fmt: skip
+  axes.set_xscale("log")
+  axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+  axes.set_ylim(len(names) - 0.4, -0.6)
+  platform = rows[0].get("platform", "") if rows else ""
+  pictures.dress(axes, look, xlabel="time over that of an ordinary gradient (dashed)")
+  pictures.headline(drawn, look, title or f"Clipped gradients on {platform}")
+  # The line at 1 is named below the axis.
+  handles, _ = axes.get_legend_handles_labels()
+  pictures.key(drawn, look, handles)
+  return drawn
+
+
+def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the seconds of a round: over the clients, and of each way to run one cohort.
+
+  Args:
+    rows: of federated.csv; those about data in memory are left out.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  kept = [row for row in rows if row.get("data_mb") is None and row["median_s"]]
+  kinds: dict[tuple[str, str, int], list[Row]] = {}
+  for row in kept:
+    kind = (row["workload"], row["method"], int(row["steps_per_client"]))
+    kinds.setdefault(kind, []).append(row)
+  lines = {kind: mine for kind, mine in kinds.items() if len(mine) > 1}
+  alone = [mine[0] for mine in kinds.values() if len(mine) == 1]
+  panels = bool(lines) + bool(alone)
+  wide = min(look.across(2.6), max(panels, 1))
+  high = -(-panels // wide) or 1
+  drawn = pictures.new_figure(look, height=2.2 * high + 0.6)
+  grid = iter(drawn.subplots(high, wide, squeeze=False).flat)
+  workloads = list(dict.fromkeys(row["workload"] for row in kept))
+  if alone:
+    axes = next(grid)
+    _cohort(axes, alone, workloads, look)
+  if lines:
+    axes = next(grid)
+    for kind, mine in lines.items():
+      index = workloads.index(kind[0])
+      axes.plot(
+        [row["num_clients"] for row in mine], [row["median_s"] for row in mine],
+        color=look.color(index), marker=pictures.marker(index), markersize=3.6, linewidth=1.2,
+      )  # fmt: skip
+    axes.set(xscale="log", yscale="log")
+    ways = dict.fromkeys(f"{method}, {_steps(steps)}" for _, method, steps in lines)
+    pictures.dress(
+      axes,
+      look,
+      title="; ".join(ways),
+      xlabel="clients in a cohort",
+      ylabel="seconds a round",
+    )
+  platform = kept[0].get("platform", "") if kept else ""
+  pictures.headline(drawn, look, title or f"One round on {platform}")
+  pictures.key(drawn, look, [
+    pictures.sample(name, look, color=look.color(index), marker=pictures.marker(index))
+    for index, name in enumerate(workloads)
+  ])  # fmt: skip
+  return drawn
+
+
+def _steps(steps: int) -> str:
+  return "1 local step" if steps == 1 else f"{steps} local steps"
+
+
+def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> None:
+  """Draws methods below each other, for cohorts of one size."""
+  methods = list(dict.fromkeys(row["method"] for row in rows))
+  for row in rows:
+    index = workloads.index(row["workload"])
+    axes.plot(
+      row["median_s"], methods.index(row["method"]), marker=pictures.marker(index),
+      markersize=4, color=look.color(index), linestyle="none",
+    )  # fmt: skip
+  low = min(row["median_s"] for row in rows)
+  high = max(row["median_s"] for row in rows)
+  axes.set_xscale("log")
+  axes.set_xlim(low / 1.5, high * 1.5)
+  axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+  axes.xaxis.set_minor_locator(NullLocator())
+  axes.set_yticks(range(len(methods)), [name.replace("_", " ") for name in methods])
+  axes.set_ylim(len(methods) - 0.4, -0.6)
+  sizes = sorted({(int(row["num_clients"]), int(row["steps_per_client"])) for row in rows})
+  heading = "; ".join(f"{clients} clients, {_steps(steps)}" for clients, steps in sizes)
+  pictures.dress(axes, look, title=heading, xlabel="seconds a round")
+
+
+def noise_error(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure:
+  """Returns the error of noise inside a secure sum over that of central noise, by bits.
+
+  Args:
+    rows: of distributed_noise.csv.
+    title: of the picture.
+    look: sizes, fonts, style.
+  """
+  drawn = pictures.new_figure(look, height=3.3)
+  axes = drawn.subplots()
+  for index, epsilon in enumerate(dict.fromkeys(row["epsilon"] for row in rows)):
+    mine = [row for row in rows if row["epsilon"] == epsilon and row["ratio"] is not None]
+    axes.plot(
+      [row["bits"] for row in mine], [row["ratio"] for row in mine], linewidth=1.2,
+      marker=pictures.marker(index), markersize=3.6, color=look.color(index),
+      linestyle=look.dash(index), label=f"epsilon {upper(epsilon)}",
+    )  # fmt: skip
+  axes.axhline(
+    _WORSE,
+    color="#000000",
+    linewidth=0.9,
+    linestyle="--",
+    label="5 % more than central noise",
+  )
+  pictures.dress(
+    axes, look, xlabel="bits of the modulus", ylabel="RMSE over that of central noise"
+  )
+  words = "Skellam shares inside a sum, against central Gaussian noise"
+  pictures.headline(drawn, look, title or words)
+  pictures.key(drawn, look, axes.lines)
+  return drawn

@@ -1,0 +1,404 @@
+"""Draws CSV files again: what dpjax wrote as dpjax draws it, any other by its columns' names."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from dpjax import pictures
+from dpjax.experiments.kinds.attack import table as attack_table
+from dpjax.experiments.kinds.secure import table as secure_table
+from dpjax.experiments.plots import measured, tables
+from dpjax.experiments.plots.tables import Row, Table
+from dpjax.experiments.run import report, writers
+from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
+from dpjax.pictures import PAGE, Look
+from dpjax.validate import UserError
+
+Reference = tuple[str, float, float]
+
+
+class Layout(NamedTuple):
+  """A file that dpjax writes.
+
+  Attributes:
+    words: what it holds.
+    columns: by which it is recognised.
+    numbers: those of them that must hold numbers; a row without one is not drawn, and said.
+    draw: of (table, title, look).
+  """
+
+  words: str
+  columns: frozenset[str]
+  numbers: tuple[str, ...]
+  draw: Callable[[Table, str, Look], Figure]
+
+
+class Asked(NamedTuple):
+  """The columns and references of a picture, besides its files.
+
+  Attributes:
+    x: column of x; None: a file that dpjax wrote is drawn as dpjax draws it.
+    y: column of y.
+    group: column whose values become lines.
+    references: (label, x, y) of published results.
+  """
+
+  x: str | None = None
+  y: str | None = None
+  group: str | None = None
+  references: tuple[Reference, ...] = ()
+
+
+# Files that dpjax wrote are drawn as dpjax draws them.
+NOTHING = Asked()
+
+
+def plot(
+  paths: Sequence[str | os.PathLike],
+  out: Sequence[str | os.PathLike],
+  *,
+  asked: Asked = NOTHING,
+  look: Look = PAGE,
+) -> list[str]:
+  """Draws CSV files on one picture, and writes it.
+
+  Args:
+    paths: of the files; several where they hold curves of sweeps, or with x and y.
+    out: files to write, .png, .pdf or .svg each.
+    asked: columns and references.
+    look: sizes, fonts, style, title.
+
+  Returns:
+    What was not drawn, a line each.
+
+  Raises:
+    UserError: a file that is no CSV file or has no rows, an unknown column or suffix, a file
+      that dpjax did not write without x and y.
+  """
+  if not paths:
+    raise UserError("must name at least one CSV file", field="csv", value="")
+  if not out:
+    raise UserError("must name a file to write", field="out", value="")
+  for path in out:
+    pictures.check_suffix(path)
+  read = [tables.read(path) for path in paths]
+  notes: list[str] = []
+  drawn = figure(read, asked, look, notes)
+  for path in out:
+    pictures.save(drawn, path)
+  return notes
+
+
+def figure(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -> Figure:
+  """Returns the picture of tables, as `plot` does; appends to `notes` what is not drawn."""
+  if asked.x or asked.y or asked.group:
+    for name in ("x", "y"):
+      if not getattr(asked, name):
+        raise UserError("must be given with the other columns", field=name, value=None)
+    return _by_columns(read, asked, look, notes)
+  if all(map(_is_sweep, read)):
+    return _sweeps(read, asked, look, notes)
+  return _as_written(read, asked, look, notes)
+
+
+def _as_written(
+  read: Sequence[Table], asked: Asked, look: Look, notes: list[str]
+) -> Figure:
+  """Draws one file that dpjax wrote, as dpjax draws it."""
+  if len(read) > 1:
+    raise UserError(
+      "several files on one picture must be curves of sweeps, or be drawn with --x and --y",
+      field="csv",
+      value=[str(table.path) for table in read],
+    )
+  (table,) = read
+  if asked.references:
+    raise UserError(
+      "goes with curves of sweeps, or with x and y",
+      field="reference",
+      value=str(table.path),
+    )
+  layout = layout_of(table)
+  if layout is None:
+    raise UserError(
+      f"none of dpjax's own files; give --x and --y of its columns: "
+      f"{', '.join(table.columns)}",
+      field="csv",
+      value=str(table.path),
+    )
+  for name in layout.numbers:
+    table.numeric(name, field="csv")
+    notes += _missing(table, name)
+  return layout.draw(table, look.title or "", look)
+
+
+def layout_of(table: Table) -> Layout | None:
+  """Returns the first layout whose columns a table has; None of any other table."""
+  columns = frozenset(table.columns)
+  return next((layout for layout in LAYOUTS if layout.columns <= columns), None)
+
+
+def size(text: str) -> dict[str, float]:
+  """Returns width, and height where there is one, of "single", "double", "3.3" or "3.3x2.4".
+
+  Raises:
+    UserError: something else.
+
+  >>> size("single"), size("5x2.5")
+  ({'width': 3.3}, {'width': 5.0, 'height': 2.5})
+  """
+  if text in pictures.SIZES:
+    return {"width": pictures.SIZES[text]}
+  try:
+    sides = [float(part) for part in text.split("x")]
+    return dict(zip(("width", "height"), sides, strict=len(sides) > 2))
+  except ValueError:
+    raise UserError(
+      "must be single, double, a width in inches or WIDTHxHEIGHT", field="size", value=text
+    ) from None
+
+
+def reference(text: str) -> Reference:
+  """Returns (label, x, y) of "label:x:y"; the label may hold colons.
+
+  Raises:
+    UserError: something else.
+
+  >>> reference("Papernot et al. 2021:2.93:0.981")
+  ('Papernot et al. 2021', 2.93, 0.981)
+  """
+  try:
+    label, x, y = text.rsplit(":", 2)
+    return label, float(x), float(y)
+  except ValueError:
+    raise UserError(
+      "must be LABEL:X:Y with two numbers", field="reference", value=text
+    ) from None
+
+
+def _missing(table: Table, name: str) -> list[str]:
+  """Says how many rows of a table hold no finite number in a column."""
+  lost = sum(not tables.is_number(row[name]) for row in table.rows)
+  if not lost:
+    return []
+  return [
+    f"{table.path}: {lost} of {len(table.rows)} rows hold no finite {name}: not drawn"
+  ]
+
+
+def _is_sweep(table: Table) -> bool:
+  """Whether a table is the curve.csv of a sweep."""
+  has = {*report.WHAT_EPSILON_MEANS, "epsilon", "seeds"} <= {*table.columns}
+  return has and any(name.endswith("_mean") for name in table.columns)
+
+
+def _sweeps(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -> Figure:
+  """Draws curves of sweeps: a line for each series of each file."""
+  axes = []
+  groups: list[Row] = []
+  references = list(asked.references)
+  title = ""
+  for table in read:
+    place = table.columns.index("seeds")
+    x = table.numeric(table.columns[place - 1], field="csv")
+    y = next(name for name in table.columns if name.endswith("_mean")).removesuffix("_mean")
+    for end in ("mean", "min", "max"):
+      table.numeric(f"{y}_{end}", field="csv")
+    table.numeric("seeds", field="csv")
+    axes.append((x, y))
+    series = table.columns[place - 2] if place > 1 else None
+    folder = table.path.resolve().parent.name
+    for row in table.rows:
+      label = str(row[series]) if series else ""
+      # Of several files each line tells from which it is.
+      name = ": ".join(filter(None, (folder, label))) if len(read) > 1 else label
+      groups.append({**row, "series": name})
+    lost = sum(not tables.is_number(row[f"{y}_mean"]) for row in table.rows)
+    if lost:
+      notes.append(
+        f"{table.path}: {lost} of {len(table.rows)} rows hold no finite {y}: not drawn"
+      )
+    beside = table.path.with_name("sweep.json")
+    if beside.is_file():
+      known = writers.read_json(beside)
+      title = known.get("title", "") if len(read) == 1 else ""
+      references += [tuple(entry) for entry in known["config"].get("references", ())]
+  if len(set(axes)) > 1:
+    shown = "; ".join(f"{table.path}: {y} over {x}" for table, (x, y) in zip(read, axes))
+    raise UserError(f"files on one picture must have the same axes, not {shown}")
+  x, y = axes[0]
+  references = list(dict.fromkeys(references))
+  named = any(group["series"] for group in groups)
+  return curve_picture.figure(
+    groups, x=x, y=y, series="series" if named else None, references=references,
+    title=title, look=look,
+  )  # fmt: skip
+
+
+def _by_columns(
+  read: Sequence[Table], asked: Asked, look: Look, notes: list[str]
+) -> Figure:
+  """Draws y over x of any tables: the mean of rows that share x and their group."""
+  x = asked.x or ""
+  y = asked.y or ""
+  kept: dict[tuple[Any, ...], list[Row]] = {}
+  for table in read:
+    table.numeric(x, field="x")
+    table.numeric(y, field="y")
+    if asked.group:
+      table.known(asked.group, field="group")
+    for name in (x, y):
+      notes += _missing(table, name)
+    file = table.path.stem if len(read) > 1 else ""
+    finite = [row for row in table.rows if tables.is_number(row[x])]
+    for row in finite:
+      value = row[asked.group] if asked.group else ""
+      label = f"{value:g}" if isinstance(value, float) else str(value or "")
+      name = ": ".join(filter(None, (file, label)))
+      # An epsilon of another meaning is never part of one mean, and never on the same axes.
+      meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
+      if tables.is_number(row[y]):
+        kept.setdefault((name, row[x], meaning), []).append(row)
+  if not kept:
+    raise UserError("no row holds a finite number in both", field="x, y", value=(x, y))
+  groups = [_group(place, rows, x, y) for place, rows in kept.items()]
+  groups.sort(key=lambda group: group[x])
+  named = any(group["series"] for group in groups)
+  return curve_picture.figure(
+    groups, x=x, y=y, series="series" if named else None, references=asked.references,
+    repeats="rows", look=look,
+  )  # fmt: skip
+
+
+def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
+  """Returns rows that share their x, line and meaning as `curve.summarize` has them."""
+  name, at, meaning = place
+  values = [row[y] for row in rows]
+  facts: Row = {"epsilon_kind": None}
+  if all(value is not None for value in meaning):
+    facts = dict(zip(report.WHAT_EPSILON_MEANS, meaning))
+  return {
+    **facts,
+    "series": name,
+    x: at,
+    "seeds": len(rows),
+    f"{y}_mean": statistics.mean(values),
+    f"{y}_min": min(values),
+    f"{y}_max": max(values),
+  }
+
+
+def _run(table: Table, title: str, look: Look) -> Figure:
+  """Draws report.csv of a run, with the result.json beside it."""
+  beside = table.path.with_name(writers.RESULT)
+  result = writers.read_json(beside) if beside.is_file() else {}
+  rows = [row | {"step": int(row["step"])} for row in table.rows]
+  drawn = report.figure(rows, result, look=look)
+  if drawn is None:
+    raise UserError(
+      "must hold a score or an epsilon by step", field="csv", value=str(table.path)
+    )
+  return drawn
+
+
+def _relevance(table: Table, title: str, look: Look) -> Figure:
+  """Draws report.csv of a relevance experiment; older ones name relations in claims.csv."""
+  rows = table.rows
+  beside = table.path.with_name("claims.csv")
+  if "neighboring_relation" not in table.columns and beside.is_file():
+    claims = tables.read(beside).rows
+    relations = {claim["method"]: claim["neighboring_relation"] for claim in claims}
+    rows = [row | {"neighboring_relation": relations.get(row["curve"])} for row in rows]
+  curves = list(dict.fromkeys(str(row["curve"]) for row in rows))
+  datasets = list(dict.fromkeys(str(row["dataset"]) for row in rows))
+  return panels.figure(rows, title=f"{', '.join(datasets)}: {', '.join(curves)}", look=look)
+
+
+def _attacks(table: Table, title: str, look: Look) -> Figure:
+  """Draws attacks.csv, and the ROC curves of the curves.csv beside it."""
+  beside = table.path.with_name("curves.csv")
+  points = tables.read(beside).rows if beside.is_file() else []
+  return attack_table.figure(table.rows, points, title=title, look=look)
+
+
+def _rocs(table: Table, title: str, look: Look) -> Figure:
+  """Draws curves.csv of attacks, or roc.csv of one attacked run."""
+  more = {"defence": "", "epsilon": ""}
+  # In roc.csv the column "attack" names the method.
+  points = [
+    row
+    if "method" in row
+    else more | row | {"attack": "membership", "method": row["attack"]}
+    for row in table.rows
+  ]
+  return attack_table.figure([], points, title=title, look=look)
+
+
+def _secure(table: Table, title: str, look: Look) -> Figure:
+  return secure_table.figure(table.rows, title=title, look=look)
+
+
+def _gradients(table: Table, title: str, look: Look) -> Figure:
+  return measured.gradients(table.rows, title=title, look=look)
+
+
+def _federated(table: Table, title: str, look: Look) -> Figure:
+  return measured.federated(table.rows, title=title, look=look)
+
+
+def _noise_error(table: Table, title: str, look: Look) -> Figure:
+  return measured.noise_error(table.rows, title=title, look=look)
+
+
+def _histograms(table: Table, title: str, look: Look) -> Figure:
+  return noise_histograms.figure(table.rows, title=title, look=look)
+
+
+LAYOUTS = (
+  Layout(
+    "a relevance experiment by epoch",
+    frozenset({"curve", "dataset", "epsilon_target", "epoch", "epsilon_kind"}),
+    ("epsilon_target", "epoch", "test_accuracy", "test_loss"),
+    _relevance,
+  ),
+  Layout(
+    "a table of attacks",
+    frozenset({"attack", "defence", "method", "verdict"}),
+    ("success", "low", "high"),
+    _attacks,
+  ),
+  Layout(
+    "ROC curves of attacks", frozenset({"attack", "fpr", "tpr"}), ("fpr", "tpr"), _rocs
+  ),
+  Layout(
+    "a table of secure computations",
+    frozenset({"row", "task", "protocol", "hides"}),
+    ("seconds", "bytes"),
+    _secure,
+  ),
+  Layout(
+    "the benchmark of clipped gradients",
+    frozenset({"workload", "method", "status", "compile_ratio"}),
+    ("ratio",),
+    _gradients,
+  ),
+  Layout(
+    "the benchmark of federated rounds",
+    frozenset({"workload", "method", "num_clients", "steps_per_client"}),
+    ("num_clients", "steps_per_client", "median_s"),
+    _federated,
+  ),
+  Layout(
+    "the benchmark of noise inside secure sums",
+    frozenset({"bits", "epsilon", "ratio", "central_rmse"}),
+    ("bits", "epsilon", "ratio"),
+    _noise_error,
+  ),
+  Layout("histograms", frozenset({"from", "to"}), ("from", "to"), _histograms),
+  Layout("a run by step", frozenset({"step"}), ("step",), _run),
+)

@@ -1,0 +1,128 @@
+"""CSV files as rows of numbers and words; whatever is no table is refused in one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import pathlib
+from typing import Any, NamedTuple
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+Row = dict[str, Any]
+
+
+class Table(NamedTuple):
+  """A CSV file.
+
+  Attributes:
+    path: of the file.
+    columns: in the order of the file.
+    rows: one for each line; an empty cell is None, and in a column whose other cells are all
+      numbers a cell is a float.
+  """
+
+  path: pathlib.Path
+  columns: list[str]
+  rows: list[Row]
+
+  def numeric(self, name: str, *, field: str) -> str:
+    """Returns a column's name, if there is one of that name and it holds numbers.
+
+    Args:
+      name: of the column.
+      field: the flag or argument that names it, for the error.
+
+    Raises:
+      UserError: no such column, or one that holds words.
+    """
+    self.known(name, field=field)
+    words = next((row[name] for row in self.rows if isinstance(row[name], str)), None)
+    if words is not None:
+      raise UserError(
+        f"must be a column of numbers; in {self.path} it holds {words!r:.40}",
+        field=field,
+        value=name,
+      )
+    return name
+
+  def known(self, name: str, *, field: str) -> str:
+    """Returns a column's name, if there is one of that name.
+
+    Raises:
+      UserError: there is none; the message lists those that there are.
+    """
+    if name not in self.columns:
+      hint = validate.did_you_mean(name, self.columns)
+      raise UserError(
+        f"must be a column of {self.path}: {', '.join(self.columns)}{hint}",
+        field=field,
+        value=name,
+      )
+    return name
+
+
+def read(path: str | os.PathLike) -> Table:
+  """Reads a CSV file with a header.
+
+  Args:
+    path: of the file.
+
+  Raises:
+    UserError: no file, no text, no header, a column that stands twice, a line of another
+      length than the header, or no rows.
+  """
+  path = pathlib.Path(path)
+  if not path.is_file():
+    raise UserError(
+      "must be a CSV file; there is no such file", field="csv", value=str(path)
+    )
+  try:
+    text = path.read_bytes().decode("utf-8-sig")
+    # `strict` refuses a quote in the wrong place.
+    lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+  except (UnicodeDecodeError, csv.Error) as error:
+    raise UserError(f"must be a CSV file: {error}", field="csv", value=str(path)) from error
+  lines = [line for line in lines if line]
+  if len(lines) < 2:
+    raise UserError(
+      "must hold a header and rows; it is empty", field="csv", value=str(path)
+    )
+  header = lines[0]
+  twice = [name for index, name in enumerate(header) if name in header[:index]]
+  if twice or not all(header):
+    raise UserError(
+      f"must name each column once; {twice[0] if twice else ''!r} does not",
+      field="csv",
+      value=str(path),
+    )
+  for number, line in enumerate(lines[1:], start=2):
+    if len(line) != len(header):
+      raise UserError(
+        f"must be a CSV file: its header has {len(header)} cells, row {number} has "
+        f"{len(line)}",
+        field="csv",
+        value=str(path),
+      )
+  columns = [_column(cells) for cells in zip(*lines[1:])]
+  return Table(path, header, [dict(zip(header, row)) for row in zip(*columns)])
+
+
+def _column(cells: tuple[str, ...]) -> list[Any]:
+  """Returns the cells of a column as floats, where all that are not empty are numbers."""
+  try:
+    return [float(cell) if cell.strip() else None for cell in cells]
+  except ValueError:
+    return [cell or None for cell in cells]
+
+
+def is_number(value: Any) -> bool:
+  """Whether a cell holds a finite number.
+
+  >>> is_number(1.0), is_number(None), is_number(math.nan), is_number("1")
+  (True, False, False, False)
+  """
+  return isinstance(value, float) and math.isfinite(value)

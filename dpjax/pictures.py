@@ -1,0 +1,335 @@
+"""The look of every picture: sizes, colours, words, and files as PNG, PDF and SVG.
+
+Drawn with matplotlib's object interface, so that no global state stays changed and no display
+is needed. Colours are those of Okabe and Ito (2008), which everybody tells apart; beside each
+stands a marker, for pictures that are printed in grey.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import pathlib
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Tick
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+from PIL import Image
+
+from dpjax import files
+from dpjax.validate import UserError
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Published results of others, which are never lines of ours.
+REFERENCE_MARKERS = ("*", "d", "p", "h", "8", "<")
+REFERENCE_COLOR = "#555555"
+# Other curves of the same picture, behind the one that a panel is about.
+CONTEXT_COLOR = "#C8C8C8"
+# Widths of a column in inches: of most two-column proceedings, and of a page.
+SIZES = {"single": 3.3, "double": 6.9}
+STYLES = ("grid", "plain", "grey")
+SUFFIXES = (".png", ".pdf", ".svg")
+WITHOUT_PRIVACY = "without privacy"
+_GREYS = ("#000000", "#5A5A5A", "#8C8C8C", "#B0B0B0")
+_DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
+# Inches: below it no tick label of the smallest font fits.
+_LEAST = 1.0
+_MOST = 40.0
+_FONT_SIZES = (4.0, 24.0)
+_DPI = 150
+_WORDS = {
+  "privacy.epsilon": "privacy budget epsilon",
+  "epsilon": "privacy budget epsilon",
+  "epsilon_target": "privacy budget epsilon",
+  "privacy.noise_multiplier": "noise multiplier",
+  "partition.alpha": "alpha of the Dirichlet label skew",
+  "test_perplexity": "perplexity of the test text",
+  "test_loss": "test cross-entropy (nats)",
+  "num_steps": "steps",
+  "fpr": "false positive rate",
+  "tpr": "true positive rate",
+}
+_RELATIONS = {
+  "add_or_remove_one": "add or remove one {unit}",
+  "replace_one": "replace one {unit}",
+  "replace_special": "replace one {unit} by an empty one",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Look:
+  """How a picture looks, whatever it shows.
+
+  Attributes:
+    width: in inches.
+    height: in inches; None: what its panels need.
+    font_size: in points, of labels; ticks are one point smaller.
+    style: "grid" with light lines behind, "plain" without, "grey" for print without colours.
+    title: above the picture; None: the picture's own; "": none.
+    log_x: whether x is logarithmic; None: as the picture has it.
+    log_y: the same of y.
+
+  Raises:
+    UserError: a size, a font or a style outside of what can be drawn.
+
+  >>> Look().width, Look(width=SIZES["single"]).across(1.6)
+  (6.9, 2)
+  """
+
+  width: float = SIZES["double"]
+  height: float | None = None
+  font_size: float = 8.0
+  style: str = "grid"
+  title: str | None = None
+  log_x: bool | None = None
+  log_y: bool | None = None
+
+  def __post_init__(self) -> None:
+    for name in ("width", "height"):
+      value = getattr(self, name)
+      # `not` also refuses NaN.
+      if value is not None and not _LEAST <= value <= _MOST:
+        raise UserError(
+          f"must be in [{_LEAST:g}, {_MOST:g}] inches", field=name, value=value
+        )
+    low, high = _FONT_SIZES
+    if not low <= self.font_size <= high:
+      raise UserError(
+        f"must be in [{low:g}, {high:g}] points", field="font_size", value=self.font_size
+      )
+    if self.style not in STYLES:
+      raise UserError(
+        f"must be one of {', '.join(STYLES)}", field="style", value=self.style
+      )
+
+  def color(self, index: int) -> str:
+    """Returns the colour of line `index`; they begin again after the last one."""
+    colors = _GREYS if self.style == "grey" else PALETTE
+    return colors[index % len(colors)]
+
+  def dash(self, index: int) -> Any:
+    """Returns the dashes of line `index`: all solid, but in grey, where they tell lines apart."""
+    return _DASHES[index // len(_GREYS) % len(_DASHES)] if self.style == "grey" else "-"
+
+  def across(self, least_width: float) -> int:
+    """Returns how many panels of `least_width` inches stand beside each other, at least 1."""
+    return max(1, int(self.width // least_width))
+
+
+# The look of every picture that dpjax writes unasked.
+PAGE = Look()
+
+
+def marker(index: int) -> str:
+  """Returns the marker of line `index`: with the colour it names a line, also in grey."""
+  return MARKERS[index % len(MARKERS)]
+
+
+def letter(font_size: float) -> float:
+  """Returns how wide a letter is, in inches: on average a little over half as wide as high."""
+  return 0.565 * font_size / 72
+
+
+def in_words(name: str) -> str:
+  """Returns the name of a column or of a config's field in words.
+
+  >>> in_words("privacy.epsilon"), in_words("base.num_clients"), in_words("test_accuracy")
+  ('privacy budget epsilon', 'num clients', 'test accuracy')
+  """
+  return _WORDS.get(name) or name.split(".")[-1].replace("_", " ")
+
+
+def relation_in_words(relation: str, unit: str = "example") -> str:
+  """Returns a neighbouring relation in words; what is written behind its name stays.
+
+  >>> relation_in_words("add_or_remove_one", "user")
+  'add or remove one user'
+  >>> relation_in_words("replace_one (label public)")
+  'replace one example (label public)'
+  """
+  name, space, more = relation.partition(" ")
+  return _RELATIONS.get(name, name).format(unit=unit) + space + more
+
+
+def new_figure(look: Look, *, height: float) -> Figure:
+  """Returns an empty figure of the look's width; `height` in inches where the look has none."""
+  return Figure(figsize=(look.width, look.height or height), layout="constrained")
+
+
+def dress(
+  axes: Axes, look: Look = PAGE, *, title: str = "", xlabel: str = "", ylabel: str = ""
+) -> None:
+  """Gives axes their labels, ticks and lines behind; nothing else decorates a picture here."""
+  axes.set_title(title, fontsize=look.font_size, loc="left")
+  axes.set_xlabel(xlabel, fontsize=look.font_size)
+  axes.set_ylabel(ylabel, fontsize=look.font_size)
+  axes.tick_params(labelsize=look.font_size - 1, length=2.5, pad=2)
+  axes.tick_params(which="minor", labelsize=look.font_size - 1, length=1.5)
+  if look.style == "grid":
+    axes.grid(True, color="#E5E5E5", linewidth=0.6)
+  axes.set_axisbelow(True)
+  axes.spines[["top", "right"]].set_visible(False)
+
+
+def headline(figure: Figure, look: Look, title: str, note: str = "") -> None:
+  """Writes a title above all panels, and a note below it, wrapped to the figure's width."""
+  title = title if look.title is None else look.title
+  letters = int(look.width / letter(look.font_size + 0.5))
+  lines = [
+    textwrap.fill(text, letters, break_on_hyphens=False) for text in (title, note) if text
+  ]
+  if lines:
+    figure.suptitle("\n".join(lines), fontsize=look.font_size + 0.5, x=0.01, ha="left")
+
+
+def key(figure: Figure, look: Look, handles: Sequence[Artist]) -> None:
+  """Writes a key of labelled artists below the panels, in as many columns as fit."""
+  labels = [str(handle.get_label()) for handle in handles]
+  if not labels:
+    return
+  # A handle takes about five letters beside its label.
+  wide = (max(map(len, labels)) + 5) * letter(look.font_size - 0.5)
+  columns = int(look.width // wide)
+  figure.legend(
+    handles, labels, loc="outside lower left", ncols=min(max(1, columns), len(labels)),
+    fontsize=look.font_size - 0.5, frameon=False, handlelength=1.8, columnspacing=1.2,
+    borderaxespad=0.2,
+  )  # fmt: skip
+
+
+def sample(label: str, look: Look = PAGE, **how: Any) -> Line2D:
+  """Returns a line or a marker for a `key`."""
+  how = {"linewidth": 1.2, "markersize": look.font_size * 0.6} | how
+  return Line2D([], [], label=label, **how)
+
+
+def label_ends(
+  axes: Axes, look: Look, ends: Sequence[tuple[str, float, str]], *, letters: int = 18
+) -> None:
+  """Writes names of lines to the right of the axes, at the height of their last point.
+
+  Names that would overlap are moved apart; a thin line leads from each to its point. Call it
+  last: the limits of the axes do not move afterwards.
+
+  Args:
+    axes: with all its lines.
+    look: of the picture.
+    ends: (name, height in data coordinates, colour) of each line.
+    letters: at which a name is broken.
+  """
+  figure = axes.get_figure(root=True)
+  assert isinstance(figure, Figure)
+  FigureCanvasAgg(figure)
+  # So that the height of the axes is known: how much of it a line of text takes.
+  figure.draw_without_rendering()
+  axes.set_ylim(axes.get_ylim())
+  high = axes.get_window_extent().height
+  line = (look.font_size - 0.5) * 1.25 * figure.dpi / 72 / max(high, 1.0)
+  shown = []
+  for name, height, color in ends:
+    place = axes.transData.transform((1.0, height))[1]
+    share = axes.transAxes.inverted().transform((0.0, place))[1]
+    text = textwrap.fill(name, letters, break_on_hyphens=False)
+    shown.append((float(share), text, color, (text.count("\n") + 1) * line))
+  shown.sort(key=lambda entry: entry[0])
+  # From below each name stands above the one before; if the last stands too high, all go down.
+  centers: list[float] = []
+  for share, _, _, size in shown:
+    lowest = (
+      centers[-1] + shown[len(centers) - 1][3] / 2 + size / 2 if centers else -math.inf
+    )
+    centers.append(max(share, lowest))
+  over = max(0.0, centers[-1] + shown[-1][3] / 2 - 1.0) if centers else 0.0
+  for index in reversed(range(len(centers))):
+    above = (
+      centers[index + 1] - shown[index + 1][3] / 2 if index + 1 < len(centers) else 1.0
+    )
+    if over:
+      centers[index] = min(centers[index], above - shown[index][3] / 2)
+  # Ten points beside the axes, however wide these are.
+  gap = 10 * figure.dpi / 72 / max(axes.get_window_extent().width, 1.0)
+  for center, (share, text, color, _) in zip(centers, shown):
+    axes.annotate(
+      text, xy=(1.0, share), xytext=(1.0 + gap, center), xycoords="axes fraction",
+      textcoords="axes fraction", va="center", fontsize=look.font_size - 0.5, color=color,
+      arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 0},
+      annotation_clip=False,
+    )  # fmt: skip
+
+
+def check_suffix(path: str | os.PathLike) -> str:
+  """Returns the suffix of a picture's file.
+
+  Raises:
+    UserError: it is none of `SUFFIXES`.
+
+  >>> check_suffix("a/curve.PDF")
+  '.pdf'
+  """
+  suffix = pathlib.Path(path).suffix.lower()
+  if suffix not in SUFFIXES:
+    raise UserError(
+      f"must end in {', '.join(SUFFIXES)}", field="picture", value=os.fspath(path)
+    )
+  return suffix
+
+
+def save(figure: Figure, path: str | os.PathLike, *, also: Iterable[str] = ()) -> None:
+  """Writes a picture, atomically, without a display; names in it stay as they are.
+
+  The same picture is the same file: no date and no random id is written. Letters of a PDF are
+  TrueType, as publishers ask, and those of an SVG are outlines.
+
+  Args:
+    figure: of matplotlib.
+    path: whose suffix is .png, .pdf or .svg.
+    also: more suffixes; each is a file beside `path`.
+
+  Raises:
+    UserError: another suffix.
+  """
+  path = pathlib.Path(path)
+  paths = [path, *(path.with_suffix(suffix) for suffix in also)]
+  suffixes = [check_suffix(each) for each in paths]
+  FigureCanvasAgg(figure)
+  # A title or a label may hold a path or a person's words, where "$" begins no formula; ticks of
+  # logarithmic axes do hold formulas, matplotlib's own.
+  ticks = {id(text) for tick in figure.findobj(Tick) for text in tick.findobj(Text)}
+  for text in figure.findobj(Text):
+    if isinstance(text, Text) and id(text) not in ticks:
+      text.set_parse_math(False)
+  fixed: dict[Any, Any] = {"pdf.fonttype": 42, "svg.hashsalt": "dpjax"}
+  dates = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": None}
+  for each, suffix in zip(paths, suffixes):
+    # In memory first, so that a kill leaves the old picture or the new one.
+    content = io.BytesIO()
+    with matplotlib.rc_context(fixed):
+      figure.savefig(content, format=suffix[1:], dpi=_DPI, metadata=dates[suffix])
+    # A third of the bytes; a photograph or a heat map keeps all its colours.
+    if suffix == ".png" and not figure.findobj(AxesImage):
+      content = _with_a_palette(content)
+    files.replace_file(each, content.getvalue())
+
+
+def _with_a_palette(content: io.BytesIO) -> io.BytesIO:
+  """Returns a PNG of lines and letters with 256 colours in place of all."""
+  smaller = io.BytesIO()
+  with Image.open(content) as image:
+    # Without dithering, so that areas of one colour stay of one colour.
+    few = image.convert("RGB").quantize(
+      256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE
+    )
+    few.save(smaller, format="PNG", optimize=True)
+  return smaller

@@ -1,0 +1,71 @@
+"""Draws a CSV file again, for a paper: PDF, SVG or PNG of a given size, font and style.
+
+  python -m launch.plot results/mnist_curves/curve.csv --out=curve.pdf --size=single
+
+  # three files at once; two sweeps on one picture; a published result beside them
+  python -m launch.plot results/fed_user_level/curve.csv results/fed_mcmahan/curve.csv \\
+    --out=curve.png,curve.pdf,curve.svg --reference='McMahan et al. 2017:205:0.97'
+
+  # any other table: name its columns; rows that share x and group are one point, their mean
+  python -m launch.plot results/radp/test1_mnist/report.csv --x=epoch --y=test_accuracy \\
+    --group=curve --out=accuracy.pdf --size=3.3x2.4 --font_size=7 --style=grey --log_y
+
+Files that dpjax writes are recognised by their columns: curve.csv of sweeps, report.csv of runs and
+of relevance experiments, attacks.csv, curves.csv and roc.csv, secure.csv, figure_9.csv, and those
+of benchmarks. Titles and published results come from the sweep.json beside a curve.csv.
+What holds no finite number is not drawn, and said on stderr. Nothing is trained or accounted for
+anew, but epsilon between two evaluations of a run.
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from dpjax import pictures
+from dpjax.experiments.plots import redraw
+from dpjax.experiments.run import writers
+from dpjax.pictures import Look
+from launch import app
+
+flags.DEFINE_list("out", None, "Files to write: .png, .pdf or .svg each.", required=True)
+flags.DEFINE_string(
+  "size", "double", "single (3.3 inches), double (6.9), a width, or WIDTHxHEIGHT in inches."
+)
+flags.DEFINE_float("font_size", Look.font_size, "Of labels, in points.")
+flags.DEFINE_enum(
+  "style",
+  Look.style,
+  pictures.STYLES,
+  "grid, plain (no lines behind) or grey (no colours).",
+)
+flags.DEFINE_string("title", None, "Above the picture; '': none. Default: its own.")
+flags.DEFINE_bool("log_x", None, "A logarithmic axis of x. Default: as the picture has it.")
+flags.DEFINE_bool("log_y", None, "The same of y; --nolog_y draws accuracies as they are.")
+flags.DEFINE_string("x", None, "Column of x, for any table.")
+flags.DEFINE_string("y", None, "Column of y.")
+flags.DEFINE_string("group", None, "Column whose values become lines.")
+flags.DEFINE_multi_string(
+  "reference", [], "LABEL:X:Y of a published result. At an epsilon of 0 it is a line."
+)
+
+
+def main(*paths: str) -> None:
+  """Draws the files that the command names."""
+  values = flags.FLAGS
+  look = Look(
+    **redraw.size(values.size),
+    font_size=values.font_size,
+    style=values.style,
+    title=values.title,
+    log_x=values.log_x,
+    log_y=values.log_y,
+  )
+  references = tuple(map(redraw.reference, values.reference))
+  asked = redraw.Asked(x=values.x, y=values.y, group=values.group, references=references)
+  for note in redraw.plot(paths, values.out, asked=asked, look=look):
+    writers.note(note)
+  print(f"wrote {', '.join(values.out)}")
+
+
+if __name__ == "__main__":
+  app.run(main, words=True)

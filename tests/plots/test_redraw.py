@@ -1,0 +1,281 @@
+"""CSV files drawn again: dpjax's own as dpjax draws them, others by columns; errors in one line."""
+
+import csv
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from dpjax import accounting, pictures
+from dpjax.experiments.plots import redraw, tables
+from dpjax.validate import UserError
+from tests import commands
+
+_ROOT = commands.ROOT
+_RESULTS = _ROOT / "results"
+_LOOK = pictures.Look(width=pictures.SIZES["single"])
+# One of each layout, and the richest; the others are drawn by the long test.
+_QUICK = (
+  "mnist_whitened/curve.csv",
+  "lm_lora/curve.csv",
+  "radp/departures_mnist/report.csv",
+  "radp/figure_9/figure_9.csv",
+  "attacks/leakage_scores/attacks.csv",
+  "secure/regression/secure.csv",
+  "secure/distributed_noise.csv",
+  "gradients/gradients.csv",
+  "federated_devices/federated.csv",
+)
+
+
+def _pictured():
+  """Every committed CSV file that has a picture of its name beside it, from results/ on."""
+  for path in sorted(_RESULTS.rglob("*.csv")):
+    if path.with_suffix(".png").exists():
+      yield path.relative_to(_RESULTS).as_posix()
+
+
+def _write(path, header, rows):
+  with path.open("w", newline="") as file:
+    csv.writer(file).writerows([header, *rows])
+  return path
+
+
+def _redrawn(name, tmp_path, capsys=None):
+  out = tmp_path / "a.png"
+  notes = redraw.plot([_RESULTS / name], [out], look=_LOOK)
+  assert out.read_bytes().startswith(b"\x89PNG") and 5000 < out.stat().st_size < 150_000
+  table = tables.read(_RESULTS / name)
+  for note in notes:
+    assert str(table.path) in note and "not drawn" in note
+  return table
+
+
+@pytest.mark.parametrize("name", _QUICK)
+def test_a_committed_picture_is_drawn_again(name, tmp_path):
+  assert name in set(_pictured())
+  _redrawn(name, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted({*_pictured()} - {*_QUICK}))
+def test_every_committed_picture_is_drawn_again(name, tmp_path):
+  _redrawn(name, tmp_path)
+
+
+def test_the_gallery_shows_every_committed_picture_with_its_command():
+  page = (_ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+  shown = set(re.findall(r"\]\(\.\./(results/[^)]+\.png)\)", page))
+  committed = {path.relative_to(_ROOT).as_posix() for path in _RESULTS.rglob("*.png")}
+  assert shown == committed and len(shown) > 35
+  drawn = set()
+  for line in re.findall(r"(?m)^python -m launch\.plot (.*--out=results.*)$", page):
+    table, *flags = shlex.split(line)
+    (out,) = [flag.removeprefix("--out=") for flag in flags if flag.startswith("--out=")]
+    assert (_ROOT / table).is_file() and out in committed, line
+    assert pathlib.Path(table).parent == pathlib.Path(out).parent
+    drawn.add(out)
+  # Of all others the page says why not.
+  named = {f"results/{name.removesuffix('csv')}png" for name in _pictured()}
+  assert drawn == named - {"results/attacks/membership_cifar10/attacks.png"}
+
+
+def test_no_committed_picture_is_large():
+  """A reader of the page loads all of them."""
+  sizes = {path: path.stat().st_size for path in _RESULTS.rglob("*.png")}
+  assert max(sizes.values()) < 150_000, max(sizes, key=lambda path: sizes[path])
+
+
+def test_each_committed_picture_is_recognised_by_its_columns():
+  names = list(_pictured())
+  assert len(names) >= 30
+  seen = set()
+  for name in names:
+    table = tables.read(_RESULTS / name)
+    layout = redraw.layout_of(table)
+    assert redraw._is_sweep(table) or layout is not None, name
+    seen.add(layout.words if layout else "a sweep")
+  # A run and a ROC by itself have no committed table.
+  missing = {layout.words for layout in redraw.LAYOUTS} - seen
+  assert missing == {"ROC curves of attacks", "a run by step"}
+
+
+def test_the_numbers_of_a_curve_are_those_of_its_file():
+  table = tables.read(_RESULTS / "mnist_whitened" / "curve.csv")
+  notes = []
+  figure = redraw.figure([table], redraw.NOTHING, pictures.Look(log_y=False), notes)
+  (axes,) = figure.axes
+  (line,) = [line for line in axes.lines if len(line.get_xdata()) == len(table.rows)][:1]
+  assert list(line.get_xdata()) == [row["privacy.epsilon"] for row in table.rows]
+  assert list(line.get_ydata()) == [row["test_accuracy_mean"] for row in table.rows]
+  assert notes == []
+  # Published results come from sweep.json.
+  names = {text.get_text() for text in figure.legends[0].get_texts()}
+  assert names == {"Papernot et al. 2021 (2.93: 0.981)", "Tramèr and Boneh 2021 (3: 0.987)"}
+
+
+def test_two_sweeps_stand_on_one_picture_with_the_names_of_their_folders():
+  names = ("mnist_whitened", "mnist_scatter_linear")
+  read = [tables.read(_RESULTS / name / "curve.csv") for name in names]
+  figure = redraw.figure(read, redraw.NOTHING, pictures.PAGE, [])
+  (axes,) = figure.axes
+  assert {"".join(text.get_text().split()) for text in axes.texts} == set(names)
+
+
+def test_any_table_by_its_columns_is_the_mean_of_rows_that_share_x(tmp_path):
+  path = _write(
+    tmp_path / "a.csv",
+    ["step", "loss", "name"],
+    [
+      [1, 2.0, "a"],
+      [1, 4.0, "a"],
+      [2, 1.0, "a"],
+      [1, 5.0, "b"],
+      [2, "nan", "b"],
+      [3, "", "b"],
+    ],
+  )
+  asked = redraw.Asked(x="step", y="loss", group="name")
+  notes = []
+  figure = redraw.figure([tables.read(path)], asked, pictures.Look(log_y=True), notes)
+  (axes,) = figure.axes
+  (of_a, of_b) = [container.lines[0] for container in axes.containers]
+  assert (list(of_a.get_xdata()), list(of_a.get_ydata())) == ([1, 2], [3.0, 1.0])
+  assert (list(of_b.get_xdata()), list(of_b.get_ydata())) == ([1], [5.0])
+  assert axes.get_yscale() == "log"
+  assert notes == [f"{path}: 2 of 6 rows hold no finite loss: not drawn"]
+  assert "mean of 1 to 2 rows" in figure._suptitle.get_text()
+
+
+def test_two_relations_of_any_table_have_axes_of_their_own():
+  rows = tables.read(_RESULTS / "radp" / "departures_mnist" / "report.csv").rows
+  other = [{**row, "neighboring_relation": "replace_one"} for row in rows]
+  table = tables.Table(_RESULTS / "a.csv", list(rows[0]), [*rows, *other])
+  asked = redraw.Asked(x="epoch", y="test_accuracy")
+  figure = redraw.figure([table], asked, pictures.PAGE, [])
+  titles = [axes.get_title(loc="left") for axes in figure.axes]
+  assert titles == ["add or remove one example", "replace one example"]
+
+
+def _drawn_run(folder, result, rows):
+  """The axes of epsilon in the picture of a run."""
+  (folder / "result.json").write_text(json.dumps(result))
+  path = _write(folder / "report.csv", ["step", "test_accuracy", "epsilon"], rows)
+  figure = redraw.figure([tables.read(path)], redraw.NOTHING, pictures.PAGE, [])
+  return figure.axes[1]
+
+
+def test_epsilon_between_two_evaluations_is_the_accountants(tmp_path):
+  promise = {"epsilon_kind": "proved", "delta": 1e-5, "unit": "example"}
+  promise["neighboring_relation"] = "add_or_remove_one"
+  step = accounting.gaussian_event(20.0)
+  cost = {
+    n: accounting.epsilon(accounting.composed(step, n), delta=1e-5, accountant="rdp")
+    for n in (100, 450, 900)
+  }
+  charge = {"event": accounting.event_to_json(step), "num_steps": 900}
+  result = promise | {
+    "epsilon": cost[900], "accountant": "rdp", "ledger": {"charges": [charge]},
+    "dataset": "d", "method": "dp_sgd", "test_accuracy": 0.5,
+  }  # fmt: skip
+  rows = [[100, 0.475, cost[100]], [900, 0.5787, cost[900]]]
+  line, points = _drawn_run(tmp_path, result, rows).lines
+  assert list(points.get_ydata()) == [cost[100], cost[900]]
+  curve = dict(zip(line.get_xdata(), line.get_ydata()))
+  assert len(curve) > 12 and min(curve) == 1
+  assert {step: curve[step] for step in cost} == pytest.approx(cost)
+  # A straight line between the evaluations would be far below it.
+  chord = cost[100] + (cost[900] - cost[100]) * 350 / 800
+  assert curve[450] > 1.05 * chord
+  # Where the ledger gives another epsilon than the run had, the line is a staircase.
+  rows[1][2] = 1.1 * cost[900]
+  (line,) = _drawn_run(tmp_path, result, rows).lines
+  assert line.get_drawstyle() == "steps-pre"
+
+
+@pytest.mark.long
+def test_what_is_set_aside_for_large_batches_is_left_out_of_the_curve(tmp_path):
+  result = json.loads((_RESULTS / "cifar10_cnn" / "result.json").read_text())
+  rows = [[100, 0.475, 3.99609145], [900, 0.5787, result["epsilon"]]]
+  line, _ = _drawn_run(tmp_path, result, rows).lines
+  curve = dict(zip(line.get_xdata(), line.get_ydata()))
+  assert curve[900] == pytest.approx(result["epsilon"]) and 5.9 < curve[450] < 5.99
+
+
+_BAD = [
+  ("missing.csv", None, "csv='.*missing.csv': must be a CSV file; there is no such file"),
+  ("a.csv", b"", "must hold a header and rows; it is empty"),
+  ("a.csv", b"x,y\n", "must hold a header and rows; it is empty"),
+  ("a.csv", b"\x89PNG\r\n\x1a\n\x00\xff", "must be a CSV file: 'utf-8' codec"),
+  ("a.csv", b"x,y\n1,2\n3\n", "its header has 2 cells, row 3 has 1"),
+  ("a.csv", b'{\n "a": 1,\n "b": 2\n}\n', "its header has 1 cells, row 2 has 2"),
+  ("a.csv", b"x,x\n1,2\n", "must name each column once; 'x' does not"),
+  ("a.csv", b'x,y\n"1"2,3\n', "must be a CSV file: .*expected after"),
+  ("a.csv", b"x,y\n1,2\n", "none of dpjax's own files; give --x and --y .*: x, y"),
+]
+
+
+@pytest.mark.parametrize("name, content, message", _BAD)
+def test_a_file_that_is_no_table_is_refused(tmp_path, name, content, message):
+  path = tmp_path / name
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(UserError, match=message) as caught:
+    redraw.plot([path], [tmp_path / "a.png"])
+  assert "\n" not in str(caught.value)
+  assert not (tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+  "asked, message",
+  [
+    ({"x": "z", "y": "loss"}, "x='z': must be a column of .*: step, loss, name"),
+    ({"x": "step", "y": "los"}, "y='los': .*did you mean 'loss'"),
+    ({"x": "step", "y": "name"}, "y='name': must be a column of numbers; .* it holds 'a'"),
+    ({"x": "step", "y": "loss", "group": "g"}, "group='g': must be a column"),
+    ({"x": "step"}, "y=None: must be given with the other columns"),
+    ({"group": "name"}, "x=None: must be given with the other columns"),
+  ],
+)
+def test_a_column_that_is_not_there_is_refused(tmp_path, asked, message):
+  path = _write(
+    tmp_path / "a.csv", ["step", "loss", "name"], [[1, 2.0, "a"], [2, "nan", "b"]]
+  )
+  with pytest.raises(UserError, match=message):
+    redraw.plot([path], [tmp_path / "a.png"], asked=redraw.Asked(**asked))
+
+
+def test_what_cannot_stand_on_one_picture_is_refused(tmp_path):
+  empty = _write(tmp_path / "a.csv", ["x", "y"], [["nan", 1], [1, "inf"]])
+  with pytest.raises(UserError, match="no row holds a finite number in both"):
+    redraw.plot([empty], [tmp_path / "a.png"], asked=redraw.Asked(x="x", y="y"))
+  curve = _RESULTS / "mnist_whitened" / "curve.csv"
+  other = _RESULTS / "lm_lora" / "curve.csv"
+  with pytest.raises(
+    UserError, match="must have the same axes, not .*test_perplexity over"
+  ):
+    redraw.plot([curve, other], [tmp_path / "a.png"])
+  secure = _RESULTS / "secure" / "sums" / "secure.csv"
+  with pytest.raises(UserError, match="several files on one picture must be curves of"):
+    redraw.plot([curve, secure], [tmp_path / "a.png"])
+  published = redraw.Asked(references=(("R", 1.0, 2.0),))
+  with pytest.raises(UserError, match="reference=.*: goes with curves of sweeps"):
+    redraw.plot([secure], [tmp_path / "a.png"], asked=published)
+  with pytest.raises(UserError, match="picture='a.jpg': must end in"):
+    redraw.plot([curve], ["a.jpg"])
+  with pytest.raises(UserError, match="csv='': must name at least one CSV file"):
+    redraw.plot([], ["a.png"])
+
+
+@pytest.mark.parametrize("text", ["wide", "3x", "x3", "3x2x1", ""])
+def test_a_size_that_is_none_is_refused(text):
+  with pytest.raises(UserError, match="size=.*: must be single, double"):
+    redraw.size(text)
+
+
+@pytest.mark.parametrize("text", ["R", "R:1", "R:1:x", "1:2"])
+def test_a_reference_that_is_none_is_refused(text):
+  with pytest.raises(UserError, match="reference=.*: must be LABEL:X:Y"):
+    redraw.reference(text)

@@ -1,0 +1,123 @@
+"""The look of pictures: files of three kinds, names at the ends of lines, words."""
+
+import io
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from dpjax import pictures
+from dpjax.accounting import RELATIONS
+from dpjax.validate import UserError
+
+_STARTS = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+
+
+def _figure(look=pictures.PAGE):
+  figure = pictures.new_figure(look, height=2.0)
+  axes = figure.subplots()
+  axes.plot([0, 1], [0, 1], label="$a line$")
+  pictures.dress(axes, look, title="a_$b", xlabel="x", ylabel="y")
+  pictures.key(figure, look, axes.lines)
+  return figure
+
+
+def test_one_call_writes_three_kinds_of_files_which_do_not_change(tmp_path):
+  for folder in (tmp_path / "first", tmp_path / "second"):
+    pictures.save(_figure(), folder / "a.png", also=(".pdf", ".svg"))
+  for suffix, start in _STARTS.items():
+    first = (tmp_path / "first" / "a").with_suffix(suffix).read_bytes()
+    assert first.startswith(start)
+    assert first == (tmp_path / "second" / "a").with_suffix(suffix).read_bytes()
+  pdf = (tmp_path / "first" / "a.pdf").read_bytes()
+  # Publishers refuse letters of type 3.
+  assert b"/Type3" not in pdf and b"/FontFile2" in pdf
+  assert sorted(path.name for path in (tmp_path / "first").iterdir()) == [
+    "a.pdf",
+    "a.png",
+    "a.svg",
+  ]
+
+
+def test_a_width_is_that_of_the_file(tmp_path):
+  look = pictures.Look(width=pictures.SIZES["single"])
+  pictures.save(_figure(look), tmp_path / "a.png")
+  with Image.open(tmp_path / "a.png") as image:
+    assert image.size == (round(3.3 * 150), 300)
+    assert image.mode == "P"  # a palette: a third of the bytes
+
+
+def test_a_palette_changes_no_pixel_of_lines_by_much_and_none_of_a_photograph(tmp_path):
+  figure = _figure()
+  pictures.save(figure, tmp_path / "a.png")
+  whole = io.BytesIO()
+  figure.savefig(whole, format="png", dpi=150)
+  with Image.open(tmp_path / "a.png") as image, Image.open(whole) as before:
+    few = np.asarray(image.convert("RGB"), int)
+    all_colors = np.asarray(before.convert("RGB"), int)
+  assert np.abs(few - all_colors).mean() < 0.5 and (few == all_colors).mean() > 0.9
+  photograph = Figure()
+  values = np.random.default_rng(0).random((40, 40, 3))
+  photograph.subplots().imshow(values)
+  pictures.save(photograph, tmp_path / "b.png")
+  with Image.open(tmp_path / "b.png") as image:
+    assert len(image.getcolors(10**6)) > 1000
+
+
+@pytest.mark.parametrize("name", ["a", "a.jpg", "a.csv", "png"])
+def test_another_suffix_is_refused_and_nothing_is_written(tmp_path, name):
+  with pytest.raises(UserError, match=r"picture='.*': must end in \.png, \.pdf, \.svg"):
+    pictures.save(_figure(), tmp_path / name)
+  with pytest.raises(UserError, match="must end in"):
+    pictures.save(_figure(), tmp_path / "a.png", also=(".eps",))
+  assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  "wrong, message",
+  [
+    ({"width": 0.5}, r"width=0\.5: must be in \[1, 40\] inches"),
+    ({"width": float("nan")}, "width=nan: must be in"),
+    ({"height": 100.0}, r"height=100\.0: must be in \[1, 40\] inches"),
+    ({"font_size": 2.0}, r"font_size=2\.0: must be in \[4, 24\] points"),
+    ({"style": "gray"}, "style='gray': must be one of grid, plain, grey"),
+  ],
+)
+def test_a_look_that_cannot_be_drawn_is_refused(wrong, message):
+  with pytest.raises(UserError, match=message):
+    pictures.Look(**wrong)
+
+
+def test_every_relation_has_words_of_its_own():
+  words = {pictures.relation_in_words(relation, "user") for relation in RELATIONS}
+  assert len(words) == len(RELATIONS) and all("one user" in each for each in words)
+  assert not any("_" in each for each in words)
+
+
+def test_seven_lines_differ_in_colour_or_dashes_in_every_style():
+  for style in pictures.STYLES:
+    look = pictures.Look(style=style)
+    assert len({(look.color(i), str(look.dash(i))) for i in range(7)}) == 7
+  # Every colour is told from white, and from the one that follows it.
+  rgb = [[int(color[i : i + 2], 16) for i in (1, 3, 5)] for color in pictures.PALETTE]
+  light = np.array(rgb) @ [0.299, 0.587, 0.114]
+  assert (light < 190).all()
+
+
+@pytest.mark.parametrize("heights", [[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 1.0], [0.5]])
+def test_names_at_the_ends_of_lines_never_overlap(heights):
+  figure = pictures.new_figure(pictures.PAGE, height=2.5)
+  axes = figure.subplots()
+  for height in heights:
+    axes.plot([0, 1], [0, height])
+  ends = [(f"a line of number {i}", h, "#000000") for i, h in enumerate(heights)]
+  pictures.label_ends(axes, pictures.PAGE, ends)
+  figure.draw_without_rendering()
+  # Of the words alone: an annotation's own box holds its leader line, too.
+  boxes = [Text.get_window_extent(text) for text in axes.texts]
+  assert len(boxes) == len(heights)
+  assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+  assert all(box.y0 >= 0 and box.y1 <= figure.bbox.y1 for box in boxes)
+  assert all(box.x1 <= figure.bbox.x1 for box in boxes)
