@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from dpjax import parallel as processes
-from dpjax.experiments.run import checkpoint, dry_run, loop
+from dpjax.experiments.run import checkpoint, loop
 from dpjax.experiments.run.kind import RunKind
 from dpjax.parallel import PeerLost, targets
 from dpjax.parallel.exchanges import MOST_PROCESSES
@@ -223,6 +223,9 @@ def carry_out(
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
     text = flags.FLAGS.target
     target = None if text is None else targets.parse(text)
+    # Imported here: most runs are no dry ones.
+    from dpjax.experiments.run import dry_run
+
     return print(dry_run.told(kind, config, workdir, target))
   app.refuse_given(("target",), "--dry_run")
 

@@ -21,13 +21,15 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
-from dpjax.parallel.programs import Counts, counted
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.programs import Counts
 
 INSTALL = "pip install 'dpjax[targets]'"
 _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
@@ -397,6 +399,9 @@ def compiled(lowered: Any, target: Target) -> Compiled:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise NotFitting(_wanted(str(error))) from error
+  # Imported here: only a plan for a machine that is absent reads a program.
+  from dpjax.parallel.programs import counted
+
   memory = program.memory_analysis()
   cost = program.cost_analysis() or {}
   return Compiled(

@@ -25,7 +25,6 @@ from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
-  for_target,
   loop,
   promise,
   provenance,
@@ -130,6 +129,9 @@ def told(
     count = ""
   lines = {"data": repr(held).replace(f": {len(held)} x ", f": {count}", 1)}
   if target is not None:
+    # Imported here: it reads compiled programs.
+    from dpjax.experiments.run import for_target
+
     plan = for_target.compiled(lambda c: first_work(kind, c, loaded)[0], config, target)
     work = plan.work
     size = plan.program.num_parameters

@@ -17,9 +17,9 @@ import numpy as np
 
 from dpjax import parallel as processes
 from dpjax import trees, validate
-from dpjax.accounting import Ledger, pairs_of, trade_off_files
-from dpjax.experiments.run import report, writers
+from dpjax.accounting import Ledger, pairs_of
 from dpjax.experiments.run import workdir as owner
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.parallel import targets
@@ -129,9 +129,14 @@ def single(work: Work) -> Play:
     # Here, so that a run that may not begin claims no folder.
     work.promise.check_budget(Ledger())
 
+  def drawn(folder: pathlib.Path) -> None:
+    # Imported here: a run that has not ended draws nothing.
+    from dpjax.experiments.run import report
+
+    report.train_report(folder, steps=work.steps_are)
+
   def play(fit: Fit) -> Ended:
     fitted = fit(work)
-    drawn = lambda folder: report.train_report(folder, steps=work.steps_are)
     finish = (lambda folder: None) if work.evaluate is None else drawn
     result = lambda folder: _result(work, fitted, folder)
 
@@ -152,6 +157,9 @@ def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
   promise = work.promise or NONE
   if promise.kind != "proved":
     return
+  # Imported here: only the end of a run with a proof writes it.
+  from dpjax.accounting import trade_off_files
+
   profile = promise.profile(fitted.ledger, fitted.final_epsilon)
   if profile is not None and promise.delta:
     pairs = pairs_of(profile, promise.delta)

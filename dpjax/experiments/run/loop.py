@@ -35,7 +35,6 @@ from dpjax.experiments.run import (
   checkpoint,
   config_names,
   provenance,
-  report,
   streams,
   writers,
 )
@@ -204,6 +203,9 @@ def _finished(job: Job, folder: pathlib.Path, meta: Result | None) -> Result | N
   if done is not None and meta:
     _check_same(job, folder, meta, job_lib.data_of(job), done=True)
   if done is not None and isinstance(done.get(job_lib.STEPS_ARE), str):
+    # Imported here: a run that has not ended draws nothing.
+    from dpjax.experiments.run import report
+
     report.redraw(folder, done[job_lib.STEPS_ARE])
   return done
 

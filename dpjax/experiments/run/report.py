@@ -23,9 +23,7 @@ from dpjax.experiments.run import promise, writers
 from dpjax.pictures import PAGE, Look
 from dpjax.validate import UserError
 
-PICTURE = "report.png"
-TABLE = "report.csv"
-FILES = (PICTURE, TABLE)
+PICTURE, TABLE = writers.REPORT
 WHAT_EPSILON_MEANS = ("epsilon_kind", "delta", "neighboring_relation", "unit")
 # Seconds of a run from which on sixteen more points of its epsilon are worth their two seconds.
 _LONG = 60.0
@@ -111,7 +109,8 @@ def redraw(workdir: pathlib.Path, steps: str) -> None:
   """Draws `train_report` again where a part of it is missing or empty. A run may have been
   killed between its result and its report."""
   whole = all(
-    (workdir / name).is_file() and (workdir / name).stat().st_size for name in FILES
+    (workdir / name).is_file() and (workdir / name).stat().st_size
+    for name in writers.REPORT
   )
   if not whole and writers.read_metrics(workdir):
     train_report(workdir, steps=steps)

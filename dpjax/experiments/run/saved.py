@@ -21,7 +21,6 @@ from flax import traverse_util
 
 from dpjax import data, names, trees
 from dpjax.data import npz
-from dpjax.data.registry import takes_declaration
 from dpjax.experiments.run import streams, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -189,6 +188,9 @@ def _bare(name: str) -> str:
   >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
   ('mnist', True)
   """
+  # Imported here: the readers of all kinds of files come with it.
+  from dpjax.data.registry import takes_declaration
+
   if name.endswith(".npz") or takes_declaration(name):
     return os.path.realpath(os.path.expanduser(name))
   return name if names.is_path(name) else name.partition(":")[0]

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import files, names, trees, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, config_names, report, streams, writers
+from dpjax.experiments.run import checkpoint, config_names, streams, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -28,7 +28,7 @@ _SEAL = "run_sha256"
 # Key of the run's memory: the digest of its other entries.
 _SELF = "sha256"
 # Files written before the result, or after it, or redrawn.
-_UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *report.FILES)
+_UNBOUND = (CONFIG, writers.RESULT, writers.LOCK, *writers.REPORT)
 
 
 def _differences(old: object, new: object, path: tuple[str, ...] = ()) -> Iterator[str]:

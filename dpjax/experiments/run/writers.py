@@ -37,6 +37,8 @@ METRICS = "metrics.jsonl"
 EVENTS = "tensorboard"
 LOCK = "lock"
 RESULT = "result.json"
+# Picture and table of a run that has ended; `report` draws and writes them.
+REPORT = ("report.png", "report.csv")
 RESULT_KEYS = (
   "task",
   "dataset",

@@ -63,10 +63,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> V
   task, model, params = federated.start(federate, federation, random)
   if config.attack.uniform_init is not None:
     # Papers on inversion attack networks with wide uniform weights.
-    bound: float = config.attack.uniform_init
+    width: float = config.attack.uniform_init
     leaves, treedef = jax.tree.flatten(params)
     keys = jax.random.split(random.init, len(leaves))
-    draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-bound, maxval=bound)
+    draw = lambda k, leaf: jax.random.uniform(k, leaf.shape, minval=-width, maxval=width)
     params = jax.tree.unflatten(treedef, list(map(draw, keys, leaves)))
   params = config.attack.sent(params, model, np.asarray(test.x), config.seed)
   loss = attacks.soft_labels(task.loss(model.apply))

@@ -9,7 +9,6 @@ from typing import Any
 
 from dpjax import models
 from dpjax.data.published import is_embedded
-from dpjax.data.registry import takes_declaration
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
@@ -86,6 +85,9 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
+  # Imported here: the readers of all kinds of files come with it.
+  from dpjax.data.registry import takes_declaration
+
   declared = takes_declaration(data.name)
   is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
