@@ -52,6 +52,17 @@ def define_target() -> None:
   )
 
 
+def as_targeted() -> contextlib.AbstractContextManager[None]:
+  """Returns a block in which a config is checked for the machine of --target, where it is given:
+  a mesh must fit that machine, not this one."""
+  from dpjax.parallel import targets
+
+  text = flags.FLAGS.target
+  if text is None:
+    return contextlib.nullcontext()
+  return targets.compiling_for(targets.parse(text))
+
+
 def refuse_given(names: Iterable[str], what: str) -> None:
   """Raises UserError, one line for all, if the command line sets any of these flags.
 

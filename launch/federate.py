@@ -71,7 +71,8 @@ def line(result: dict) -> str:
 
 
 def main() -> None:
-  config, workdir = config_flag.asked("fed_")
+  with app.as_targeted():
+    config, workdir = config_flag.asked("fed_")
   peers.carry_out(
     FEDERATED,
     config,

@@ -57,7 +57,8 @@ def line(result: dict) -> str:
 
 
 def main() -> None:
-  config, workdir = config_flag.asked()
+  with app.as_targeted():
+    config, workdir = config_flag.asked()
   same = {"config": build.digest(config).hex(), "mesh": str(config.mesh)}
   peers.carry_out(CENTRAL, config, workdir, same, line, "step")
 
