@@ -55,11 +55,12 @@ def define_target() -> None:
 def as_targeted() -> contextlib.AbstractContextManager[None]:
   """Returns a block in which a config is checked for the machine of --target, where it is given:
   a mesh must fit that machine, not this one."""
-  from dpjax.parallel import targets
-
   text = flags.FLAGS.target
   if text is None:
     return contextlib.nullcontext()
+  # Imported here: most runs are for the machine that they run on.
+  from dpjax.parallel import targets
+
   return targets.compiling_for(targets.parse(text))
 
 

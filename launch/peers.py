@@ -19,7 +19,7 @@ from absl import flags
 from dpjax import parallel as processes
 from dpjax.experiments.run import checkpoint, loop
 from dpjax.experiments.run.kind import RunKind
-from dpjax.parallel import PeerLost, targets
+from dpjax.parallel import PeerLost
 from dpjax.parallel.exchanges import MOST_PROCESSES
 from dpjax.validate import UserError
 from launch import app, native_words
@@ -221,11 +221,12 @@ def carry_out(
   if flags.FLAGS.dry_run:
     if many is not None:
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
-    text = flags.FLAGS.target
-    target = None if text is None else targets.parse(text)
     # Imported here: most runs are no dry ones.
     from dpjax.experiments.run import dry_run
+    from dpjax.parallel import targets
 
+    text = flags.FLAGS.target
+    target = None if text is None else targets.parse(text)
     return print(dry_run.told(kind, config, workdir, target))
   app.refuse_given(("target",), "--dry_run")
 

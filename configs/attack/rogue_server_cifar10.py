@@ -1,8 +1,8 @@
-"""A server that sends a model made to leak, against eight clients with batches of CIFAR-10.
+"""A server that sends a model made to leak, against four clients with batches of CIFAR-10.
 
   python -m launch.attack --config=configs/attack/rogue_server_cifar10.py --workdir=runs/rogue
 
-The first layer of the model that it sends is 512 bins (Fowl et al. 2022). One gradient then
+The first layer of the model that it sends is 256 bins (Fowl et al. 2022). One gradient then
 shows most images of a batch, exactly; and so does a sum over four clients, however it is made.
 Needs the prepared CIFAR-10.
 """
@@ -15,7 +15,7 @@ from configs.attack import common
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.central.config import ModelConfig
 
-_MODEL = ModelConfig(name="mlp", options={"features": (512,), "activation": "relu"})
+_MODEL = ModelConfig(name="mlp", options={"features": (256,), "activation": "relu"})
 _LOCAL = {
   "federate.privacy.method": "local",
   "federate.privacy.epsilon": None,
@@ -34,13 +34,13 @@ _DEFENCES: dict[str, dict[str, Any]] = {
 
 
 def get_config() -> AttackConfig:
-  """Seven defences at batches of 32, and an honest model of the same shape."""
+  """Seven defences at batches of 16, and an honest model of the same shape."""
   rows: dict[str, dict[str, Any]] = {"honest server, none": {"attack": "dense_first"}}
   for defence, fields in _DEFENCES.items():
     rows[f"rogue server, {defence}"] = fields
   return AttackConfig(
-    federate=common.clients("cifar10", _MODEL, count=8, batch=32),
+    federate=common.clients("cifar10", _MODEL, count=4, batch=16),
     attack="imprint",
     rows=rows,
-    title="a rogue server, CIFAR-10, batches of 32",
+    title="a rogue server, CIFAR-10, batches of 16",
   )

@@ -23,7 +23,7 @@ from jax import lax
 from jax.extend import core as jex
 
 from dpjax.gradients import equations
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 
 _Fn = TypeVar("_Fn", bound=Callable[..., Any])
 _CONVOLUTION = "conv_general_dilated"
@@ -56,7 +56,7 @@ def canonical_convolutions(fn: _Fn) -> _Fn:
 
   @functools.wraps(fn)
   def wrapped(*args: Any, **kwargs: Any) -> Any:
-    if targets.platform() != "cpu":
+    if made_for.platform() != "cpu":
       return fn(*args, **kwargs)
     leaves, structure = jax.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]

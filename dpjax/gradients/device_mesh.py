@@ -33,7 +33,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from dpjax import parallel as processes
 from dpjax import trees
 from dpjax.gradients.microbatch import filled
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
 
@@ -69,7 +69,7 @@ def mesh_of(text: str) -> Mesh:
 
 def _equal_shares(name: str, count: int) -> list[Any]:
   """Returns that many devices, equally many of each process, process by process."""
-  target = targets.current()
+  target = made_for.current()
   if target is not None:
     # No process is there yet: the devices of all its machines are in a row.
     devices = target.devices()

@@ -7,6 +7,7 @@ from dpjax import _lazy
 
 if TYPE_CHECKING:
   from dpjax.parallel import client_states as client_states
+  from dpjax.parallel import made_for as made_for
   from dpjax.parallel import meeting as meeting
   from dpjax.parallel import row_journal as row_journal
   from dpjax.parallel import targets as targets

@@ -13,19 +13,26 @@ lowered for a target's devices is compiled for them.
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import dataclasses
 import functools
 import importlib.metadata
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
 
+from dpjax.parallel.made_for import Program as Program
+from dpjax.parallel.made_for import Reached as Reached
+from dpjax.parallel.made_for import compiling_for as compiling_for
+from dpjax.parallel.made_for import current as current
+from dpjax.parallel.made_for import local_devices as local_devices
+from dpjax.parallel.made_for import on_device as on_device
+from dpjax.parallel.made_for import placed as placed
+from dpjax.parallel.made_for import platform as platform
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
@@ -342,46 +349,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
   return tuple(described.devices)
 
 
-# --- the machine that programs are made for
-
-_CURRENT: contextvars.ContextVar[Target | None] = contextvars.ContextVar(
-  "target", default=None
-)
-
-
-def current() -> Target | None:
-  """Returns the machine that this block compiles for; None: the one that it runs on."""
-  return _CURRENT.get()
-
-
-@contextlib.contextmanager
-def compiling_for(target: Target) -> Iterator[None]:
-  """Within the block, whatever asks which machine it is made for is told this one.
-
-  Functions that were traced before keep their trace: build what is compiled inside of it.
-
-  >>> with compiling_for(parse("gpu:h100:8")):
-  ...   platform()
-  'gpu'
-  """
-  token = _CURRENT.set(target)
-  try:
-    yield
-  finally:
-    _CURRENT.reset(token)
-
-
-def platform() -> str:
-  """Returns "cpu", "gpu" or "tpu": what the programs of this block are made for."""
-  target = current()
-  return jax.default_backend() if target is None else target.chip.platform
-
-
-def local_devices() -> list[Any]:
-  """Returns the devices that the programs of this block are made for: of this process, or all of
-  a target's."""
-  target = current()
-  return jax.local_devices() if target is None else target.devices()
+# --- compiled programs
 
 
 def compiled(lowered: Any, target: Target) -> Compiled:
@@ -424,49 +392,3 @@ def _wanted(message: str) -> float | None:
   """
   used = re.search(r"Used ([\d.]+)([KMGT])i?B? of", message)
   return float(used[1]) * 1024 ** ("KMGT".index(used[2]) + 1) if used else None
-
-
-# --- the program of a run's step
-
-
-class Program(NamedTuple):
-  """The program that a step of a run calls, lowered for the devices of a target.
-
-  Attributes:
-    lowered: what `jax.jit(f).lower(...)` made.
-    calls: how often a step calls it.
-    num_parameters: of what the run releases.
-    rows: examples that a device is given in a call; 0 where it is given clients.
-    data_bytes: what lies on each device beside its arguments, such as the data set.
-  """
-
-  lowered: Any
-  calls: int = 1
-  num_parameters: int = 0
-  rows: int = 0
-  data_bytes: int = 0
-
-
-class Reached(Exception):
-  """Ends a step where it would have called its program: it was lowered for a target instead."""
-
-  def __init__(self, program: Program):
-    super().__init__("a step's program was lowered")
-    self.program = program
-
-
-def on_device(tree: Any) -> Any:
-  """Returns the shapes of a tree of arrays, on the first device of the block's target."""
-  device = jax.sharding.SingleDeviceSharding(local_devices()[0])
-  return placed(tree, lambda leaf: device)
-
-
-def placed(tree: Any, sharding: Callable[[Any], Any]) -> Any:
-  """Returns the shapes of a tree of arrays (or of shapes), each leaf where `sharding` says."""
-
-  def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    # `typeof` knows whatever JAX takes: a number, a NumPy array, a key.
-    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding(leaf))
-
-  return jax.tree.map(shape, tree)

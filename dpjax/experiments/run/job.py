@@ -22,7 +22,7 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -59,9 +59,9 @@ class Work(NamedTuple):
   name: str = "train"  # on the progress bar
   phase: str = ""  # folder of its checkpoints, where a run has several works
   steps_are: str = "optimizer steps"  # in the picture
-  # () -> the program of a step, for the devices of `parallel.targets.compiling_for`; None: no
+  # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`; None: no
   # machine that is not here can be planned for
-  program: Callable[[], targets.Program] | None = None
+  program: Callable[[], made_for.Program] | None = None
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict

@@ -42,7 +42,7 @@ from dpjax.federated.execution.context import Mapped as Mapped
 from dpjax.federated.execution.context import Remembered as Remembered
 from dpjax.federated.execution.context import Run as Run
 from dpjax.federated.execution.context import all_remembered as all_remembered
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.validate import UserError
 
 NAMES = ("auto", "loop", "vmap", "pmap", "shard_map")
@@ -51,9 +51,9 @@ _OVER_DEVICES = {"pmap": pmap_clients, "shard_map": shard_map_clients}
 
 def auto_clients(*, num_threads: int | None = 1) -> MapClients:
   """The loop on a CPU (with `num_threads`), vmap on one accelerator, shard_map on several."""
-  if targets.platform() == "cpu":
+  if made_for.platform() == "cpu":
     return loop_clients(num_threads=num_threads)
-  return shard_map_clients() if len(targets.local_devices()) > 1 else vmap_clients()
+  return shard_map_clients() if len(made_for.local_devices()) > 1 else vmap_clients()
 
 
 def by_name(

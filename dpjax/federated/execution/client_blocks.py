@@ -24,7 +24,7 @@ from dpjax.federated.cohort import Cohort, LocalBatches, bucket
 from dpjax.federated.execution import context as shared
 from dpjax.federated.execution.context import Context, MapClients, Mapped, Partial, Run
 from dpjax.gradients import loss_checks
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 
 # Most clients of one block on one device.
 MOST = 32
@@ -240,21 +240,21 @@ class Blocks:
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
 
-  def _lowered(self, context: Context, cohort: Cohort) -> targets.Program:
+  def _lowered(self, context: Context, cohort: Cohort) -> made_for.Program:
     """The program of the first block, whose clients have the most steps, for a target."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
     if self._way.everywhere is None:
-      context, first = targets.on_device((context, first))
+      context, first = made_for.on_device((context, first))
     else:
-      context = targets.placed(context, lambda leaf: self._way.everywhere)
-      first = targets.placed(first, lambda leaf: self._way.apart)
+      context = made_for.placed(context, lambda leaf: self._way.everywhere)
+      first = made_for.placed(first, lambda leaf: self._way.apart)
     lowered = self._way.program.lower(context, *first)  # type: ignore[attr-defined]
-    return targets.Program(lowered, calls=1 + len(others))
+    return made_for.Program(lowered, calls=1 + len(others))
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
-    if targets.current() is not None and cohort.size:
-      raise targets.Reached(self._lowered(context, cohort))
+    if made_for.current() is not None and cohort.size:
+      raise made_for.Reached(self._lowered(context, cohort))
     sums = None
     kept = []
     rows = []

@@ -31,7 +31,7 @@ from dpjax.federated.execution.client_blocks import (
   run_block,
 )
 from dpjax.federated.execution.context import Context, MapClients, Partial, Run
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.validate import UserError
 
 # A random name, which no client can guess in order to sum over others.
@@ -41,7 +41,7 @@ _APART = PartitionSpec(_AXIS)
 
 
 def _devices(num_devices: int | None) -> list[Any]:
-  devices = targets.local_devices()
+  devices = made_for.local_devices()
   if num_devices is None:
     return devices
   validate.integer_at_least(1, num_devices=num_devices)

@@ -54,7 +54,7 @@ from dpjax.gradients.ghost.param_flow import ParamFlow
 from dpjax.gradients.ghost.units import Rule, Sum, Unit, sum_of
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, ClippedSum, LossFn, NumberTree, Params
 
 # Number of parameters whose per-example gradients are cheap to stack.
@@ -84,7 +84,7 @@ def plan(
   """Traces the loss once and chooses the rules; arguments may be ShapeDtypeStructs."""
   treedef = jax.tree.structure(l2_clip_norm)
   groups = _spread(treedef.unflatten(range(treedef.num_leaves)), params)
-  platform = platform or targets.platform()
+  platform = platform or made_for.platform()
   leaves = jax.tree.leaves(params)
   program = jaxpr_sites.trace(loss_fn, params, example)
   found = units.find_units(program, leaves, groups, platform)

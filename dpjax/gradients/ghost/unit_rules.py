@@ -27,7 +27,7 @@ from dpjax.gradients.ghost.tapped import Recorded
 from dpjax.gradients.ghost.units import ELEMENTWISE, Rule, Sum, Unit, sum_of
 from dpjax.gradients.manual_axes import as_varying_as
 from dpjax.gradients.settling import on_settled
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 
 # Numbers per example from which a branch that skips the dropping pass is worthwhile. For
 # fewer, the branch costs more to compile than the pass to run (models have dozens of
@@ -351,7 +351,7 @@ def _one_by_one(unit: Unit, flow: ParamFlow, recorded: Recorded, first: Norms, f
   seen = (_in_front(data, depth), _in_front(cotangents, depth), tuple(factors), longest)
   count = recorded.losses.shape[0]
   # Chunks of one size: the largest divisor of the batch that memory allows, and at least 1.
-  in_flight = cost_model.in_flight(unit.cost, targets.platform())
+  in_flight = cost_model.in_flight(unit.cost, made_for.platform())
   most = max(1, min(count, in_flight))
   chunk = max(d for d in range(1, most + 1) if count % d == 0)
   cut = lambda x: x.reshape(count // chunk, chunk, *x.shape[1:])  # [B, ...] -> chunks

@@ -58,7 +58,7 @@ from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
@@ -507,22 +507,22 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from read if split is None else map(split, read)
 
 
-def _program(run: Run, step: Any) -> targets.Program:
+def _program(run: Run, step: Any) -> made_for.Program:
   """A jitted step, lowered for the devices of a target, on a batch of the run's shape."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = targets.on_device((state, batch))
+    state, batch = made_for.on_device((state, batch))
   else:
     # As `batches` and `dp_sgd` place them.
     apart = gradients.row_sharding(mesh)
     rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
     batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
-    batch = targets.placed(batch, lambda leaf: apart)
-    state = targets.placed(state, functools.partial(gradients.leaf_sharding, mesh))
-  return targets.Program(
+    batch = made_for.placed(batch, lambda leaf: apart)
+    state = made_for.placed(state, functools.partial(gradients.leaf_sharding, mesh))
+  return made_for.Program(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),

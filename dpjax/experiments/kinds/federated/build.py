@@ -49,7 +49,7 @@ from dpjax.experiments.run.streams import Streams
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.validate import UserError
 
@@ -479,7 +479,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
 
-  def program() -> targets.Program:
+  def program() -> made_for.Program:
     if config.execution in ("loop", "pmap"):
       raise UserError(
         "must be 'auto', 'vmap' or 'shard_map' for a machine that is not here",
@@ -491,7 +491,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     for cohort in audit.marked(fed.audited, drawn):
       try:
         fed.algorithm.round(state, cohort)
-      except targets.Reached as reached:
+      except made_for.Reached as reached:
         size = trees.size(audit.of_model(fed.audited, fed.params))
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")

@@ -1,0 +1,103 @@
+"""Which machine the programs of a block are made for: the one that runs, or an absent one.
+
+What builds a program asks here, not JAX, for its platform and its devices. `targets` describes the
+absent machines, and compiles for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Target
+
+_CURRENT: contextvars.ContextVar[Target | None] = contextvars.ContextVar(
+  "target", default=None
+)
+
+
+def current() -> Target | None:
+  """Returns the machine that this block compiles for; None: the one that it runs on."""
+  return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def compiling_for(target: Target) -> Iterator[None]:
+  """Within the block, whatever asks which machine it is made for is told this one.
+
+  Functions that were traced before keep their trace: build what is compiled inside of it.
+
+  >>> from dpjax.parallel import targets
+  >>> with compiling_for(targets.parse("gpu:h100:8")):
+  ...   platform()
+  'gpu'
+  """
+  token = _CURRENT.set(target)
+  try:
+    yield
+  finally:
+    _CURRENT.reset(token)
+
+
+def platform() -> str:
+  """Returns "cpu", "gpu" or "tpu": what the programs of this block are made for."""
+  target = current()
+  return jax.default_backend() if target is None else target.chip.platform
+
+
+def local_devices() -> list[Any]:
+  """Returns the devices that the programs of this block are made for: of this process, or all of
+  a target's."""
+  target = current()
+  return jax.local_devices() if target is None else target.devices()
+
+
+# --- the program of a run's step
+
+
+class Program(NamedTuple):
+  """The program that a step of a run calls, lowered for the devices of a target.
+
+  Attributes:
+    lowered: what `jax.jit(f).lower(...)` made.
+    calls: how often a step calls it.
+    num_parameters: of what the run releases.
+    rows: examples that a device is given in a call; 0 where it is given clients.
+    data_bytes: what lies on each device beside its arguments, such as the data set.
+  """
+
+  lowered: Any
+  calls: int = 1
+  num_parameters: int = 0
+  rows: int = 0
+  data_bytes: int = 0
+
+
+class Reached(Exception):
+  """Ends a step where it would have called its program: it was lowered for a target instead."""
+
+  def __init__(self, program: Program):
+    super().__init__("a step's program was lowered")
+    self.program = program
+
+
+def on_device(tree: Any) -> Any:
+  """Returns the shapes of a tree of arrays, on the first device of the block's target."""
+  device = jax.sharding.SingleDeviceSharding(local_devices()[0])
+  return placed(tree, lambda leaf: device)
+
+
+def placed(tree: Any, sharding: Callable[[Any], Any]) -> Any:
+  """Returns the shapes of a tree of arrays (or of shapes), each leaf where `sharding` says."""
+
+  def shape(leaf: Any) -> jax.ShapeDtypeStruct:
+    # `typeof` knows whatever JAX takes: a number, a NumPy array, a key.
+    kind = leaf if isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding(leaf))
+
+  return jax.tree.map(shape, tree)
