@@ -556,6 +556,16 @@ def _leakage() -> list[Row]:
   return made
 
 
+def _rogue() -> list[Row]:
+  """Images that a server's own model shows, by defence."""
+  rows = entries("attacks/rogue_server_cifar10/attacks.csv")
+  defences = ("none", "clipping", "secure sum of 4", "4 local steps", "top-k", "noise 2")
+  return [
+    [defence, _exactly([one(rows, attack="rogue server", defence=defence)])]
+    for defence in defences
+  ]
+
+
 def _sums() -> list[Row]:
   made = []
   for clients in ("10", "100"):
@@ -788,6 +798,7 @@ TABLES = [
     _membership,
   ),
   Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
+  Table("docs/attacks.md", ["defence", "images recovered exactly"], _rogue),
   Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
   Table("docs/your_data.md", ["on two cores", "arrays", "PNG images"], _files),
   Table(

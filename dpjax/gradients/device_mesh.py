@@ -37,7 +37,9 @@ from dpjax.parallel import made_for
 from dpjax.types import Array, ArrayTree, ClippedSum, HostArray
 from dpjax.validate import UserError
 
-AXES = DATA, MODEL = "data", "model"
+DATA = "data"
+MODEL = "model"
+AXES = (DATA, MODEL)
 _FORM = re.compile(r"data:([1-9][0-9]{0,8})(?:,model:([1-9][0-9]{0,8}))?", re.ASCII)
 _ROWS = PartitionSpec(DATA)
 
