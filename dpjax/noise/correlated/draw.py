@@ -83,9 +83,8 @@ def add_correlated(
     return trees.scale(white, jnp.asarray(factors, jnp.float32)[step])
 
   if isinstance(state.memory, Redrawn):
-    strategy: Any = correlation
-    noisy = strategy.redrawn(white_at, state.draws, state.memory, tree)
     memory = state.memory
+    noisy = _with_redrawn(state, tree, correlation, white_at)
   else:
     row, memory = correlation.next(white_at(state.draws), state.memory)
     noisy = trees.add(tree, row)
@@ -94,3 +93,15 @@ def add_correlated(
     noisy = source.snap(noisy, source.grid_step(std * min(factors, default=1.0)))
   noisy = poisoned(noisy, state, num_steps)
   return noisy, CorrelatedNoiseState(state.key, after.draws, memory, after.checksum)
+
+
+def _with_redrawn(state: Any, tree: Any, strategy: Any, white_at: Any) -> Any:
+  """Returns tree + row of C^{-1} z, whose white noise is drawn again."""
+  if not source.is_secure(state.key):
+    return strategy.redrawn(white_at, state.draws, state.memory, tree)
+  # A release is a function of the exact sum of data and noise: one addition, rounded once.
+  # Draws that are added one by one would round data with a part of the noise.
+  row = strategy.redrawn(
+    white_at, state.draws, state.memory, jax.tree.map(jnp.zeros_like, tree)
+  )
+  return trees.add(tree, row)

@@ -15,7 +15,7 @@ from scipy import special
 import dpjax
 from dpjax import accounting, sampling, transforms
 from dpjax.auditing.games import plans, play
-from dpjax.noise import NoiseShape, correlated
+from dpjax.noise import NoiseShape, correlated, source
 from dpjax.noise.correlated import inverse, series
 from dpjax.noise.correlated.toeplitz import BandState
 from dpjax.noise.gaussian import gaussian
@@ -403,3 +403,22 @@ def test_earlier_noise_under_the_present_key_is_refuted_and_the_honest_one_stand
 def test_every_strategy_of_the_registry_is_played():
   names = " ".join(game.name for game in _games(correlated.InverseBanded))
   assert all(kind in names for kind in ("BandInvMf", "Bisr", "LambdaCgd"))
+
+
+def test_a_release_adds_the_whole_row_to_the_data_at_once(monkeypatch):
+  """Data that are rounded with a part of the noise would be no function of the exact sum."""
+  onto = []
+  original = inverse.InverseBanded.redrawn
+
+  def watched(self, white, draws, memory, tree):
+    onto.append(tree)
+    return original(self, white, draws, memory, tree)
+
+  monkeypatch.setattr(inverse.InverseBanded, "redrawn", watched)
+  data = jax.tree.map(lambda leaf: leaf + 1e3, _TREE)
+  secure = source.key_from_bytes(bytes(range(32)))
+  for key, whole in ((secure, True), (jax.random.key(0), False)):
+    state = correlated.init(key, _REDRAWN, _TREE)
+    correlated.add_correlated(state, data, 1.5, correlation=_REDRAWN, num_steps=_STEPS)
+    start = 0 if whole else 1e3
+    assert all(np.all(leaf == start) for leaf in jax.tree.leaves(onto.pop()))
