@@ -57,6 +57,13 @@ def test_the_plan_of_a_sweep_is_that_of_its_runs(tmp_path):
   assert again["time"].startswith("about 0 minutes")
 
 
+def test_one_mistake_that_stops_every_run_is_one_error(tmp_path):
+  base = fields.replace_all(TrainConfig(), _TINY | {"data.name": "missing.npz"})
+  config = _sweep(base=base, grid={"data.limit": [200, 300]})
+  with pytest.raises(UserError, match=r"^all 2 runs would fail: .*missing"):
+    rehearsal.told(config, tmp_path / "new")
+
+
 def test_the_plan_of_a_selection_is_what_the_choice_costs(monkeypatch, tmp_path):
   timing = dry_run.Timing(27.0, (1.0,), 1.0, 650)  # and two more steps, one evaluation
   real = dry_run.timed

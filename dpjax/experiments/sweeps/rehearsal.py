@@ -108,6 +108,7 @@ def _of_points(
   seconds = 0.0
   over = 0
   seen = {}
+  failures = set()
   for point in _shown(engine.grouped(found)):
     try:
       there = state(point, engine.folder(workdir, point.name))
@@ -120,6 +121,7 @@ def _of_points(
     except UserError as error:
       if len(found) == 1:
         raise
+      failures.add(str(error))
       lines[point.name] = f"would fail: {error}"
       continue
     done = there == dry_run.FINISHED
@@ -130,6 +132,9 @@ def _of_points(
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
   failed = len(found) - len(rows)
+  # One mistake that stops every run is said once, and the command ends with exit code 2.
+  if not rows and len(failures) == 1:
+    raise UserError(f"all {failed} runs would fail: {failures.pop()}")
   side = f", of each of {num_processes} processes" if num_processes > 1 else ""
   after = (
     f" one after another; {num_processes} processes may take a part of it" if side else ""
