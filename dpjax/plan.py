@@ -208,17 +208,21 @@ class Plan:
       UserError: not exactly one of epsilon and attack, epsilon <= 0, a guarantee that no noise
         reaches, or a sampler that has no event.
     """
+    # First of all: who gives a noise multiplier gives no epsilon, and epsilon is not at fault.
+    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
+    for name in options.keys() - known:
+      if name == "noise_multiplier":
+        raise UserError(
+          "is no option here: it follows from epsilon; for a noise of your own make "
+          "dpjax.Plan(sampler=..., noise_multiplier=...)",
+          field=name,
+        )
+      raise UserError("is no option here; must be a field of dpjax.Plan", field=name)
     if attack is None:
       validate.positive(epsilon=epsilon)
     elif epsilon is not None:
       raise UserError(
         "give it or epsilon, not both", field="attack", value=Verbatim(repr(attack))
-      )
-    known = {field.name for field in dataclasses.fields(cls)} - {"noise_multiplier"}
-    for name in options.keys() - known:
-      follows = ", which follows from epsilon" if name == "noise_multiplier" else ""
-      raise UserError(
-        f"is no option here{follows}; must be a field of dpjax.Plan", field=name
       )
     # Its checks run before the search for the noise.
     unit = cls(sampler, 1.0, l2_clip_norm, normalize_by, num_steps, delta=delta, **options)

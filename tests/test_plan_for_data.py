@@ -100,6 +100,7 @@ def test_where_both_neighbours_have_one_size_it_is_that_of_the_data(relation):
     ({"num_examples": 10**30}, "^num_examples="),
     ({"num_examples": 10**400}, "^num_examples="),
     ({"noise_multiplier": 1.0}, "^noise_multiplier: .* follows from epsilon"),
+    ({"noise_multiplier": 1.0, "epsilon": None}, "^noise_multiplier: .* make dpjax.Plan"),
     ({"clip": 1.0}, "^clip: is no option here; must be a field of dpjax.Plan"),
   ],
 )

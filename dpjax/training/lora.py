@@ -75,7 +75,10 @@ def lora(params: Params, pattern: str, *, rank: int, alpha: float, key: jax.Arra
   chosen = _chosen(params, pattern)
   for path, matrix in chosen.items():
     if matrix.ndim != 2:
-      raise UserError(f"{path!r} of shape {matrix.shape} must be a matrix", field="params")
+      raise UserError(
+        f"{path!r} of shape {matrix.shape} must be a matrix; choose another pattern",
+        field="params",
+      )
     if rank > min(matrix.shape):
       bound = f"must be <= {min(matrix.shape)}, a dimension of {path!r}"
       raise UserError(f"{bound}", field="rank", value=rank)
@@ -141,7 +144,9 @@ def _chosen(params: Any, pattern: str) -> dict[str, Any]:
     raise UserError("must be a string, such as '*/kernel'", field="pattern", value=pattern)
   chosen = {name: w for name, w in named.items() if fnmatch.fnmatchcase(name, pattern)}
   if not chosen:
-    example = next(iter(named))
+    # A matrix is what the pattern should match. In nnx its path ends in /value.
+    matrices = (name for name, leaf in named.items() if jnp.ndim(leaf) == 2)
+    example = next(matrices, next(iter(named)))
     raise UserError(
       f"must match a path, such as {example!r}", field="pattern", value=pattern
     )

@@ -34,6 +34,20 @@ def test_unknown_option_is_refused_with_the_nearest():
   assert "\n" not in str(error.value)
 
 
+class Bare(nn.Module):
+  """A model without options."""
+
+  num_classes: int
+
+
+def test_an_option_of_a_model_without_any_is_refused_with_the_flag_that_drops_it():
+  name = f"{__name__}:Bare"
+  with pytest.raises(UserError, match=r"it has none; give --config\.model\.options='\{\}'$"):
+    models.check_options(name, {"features": (64,)}, prefix="model.options.")
+  with pytest.raises(UserError, match="it has none$"):
+    models.check_options(name, {"features": (64,)})
+
+
 @pytest.mark.parametrize(
   ("name", "option"),
   [("wrn_16_4", "depth"), ("wrn_40_4", "width"), ("transformer", "vocab_size")],
