@@ -23,7 +23,7 @@ from dpjax.experiments.plots import measured
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.parallel import targets
-from dpjax.parallel.targets import Target
+from dpjax.parallel.targets import Machine
 
 METHODS = (ORDINARY, "auto", "vmap")
 TARGETS = ("tpu:v5e:1x1", "gpu:h100:1")
@@ -74,7 +74,7 @@ def check(names: Iterable[str], methods: Iterable[str], machines: Iterable[str])
     targets.parse(text).devices()
 
 
-def entry(target: Target, name: str, work: Workload, method: str) -> Entry:
+def entry(target: Machine, name: str, work: Workload, method: str) -> Entry:
   """Compiles one method of a workload for one device of a target."""
   first = (target.text, name, method, len(work.batch.y))
   with targets.compiling_for(target):

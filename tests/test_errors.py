@@ -22,6 +22,7 @@ _OF_OTHERS = {
   "dpjax/data/npz.py": "zipfile says in words why a file is no archive",
   "dpjax/secure/mpc/spu_program.py": "SPU's C++ errors end in a stack trace",
   "dpjax/secure/homomorphic/ckks.py": "SEAL says in words what does not fit",
+  "dpjax/parallel/targets.py": "XLA says in words how much memory a program wants",
   "launch/app.py": "JAX says in words that a backend or memory is missing",
 }
 _READS = {"partition", "rpartition", "split", "startswith", "endswith", "removeprefix"}

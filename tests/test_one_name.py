@@ -32,6 +32,7 @@ _ALIKE = {
 }
 _CLASSES = {
   "Cost": "what it takes: a gradient route, a secure sum",
+  "Interval": "two ends: of an estimate, of the numbers that are predicted",
   "Kind": "of a run, of a layer's use in a jaxpr",
   "Recipe": "how gradients are computed, how a network is trained on shares",
   "Signs": "of messages that are compressed, of values that are shared",

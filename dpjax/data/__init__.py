@@ -39,9 +39,9 @@ if TYPE_CHECKING:
   from dpjax.data.shakespeare import shakespeare_federation as shakespeare_federation
   from dpjax.data.tables import clipped_cells as clipped_cells
   from dpjax.data.tables import table as table
-  from dpjax.data.targets import Interval as Interval
-  from dpjax.data.targets import Labels as Labels
-  from dpjax.data.targets import needs_classes as needs_classes
+  from dpjax.data.target_kinds import Interval as Interval
+  from dpjax.data.target_kinds import Labels as Labels
+  from dpjax.data.target_kinds import needs_classes as needs_classes
   from dpjax.data.text import PADDING_ID as PADDING_ID
   from dpjax.data.text import encode_text as encode_text
   from dpjax.data.text_files import text_file as text_file

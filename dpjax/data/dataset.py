@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpjax import validate
-from dpjax.data import targets
+from dpjax.data import target_kinds
 from dpjax.data.rows import Rows, RowSource
-from dpjax.data.targets import Target
+from dpjax.data.target_kinds import Target
 from dpjax.types import Example, HostArray
 from dpjax.validate import UserError
 
@@ -110,7 +110,7 @@ class Dataset:
       validate.integer_at_least(1, nominal_size=self.nominal_size)
     _check_x(self.x)
     if self.target is not None:
-      targets.check(self.y, len(self.x), self.target, self.num_classes)
+      target_kinds.check(self.y, len(self.x), self.target, self.num_classes)
     else:
       _check_y(self.y, len(self.x))
       _check_range(self.y, self.num_classes, "y", "num_classes")
@@ -342,7 +342,7 @@ def from_arrays(
   Traceback (most recent call last):
   ...
   dpjax.validate.UserError: y: holds values from 0 to 9: none may be outside [0, ...=9)
-  >>> from_arrays(np.zeros((2, 1)), [90.0, 240.0], target=targets.Interval(40, 240)).y
+  >>> from_arrays(np.zeros((2, 1)), [90.0, 240.0], target=target_kinds.Interval(40, 240)).y
   array([-0.5,  1. ], dtype=float32)
   """
   if target is None and num_classes is None:
@@ -351,11 +351,11 @@ def from_arrays(
       "from_arrays() needs num_classes=, or target=: counting private labels would let one "
       "record decide the shape of the model"
     )
-  if isinstance(target, targets.Labels) and num_classes is None:
+  if isinstance(target, target_kinds.Labels) and num_classes is None:
     num_classes = len(target.names)
   return Dataset(
     x=_as_features(x),
-    y=_as_labels(y) if target is None else targets.as_targets(y, target),
+    y=_as_labels(y) if target is None else target_kinds.as_targets(y, target),
     name=name,
     num_classes=1 if num_classes is None else num_classes,
     split=split,

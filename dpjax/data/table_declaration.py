@@ -33,7 +33,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpjax import validate
-from dpjax.data.targets import Interval, Labels
+from dpjax.data.target_kinds import Interval, Labels
 from dpjax.validate import UserError, Verbatim
 
 _KEYS = (

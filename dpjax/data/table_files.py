@@ -30,7 +30,7 @@ _PLAIN = (str, numbers.Real, np.bool_, decimal.Decimal)
 _MOST_BITS = 1024
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
   """Several rows, by column."""
 
   # [k] of each requested column: text, or Parquet's own type; None: null
@@ -44,7 +44,7 @@ class Block(NamedTuple):
 
 def blocks(
   path: pathlib.Path, wanted: Any, *, delimiter: str | None, encoding: str
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
   """Yields the rows of a file.
 
   Args:
@@ -75,7 +75,7 @@ def blocks(
     raise UserError(f"cannot be read ({error.strerror})") from error
 
 
-def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
+def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[RowBlock]:
   """Yields the rows of columns by name, in one block; `wanted` as in `blocks`.
 
   Raises:
@@ -101,7 +101,7 @@ def in_memory(columns: Mapping[str, Any], wanted: Any) -> Iterator[Block]:
     raise UserError(f"its columns must be equally long, not {sorted(sizes)}")
   size = sizes.pop()
   if size:
-    yield Block(cells, range(1, size + 1))
+    yield RowBlock(cells, range(1, size + 1))
 
 
 def _plain_cell(cell: Any, name: str, row: int) -> Any:
@@ -184,7 +184,7 @@ def _rows(stream: TextIO, delimiter: str) -> Iterator[tuple[int, list[str]]]:
       yield first, [cell.strip() for cell in row]
 
 
-def _csv(stream: TextIO, wanted: Any, delimiter: str) -> Iterator[Block]:
+def _csv(stream: TextIO, wanted: Any, delimiter: str) -> Iterator[RowBlock]:
   rows = _rows(stream, delimiter)
   header = next(rows, None)
   if header is None:
@@ -208,9 +208,9 @@ def _csv(stream: TextIO, wanted: Any, delimiter: str) -> Iterator[Block]:
     yield _block(places, held, chosen)
 
 
-def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> Block:
+def _block(places: list[int], rows: list[list[str]], chosen: dict[str, int]) -> RowBlock:
   columns = list(zip(*rows))
-  return Block({name: columns[place] for name, place in chosen.items()}, places)
+  return RowBlock({name: columns[place] for name, place in chosen.items()}, places)
 
 
 def _chosen(names: Sequence[str], wanted: Any) -> dict[str, int]:
@@ -230,7 +230,7 @@ def _counts(names: Sequence[str]) -> dict[str, int]:
   return counts
 
 
-def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[Block]:
+def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[RowBlock]:
   try:
     parquet = importlib.import_module("pyarrow.parquet")
   except ImportError as error:
@@ -245,7 +245,7 @@ def _parquet(path: pathlib.Path, wanted: Any) -> Iterator[Block]:
           name: _plain(arrow, batch.column(batch.schema.get_field_index(name)), name)
           for name in chosen
         }
-        yield Block(cells, range(count + 1, count + 1 + batch.num_rows))
+        yield RowBlock(cells, range(count + 1, count + 1 + batch.num_rows))
         count += batch.num_rows
   except FileNotFoundError as error:
     raise UserError("there is no such file") from error

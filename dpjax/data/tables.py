@@ -80,7 +80,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
   ...   },
   ... )
   >>> train.x.tolist(), train.y.tolist(), test.x.tolist()
-  ([[0.25, 1.0, 0.0], [0.5, 1.0, 0.0]], [0, 0], [[0.75, 0.0, 1.0]])
+  ([[0.75, 0.0, 1.0], [0.5, 1.0, 0.0]], [1, 0], [[0.25, 1.0, 0.0]])
   """
   return table_fields(source, None, declaration, name=name)[0]
 
@@ -257,7 +257,7 @@ def _read(source: _Held, declared: Declaration, field: str | None) -> _Part:
 class _Cells:
   """The cells of a block, converted as the declaration says."""
 
-  def __init__(self, block: table_files.Block, declared: Declaration, word: str):
+  def __init__(self, block: table_files.RowBlock, declared: Declaration, word: str):
     self._block = block
     self._declared = declared
     self._word = word

@@ -161,7 +161,9 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
       hint = ", ".join(known) + validate.did_you_mean(option, known)
       if not known:
         # A config may hold options of the model that stood there before.
-        hint = f"it has none; give --config.{prefix[:-1]}='{{}}'" if prefix else "it has none"
+        hint = (
+          f"it has none; give --config.{prefix[:-1]}='{{}}'" if prefix else "it has none"
+        )
       at = f"{prefix}{option}={value!r}"
       raise UserError(f"{at}: not an option of model {name!r}: {hint}")
 

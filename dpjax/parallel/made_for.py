@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 if TYPE_CHECKING:
-  from dpjax.parallel.targets import Target
+  from dpjax.parallel.targets import Machine
 
-_CURRENT: contextvars.ContextVar[Target | None] = contextvars.ContextVar(
+_CURRENT: contextvars.ContextVar[Machine | None] = contextvars.ContextVar(
   "target", default=None
 )
 
 
-def current() -> Target | None:
+def current() -> Machine | None:
   """Returns the machine that this block compiles for; None: the one that it runs on."""
   return _CURRENT.get()
 
 
 @contextlib.contextmanager
-def compiling_for(target: Target) -> Iterator[None]:
+def compiling_for(target: Machine) -> Iterator[None]:
   """Within the block, whatever asks which machine it is made for is told this one.
 
   Functions that were traced before keep their trace: build what is compiled inside of it.
@@ -60,7 +60,7 @@ def local_devices() -> list[Any]:
 # --- the program of a run's step
 
 
-class Program(NamedTuple):
+class StepProgram(NamedTuple):
   """The program that a step of a run calls, lowered for the devices of a target.
 
   Attributes:
@@ -81,7 +81,7 @@ class Program(NamedTuple):
 class Reached(Exception):
   """Ends a step where it would have called its program: it was lowered for a target instead."""
 
-  def __init__(self, program: Program):
+  def __init__(self, program: StepProgram):
     super().__init__("a step's program was lowered")
     self.program = program
 

@@ -41,7 +41,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
-class Counts(NamedTuple):
+class ProgramCounts(NamedTuple):
   """The work of one call of a program on one device."""
 
   flops: float = 0.0  # of matrix products and convolutions
@@ -53,7 +53,7 @@ class Counts(NamedTuple):
   loops: int = 0  # in the text
   unknown_loops: int = 0  # of these, such whose trips are not stated: counted as one
 
-  def times(self, trips: int) -> Counts:
+  def times(self, trips: int) -> ProgramCounts:
     """Returns the work of a loop's trips; what stands in the text stays."""
     return self._replace(
       flops=self.flops * trips,
@@ -63,9 +63,9 @@ class Counts(NamedTuple):
       kernels=self.kernels * trips,
     )
 
-  def plus(self, other: Counts) -> Counts:
+  def plus(self, other: ProgramCounts) -> ProgramCounts:
     """Returns the work of both."""
-    return Counts._make(a + b for a, b in zip(self, other))
+    return ProgramCounts._make(a + b for a, b in zip(self, other))
 
 
 class _Array(NamedTuple):
@@ -243,15 +243,15 @@ class _Reader:
     self.computations, self.entry = _parsed(hlo)
     self.counted = functools.cache(self._counted)
 
-  def _counted(self, name: str) -> Counts:
+  def _counted(self, name: str) -> ProgramCounts:
     """Counts of a computation that runs by itself."""
     computation = self.computations[name]
-    total = Counts()
+    total = ProgramCounts()
     for each in computation.instructions.values():
       total = total.plus(self._one(computation, each))
     return total
 
-  def _one(self, computation: _Computation, each: _Instruction) -> Counts:
+  def _one(self, computation: _Computation, each: _Instruction) -> ProgramCounts:
     if each.opcode == "while":
       return self._loop(computation, each)
     if each.opcode == "conditional":
@@ -262,12 +262,12 @@ class _Reader:
       return self._usual(branches)
     if each.opcode in _CALLS:
       names = each.called("to_apply") + each.called("calls")
-      return functools.reduce(Counts.plus, map(self.counted, names), Counts())
+      return functools.reduce(ProgramCounts.plus, map(self.counted, names), ProgramCounts())
     if each.opcode in _FREE or each.opcode.endswith(("-done", "-update")):
-      return Counts()
+      return ProgramCounts()
     exchanged = collectives(f"%x = {each.text}")
     flops, narrow_flops = self._flops(computation, each)
-    return Counts(
+    return ProgramCounts(
       flops=flops,
       narrow_flops=narrow_flops,
       memory_bytes=self._traffic(computation, each),
@@ -276,7 +276,7 @@ class _Reader:
       fusions=int(each.opcode == "fusion"),
     )
 
-  def _usual(self, branches: list[str]) -> Counts:
+  def _usual(self, branches: list[str]) -> ProgramCounts:
     """Counts of the branch of a conditional that is taken as a rule.
 
     This library writes two kinds. One returns constants where something holds that never does
@@ -285,7 +285,7 @@ class _Reader:
     alive = [name for name in branches if self._depends(self.computations[name])]
     counts = [self.counted(name) for name in alive or branches]
     if not counts:
-      return Counts()
+      return ProgramCounts()
     # Of the rest the costliest, as XLA counts.
     return min(counts, key=lambda count: (count.unknown_loops, -count.memory_bytes))
 
@@ -304,11 +304,11 @@ class _Reader:
       waiting.extend(each.operands)
     return False
 
-  def _loop(self, computation: _Computation, each: _Instruction) -> Counts:
+  def _loop(self, computation: _Computation, each: _Instruction) -> ProgramCounts:
     (body,) = each.called("body")
     trips = self._trips(each)
     inner = self.counted(body).times(1 if trips is None else trips)
-    return inner.plus(Counts(loops=1, unknown_loops=int(trips is None)))
+    return inner.plus(ProgramCounts(loops=1, unknown_loops=int(trips is None)))
 
   def _trips(self, each: _Instruction) -> int | None:
     stated = _TRIPS.search(each.attributes)
@@ -423,7 +423,7 @@ class _Reader:
     return 1.0
 
 
-def counted(hlo: str) -> Counts:
+def counted(hlo: str) -> ProgramCounts:
   """Returns the work of `jax.jit(f).lower(...).compile().as_text()`, on one device.
 
   Args:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from dpjax.parallel.made_for import Program as Program
 from dpjax.parallel.made_for import Reached as Reached
+from dpjax.parallel.made_for import StepProgram as StepProgram
 from dpjax.parallel.made_for import compiling_for as compiling_for
 from dpjax.parallel.made_for import current as current
 from dpjax.parallel.made_for import local_devices as local_devices
@@ -36,7 +36,7 @@ from dpjax.parallel.made_for import platform as platform
 from dpjax.validate import UserError
 
 if TYPE_CHECKING:
-  from dpjax.parallel.programs import Counts
+  from dpjax.parallel.programs import ProgramCounts
 
 INSTALL = "pip install 'dpjax[targets]'"
 _FORM = re.compile(r"(tpu):(\w+):(\d+(?:x\d+){1,2})|(gpu):(\w+):([1-9]\d{0,4})", re.ASCII)
@@ -146,7 +146,7 @@ CHIPS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
+class Machine:
   """A machine of equal chips: `parse` reads it from text.
 
   Attributes:
@@ -193,7 +193,7 @@ class NotFitting(Exception):
 class Compiled(NamedTuple):
   """One program for one device of a target; bytes, by the compiler's account."""
 
-  counts: Counts
+  counts: ProgramCounts
   arguments: int
   outputs: int
   aliased: int  # of the outputs, those that take the place of arguments
@@ -218,7 +218,7 @@ class Compiled(NamedTuple):
     return max(products, self.counts.memory_bytes / chip.bandwidth)
 
 
-def parse(text: str) -> Target:
+def parse(text: str) -> Machine:
   """Returns the machine of a text: a TPU by the sides of its slice, GPUs by their number.
 
   Raises:
@@ -240,7 +240,7 @@ def parse(text: str) -> Target:
   known = [key for key, chip in CHIPS.items() if chip.platform == platform]
   if name not in known:
     raise UserError(f"must name a chip of {', '.join(known)}", field="target", value=text)
-  return Target(text, name, tuple(int(size) for size in sizes.split("x")))
+  return Machine(text, name, tuple(int(size) for size in sizes.split("x")))
 
 
 def _check_installed(platform: str, version: str) -> None:
@@ -309,7 +309,7 @@ def _silenced() -> Iterator[None]:
 
 
 @functools.cache
-def _devices(target: Target) -> tuple[Any, ...]:
+def _devices(target: Machine) -> tuple[Any, ...]:
   for name, value in _QUIET.items():
     os.environ.setdefault(name, value)
   options: dict[str, Any] = {}
@@ -352,7 +352,7 @@ def _devices(target: Target) -> tuple[Any, ...]:
 # --- compiled programs
 
 
-def compiled(lowered: Any, target: Target) -> Compiled:
+def compiled(lowered: Any, target: Machine) -> Compiled:
   """Compiles what `jax.jit(f).lower(...)` made for devices of a target.
 
   Raises:

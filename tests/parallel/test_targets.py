@@ -125,11 +125,11 @@ def test_every_chip_says_where_its_figures_are_from():
 
 def test_the_roofline_is_the_slower_of_products_and_memory():
   chip = targets.CHIPS["h100"]
-  made = targets.Compiled(programs.Counts(), 1, 2, 1, 5, 7)
+  made = targets.Compiled(programs.ProgramCounts(), 1, 2, 1, 5, 7)
   assert made.held == 1 + 2 - 1 + 5 + 7
 
   def seconds(**counts):
-    return made._replace(counts=programs.Counts(**counts)).seconds(chip)
+    return made._replace(counts=programs.ProgramCounts(**counts)).seconds(chip)
 
   assert seconds(memory_bytes=3352e9) == 1.0
   assert seconds(flops=495e12, memory_bytes=1.0) == 1.0
@@ -178,10 +178,10 @@ def test_a_run_that_does_not_fit_is_told_which_microbatch_would(on_cpu, monkeypa
   def compiled(lowered, target):
     asked.append(lowered)
     size = lowered.microbatch_size or 4096
-    return targets.Compiled(programs.Counts(), 10 * 10**9, 0, 0, size * 10**9, 0)
+    return targets.Compiled(programs.ProgramCounts(), 10 * 10**9, 0, 0, size * 10**9, 0)
 
   def make_work(config):
-    program = targets.Program(lowered=config, rows=4096)
+    program = targets.StepProgram(lowered=config, rows=4096)
     return types.SimpleNamespace(program=lambda: program, num_steps=10)
 
   monkeypatch.setattr(targets, "compiled", compiled)
@@ -199,7 +199,7 @@ def test_what_the_compiler_refuses_is_told_by_its_own_figure(on_cpu, monkeypatch
   def refused(lowered, target):
     raise targets.NotFitting(wanted=1e11)
 
-  work = types.SimpleNamespace(program=lambda: targets.Program(None), num_steps=10)
+  work = types.SimpleNamespace(program=lambda: targets.StepProgram(None), num_steps=10)
   monkeypatch.setattr(targets, "compiled", refused)
   plan = for_target.compiled(lambda config: work, TrainConfig(), on_cpu)
   assert not plan.fits and plan.hours is None

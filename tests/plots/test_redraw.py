@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from dpjax import accounting, pictures
-from dpjax.experiments.plots import redraw, tables
+from dpjax.experiments.plots import csv_tables, redraw
 from dpjax.validate import UserError
 from tests import commands
 
@@ -47,7 +47,7 @@ def _redrawn(name, tmp_path, capsys=None):
   out = tmp_path / "a.png"
   notes = redraw.plot([_RESULTS / name], [out], look=_LOOK)
   assert out.read_bytes().startswith(b"\x89PNG") and 5000 < out.stat().st_size < 150_000
-  table = tables.read(_RESULTS / name)
+  table = csv_tables.read(_RESULTS / name)
   for note in notes:
     assert str(table.path) in note and "not drawn" in note
   return table
@@ -93,7 +93,7 @@ def test_each_committed_picture_is_recognised_by_its_columns():
   assert len(names) >= 30
   seen = set()
   for name in names:
-    table = tables.read(_RESULTS / name)
+    table = csv_tables.read(_RESULTS / name)
     layout = redraw.layout_of(table)
     assert redraw._is_sweep(table) or layout is not None, name
     seen.add(layout.words if layout else "a sweep")
@@ -103,7 +103,7 @@ def test_each_committed_picture_is_recognised_by_its_columns():
 
 
 def test_the_numbers_of_a_curve_are_those_of_its_file():
-  table = tables.read(_RESULTS / "mnist_whitened" / "curve.csv")
+  table = csv_tables.read(_RESULTS / "mnist_whitened" / "curve.csv")
   notes = []
   figure = redraw.figure([table], redraw.NOTHING, pictures.Look(log_y=False), notes)
   (axes,) = figure.axes
@@ -118,7 +118,7 @@ def test_the_numbers_of_a_curve_are_those_of_its_file():
 
 def test_two_sweeps_stand_on_one_picture_with_the_names_of_their_folders():
   names = ("mnist_whitened", "mnist_scatter_linear")
-  read = [tables.read(_RESULTS / name / "curve.csv") for name in names]
+  read = [csv_tables.read(_RESULTS / name / "curve.csv") for name in names]
   figure = redraw.figure(read, redraw.NOTHING, pictures.PAGE, [])
   (axes,) = figure.axes
   assert {"".join(text.get_text().split()) for text in axes.texts} == set(names)
@@ -139,7 +139,7 @@ def test_any_table_by_its_columns_is_the_mean_of_rows_that_share_x(tmp_path):
   )
   asked = redraw.Asked(x="step", y="loss", group="name")
   notes = []
-  figure = redraw.figure([tables.read(path)], asked, pictures.Look(log_y=True), notes)
+  figure = redraw.figure([csv_tables.read(path)], asked, pictures.Look(log_y=True), notes)
   (axes,) = figure.axes
   (of_a, of_b) = [container.lines[0] for container in axes.containers]
   assert (list(of_a.get_xdata()), list(of_a.get_ydata())) == ([1, 2], [3.0, 1.0])
@@ -150,9 +150,9 @@ def test_any_table_by_its_columns_is_the_mean_of_rows_that_share_x(tmp_path):
 
 
 def test_two_relations_of_any_table_have_axes_of_their_own():
-  rows = tables.read(_RESULTS / "radp" / "departures_mnist" / "report.csv").rows
+  rows = csv_tables.read(_RESULTS / "radp" / "departures_mnist" / "report.csv").rows
   other = [{**row, "neighboring_relation": "replace_one"} for row in rows]
-  table = tables.Table(_RESULTS / "a.csv", list(rows[0]), [*rows, *other])
+  table = csv_tables.CsvTable(_RESULTS / "a.csv", list(rows[0]), [*rows, *other])
   asked = redraw.Asked(x="epoch", y="test_accuracy")
   figure = redraw.figure([table], asked, pictures.PAGE, [])
   titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -163,7 +163,7 @@ def _drawn_run(folder, result, rows):
   """The axes of epsilon in the picture of a run."""
   (folder / "result.json").write_text(json.dumps(result))
   path = _write(folder / "report.csv", ["step", "test_accuracy", "epsilon"], rows)
-  figure = redraw.figure([tables.read(path)], redraw.NOTHING, pictures.PAGE, [])
+  figure = redraw.figure([csv_tables.read(path)], redraw.NOTHING, pictures.PAGE, [])
   return figure.axes[1]
 
 

@@ -156,7 +156,11 @@ def test_half_precision_weights_have_float32_adapters():
   ("params", "options", "match"),
   [
     ({"w": jnp.ones((4, 3))}, dict(pattern="v*"), "pattern='v\\*': must match a path, such as 'w'"),
-    ({"b": jnp.ones(3), "w": jnp.ones((4, 3))}, dict(pattern="v*"), "must match a path, such as 'w'"),
+    (
+      {"b": jnp.ones(3), "w": jnp.ones((4, 3))},
+      dict(pattern="v*"),
+      "must match a path, such as 'w'",
+    ),
     ({"w": jnp.ones((4, 3))}, dict(rank=4), "rank=4: must be <= 3, a dimension of 'w'"),
     ({"w": jnp.ones((4, 3))}, dict(rank=0), "rank=0: must be"),
     ({"w": jnp.ones((4, 3))}, dict(alpha=0.0), "alpha=0.0: must be"),

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from dpjax import pictures
 from dpjax.experiments.kinds.attack import table as attack_table
 from dpjax.experiments.kinds.secure import table as secure_table
-from dpjax.experiments.plots import measured, tables
-from dpjax.experiments.plots.tables import Row, Table
+from dpjax.experiments.plots import csv_tables, measured
+from dpjax.experiments.plots.csv_tables import CsvTable, Row
 from dpjax.experiments.run import report, writers
 from dpjax.experiments.sweeps import curve_picture, noise_histograms, panels
 from dpjax.pictures import PAGE, Look
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
   words: str
   columns: frozenset[str]
   numbers: tuple[str, ...]
-  draw: Callable[[Table, str, Look], Figure]
+  draw: Callable[[CsvTable, str, Look], Figure]
 
 
 class Asked(NamedTuple):
@@ -86,7 +86,7 @@ def plot(
     raise UserError("must name a file to write", field="out", value="")
   for path in out:
     pictures.check_suffix(path)
-  read = [tables.read(path) for path in paths]
+  read = [csv_tables.read(path) for path in paths]
   notes: list[str] = []
   drawn = figure(read, asked, look, notes)
   for path in out:
@@ -94,7 +94,7 @@ def plot(
   return notes
 
 
-def figure(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -> Figure:
+def figure(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:
   """Returns the picture of tables, as `plot` does; appends to `notes` what is not drawn."""
   if asked.x or asked.y or asked.group:
     for name in ("x", "y"):
@@ -107,7 +107,7 @@ def figure(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) ->
 
 
 def _as_written(
-  read: Sequence[Table], asked: Asked, look: Look, notes: list[str]
+  read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
   """Draws one file that dpjax wrote, as dpjax draws it."""
   if len(read) > 1:
@@ -137,7 +137,7 @@ def _as_written(
   return layout.draw(table, look.title or "", look)
 
 
-def layout_of(table: Table) -> Layout | None:
+def layout_of(table: CsvTable) -> Layout | None:
   """Returns the first layout whose columns a table has; None of any other table."""
   columns = frozenset(table.columns)
   return next((layout for layout in LAYOUTS if layout.columns <= columns), None)
@@ -181,9 +181,9 @@ def reference(text: str) -> Reference:
     ) from None
 
 
-def _missing(table: Table, name: str) -> list[str]:
+def _missing(table: CsvTable, name: str) -> list[str]:
   """Says how many rows of a table hold no finite number in a column."""
-  lost = sum(not tables.is_number(row[name]) for row in table.rows)
+  lost = sum(not csv_tables.is_number(row[name]) for row in table.rows)
   if not lost:
     return []
   return [
@@ -191,13 +191,13 @@ def _missing(table: Table, name: str) -> list[str]:
   ]
 
 
-def _is_sweep(table: Table) -> bool:
+def _is_sweep(table: CsvTable) -> bool:
   """Whether a table is the curve.csv of a sweep."""
   has = {*report.WHAT_EPSILON_MEANS, "epsilon", "seeds"} <= {*table.columns}
   return has and any(name.endswith("_mean") for name in table.columns)
 
 
-def _sweeps(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -> Figure:
+def _sweeps(read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]) -> Figure:
   """Draws curves of sweeps: a line for each series of each file."""
   axes = []
   groups: list[Row] = []
@@ -218,7 +218,7 @@ def _sweeps(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -
       # Of several files each line tells from which it is.
       name = ": ".join(filter(None, (folder, label))) if len(read) > 1 else label
       groups.append({**row, "series": name})
-    lost = sum(not tables.is_number(row[f"{y}_mean"]) for row in table.rows)
+    lost = sum(not csv_tables.is_number(row[f"{y}_mean"]) for row in table.rows)
     if lost:
       notes.append(
         f"{table.path}: {lost} of {len(table.rows)} rows hold no finite {y}: not drawn"
@@ -241,7 +241,7 @@ def _sweeps(read: Sequence[Table], asked: Asked, look: Look, notes: list[str]) -
 
 
 def _by_columns(
-  read: Sequence[Table], asked: Asked, look: Look, notes: list[str]
+  read: Sequence[CsvTable], asked: Asked, look: Look, notes: list[str]
 ) -> Figure:
   """Draws y over x of any tables: the mean of rows that share x and their group."""
   x = asked.x or ""
@@ -255,14 +255,14 @@ def _by_columns(
     for name in (x, y):
       notes += _missing(table, name)
     file = table.path.stem if len(read) > 1 else ""
-    finite = [row for row in table.rows if tables.is_number(row[x])]
+    finite = [row for row in table.rows if csv_tables.is_number(row[x])]
     for row in finite:
       value = row[asked.group] if asked.group else ""
       label = f"{value:g}" if isinstance(value, float) else str(value or "")
       name = ": ".join(filter(None, (file, label)))
       # An epsilon of another meaning is never part of one mean, and never on the same axes.
       meaning = tuple(row.get(key) for key in report.WHAT_EPSILON_MEANS)
-      if tables.is_number(row[y]):
+      if csv_tables.is_number(row[y]):
         kept.setdefault((name, row[x], meaning), []).append(row)
   if not kept:
     raise UserError("no row holds a finite number in both", field="x, y", value=(x, y))
@@ -293,7 +293,7 @@ def _group(place: tuple[Any, ...], rows: list[Row], x: str, y: str) -> Row:
   }
 
 
-def _run(table: Table, title: str, look: Look) -> Figure:
+def _run(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws report.csv of a run, with the result.json beside it."""
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
@@ -306,12 +306,12 @@ def _run(table: Table, title: str, look: Look) -> Figure:
   return drawn
 
 
-def _relevance(table: Table, title: str, look: Look) -> Figure:
+def _relevance(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws report.csv of a relevance experiment; older ones name relations in claims.csv."""
   rows = table.rows
   beside = table.path.with_name("claims.csv")
   if "neighboring_relation" not in table.columns and beside.is_file():
-    claims = tables.read(beside).rows
+    claims = csv_tables.read(beside).rows
     relations = {claim["method"]: claim["neighboring_relation"] for claim in claims}
     rows = [row | {"neighboring_relation": relations.get(row["curve"])} for row in rows]
   curves = list(dict.fromkeys(str(row["curve"]) for row in rows))
@@ -319,14 +319,14 @@ def _relevance(table: Table, title: str, look: Look) -> Figure:
   return panels.figure(rows, title=f"{', '.join(datasets)}: {', '.join(curves)}", look=look)
 
 
-def _attacks(table: Table, title: str, look: Look) -> Figure:
+def _attacks(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws attacks.csv, and the ROC curves of the curves.csv beside it."""
   beside = table.path.with_name("curves.csv")
-  points = tables.read(beside).rows if beside.is_file() else []
+  points = csv_tables.read(beside).rows if beside.is_file() else []
   return attack_table.figure(table.rows, points, title=title, look=look)
 
 
-def _rocs(table: Table, title: str, look: Look) -> Figure:
+def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
   """Draws curves.csv of attacks, or roc.csv of one attacked run."""
   more = {"defence": "", "epsilon": ""}
   # In roc.csv the column "attack" names the method.
@@ -339,27 +339,27 @@ def _rocs(table: Table, title: str, look: Look) -> Figure:
   return attack_table.figure([], points, title=title, look=look)
 
 
-def _secure(table: Table, title: str, look: Look) -> Figure:
+def _secure(table: CsvTable, title: str, look: Look) -> Figure:
   return secure_table.figure(table.rows, title=title, look=look)
 
 
-def _gradients(table: Table, title: str, look: Look) -> Figure:
+def _gradients(table: CsvTable, title: str, look: Look) -> Figure:
   return measured.gradients(table.rows, title=title, look=look)
 
 
-def _compiled(table: Table, title: str, look: Look) -> Figure:
+def _compiled(table: CsvTable, title: str, look: Look) -> Figure:
   return measured.compiled(table.rows, title=title, look=look)
 
 
-def _federated(table: Table, title: str, look: Look) -> Figure:
+def _federated(table: CsvTable, title: str, look: Look) -> Figure:
   return measured.federated(table.rows, title=title, look=look)
 
 
-def _noise_error(table: Table, title: str, look: Look) -> Figure:
+def _noise_error(table: CsvTable, title: str, look: Look) -> Figure:
   return measured.noise_error(table.rows, title=title, look=look)
 
 
-def _histograms(table: Table, title: str, look: Look) -> Figure:
+def _histograms(table: CsvTable, title: str, look: Look) -> Figure:
   return noise_histograms.figure(table.rows, title=title, look=look)
 
 

@@ -95,7 +95,7 @@ def told(
   kind: RunKind,
   config: Any,
   workdir: pathlib.Path | str,
-  target: targets.Target | None = None,
+  target: targets.Machine | None = None,
 ) -> str:
   """Returns the plan of a run, as lines.
 

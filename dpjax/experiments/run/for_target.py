@@ -16,19 +16,19 @@ from typing import Any, NamedTuple
 
 from dpjax.experiments.run.job import Work
 from dpjax.parallel import targets
-from dpjax.parallel.targets import Compiled, NotFitting, Program, Target
+from dpjax.parallel.targets import Compiled, Machine, NotFitting, StepProgram
 from dpjax.validate import UserError
 
 # Each takes as long as a compilation of the step.
 _MOST_TRIES = 5
 
 
-class Plan(NamedTuple):
+class CompiledPlan(NamedTuple):
   """A run's step on a target."""
 
   work: Work
-  target: Target
-  program: Program
+  target: Machine
+  program: StepProgram
   compiled: Compiled | None  # None: the compiler refused it for lack of memory
   compile_seconds: float
   wanted: float | None  # bytes of a device that it takes; None: more than there are
@@ -48,7 +48,9 @@ class Plan(NamedTuple):
     return calls * self.compiled.seconds(self.target.chip) / 3600
 
 
-def compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> Plan:
+def compiled(
+  make_work: Callable[[Any], Work], config: Any, target: Machine
+) -> CompiledPlan:
   """Compiles the step of a run for a target.
 
   Args:
@@ -76,7 +78,9 @@ def compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> P
   return plan
 
 
-def _compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> Plan:
+def _compiled(
+  make_work: Callable[[Any], Work], config: Any, target: Machine
+) -> CompiledPlan:
   with targets.compiling_for(target):
     work = make_work(config)
     if work.program is None:
@@ -91,10 +95,10 @@ def _compiled(make_work: Callable[[Any], Work], config: Any, target: Target) -> 
   except NotFitting as error:
     found = None
     wanted = None if error.wanted is None else error.wanted + program.data_bytes
-  return Plan(work, target, program, found, time.monotonic() - began, wanted)
+  return CompiledPlan(work, target, program, found, time.monotonic() - began, wanted)
 
 
-def _guess(plan: Plan, size: int) -> int:
+def _guess(plan: CompiledPlan, size: int) -> int:
   """Returns the power of two below the microbatch that should fit, for temporaries grow with it."""
   usable = plan.target.chip.usable_bytes
   if plan.wanted is None:
@@ -114,7 +118,7 @@ def _gigabytes(size: float) -> str:
   return f"{size / 1e9:.3g} GB"
 
 
-def lines(plan: Plan) -> dict[str, str]:
+def lines(plan: CompiledPlan) -> dict[str, str]:
   """Returns what a plan says of its target, by name."""
   chip = plan.target.chip
   text = {
@@ -148,7 +152,7 @@ def lines(plan: Plan) -> dict[str, str]:
   return text
 
 
-def _verdict(plan: Plan) -> str:
+def _verdict(plan: CompiledPlan) -> str:
   usable = plan.target.chip.usable_bytes
   if plan.fits:
     return f"yes: {_gigabytes(plan.wanted or 0)} of a device"

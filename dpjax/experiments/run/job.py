@@ -61,7 +61,7 @@ class Work(NamedTuple):
   steps_are: str = "optimizer steps"  # in the picture
   # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`; None: no
   # machine that is not here can be planned for
-  program: Callable[[], made_for.Program] | None = None
+  program: Callable[[], made_for.StepProgram] | None = None
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict

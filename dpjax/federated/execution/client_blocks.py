@@ -240,7 +240,7 @@ class Blocks:
       given = given if self._way.send is None else self._way.send(given)
       yield block, self._way.program(context, *given)
 
-  def _lowered(self, context: Context, cohort: Cohort) -> made_for.Program:
+  def _lowered(self, context: Context, cohort: Cohort) -> made_for.StepProgram:
     """The program of the first block, whose clients have the most steps, for a target."""
     context, pairs = self._cut(context, cohort)
     first, *others = pairs
@@ -250,7 +250,7 @@ class Blocks:
       context = made_for.placed(context, lambda leaf: self._way.everywhere)
       first = made_for.placed(first, lambda leaf: self._way.apart)
     lowered = self._way.program.lower(context, *first)  # type: ignore[attr-defined]
-    return made_for.Program(lowered, calls=1 + len(others))
+    return made_for.StepProgram(lowered, calls=1 + len(others))
 
   def __call__(self, context: Context, cohort: Cohort) -> Mapped:
     if made_for.current() is not None and cohort.size:

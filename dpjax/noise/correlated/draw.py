@@ -71,8 +71,9 @@ def add_correlated(
     tree = poisoned(tree, state, num_steps)
     return tree, state._replace(draws=after.draws, checksum=after.checksum)
   tree = check_one_sum(tree, state)
-  # The draw checks std alone, without the factors.
   for leaf in jax.tree.leaves(tree):
+    # First alone: what is no number has no product.
+    source.check_scale(std, leaf.dtype, "std")
     for end in {min(factors, default=1.0), max(factors, default=1.0)}:
       source.check_scale(std * end, leaf.dtype, "std * noise_schedule")
 

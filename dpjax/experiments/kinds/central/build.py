@@ -507,7 +507,7 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from read if split is None else map(split, read)
 
 
-def _program(run: Run, step: Any) -> made_for.Program:
+def _program(run: Run, step: Any) -> made_for.StepProgram:
   """A jitted step, lowered for the devices of a target, on a batch of the run's shape."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
@@ -522,7 +522,7 @@ def _program(run: Run, step: Any) -> made_for.Program:
     batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
     batch = made_for.placed(batch, lambda leaf: apart)
     state = made_for.placed(state, functools.partial(gradients.leaf_sharding, mesh))
-  return made_for.Program(
+  return made_for.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),

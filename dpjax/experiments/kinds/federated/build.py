@@ -479,7 +479,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
 
-  def program() -> made_for.Program:
+  def program() -> made_for.StepProgram:
     if config.execution in ("loop", "pmap"):
       raise UserError(
         "must be 'auto', 'vmap' or 'shard_map' for a machine that is not here",

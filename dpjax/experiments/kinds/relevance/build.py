@@ -31,7 +31,7 @@ from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.kinds.relevance import audit, pictures, unused
+from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
 from dpjax.experiments.run import streams as streams_lib
@@ -107,7 +107,7 @@ def _play(
   def write(folder: pathlib.Path) -> None:
     if outcome.maps:
       np.savez(folder / _MAPS, **outcome.maps)  # type: ignore[arg-type]
-    pictures.pictures(folder, outcome, config.lrp)
+    relevance_pictures.pictures(folder, outcome, config.lrp)
     # Table 1 of the paper: each class against all others.
     names = ("true_positives", "true_negatives", "false_positives", "false_negatives")
     rows = [

@@ -15,7 +15,7 @@ from dpjax.validate import UserError
 Row = dict[str, Any]
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
   """A CSV file.
 
   Attributes:
@@ -65,7 +65,7 @@ class Table(NamedTuple):
     return name
 
 
-def read(path: str | os.PathLike) -> Table:
+def read(path: str | os.PathLike) -> CsvTable:
   """Reads a CSV file with a header.
 
   Args:
@@ -108,7 +108,7 @@ def read(path: str | os.PathLike) -> Table:
         value=str(path),
       )
   columns = [_column(cells) for cells in zip(*lines[1:])]
-  return Table(path, header, [dict(zip(header, row)) for row in zip(*columns)])
+  return CsvTable(path, header, [dict(zip(header, row)) for row in zip(*columns)])
 
 
 def _column(cells: tuple[str, ...]) -> list[Any]:
