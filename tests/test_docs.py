@@ -210,10 +210,12 @@ def _check(command: str) -> None:
   if _PLACEHOLDER.search(path):
     assert list((_ROOT / path).parent.glob("*.py")), path
   elif path or overrides:
-    _check_config(launcher, path, overrides)
+    _check_config(launcher, path, tuple(overrides.items()))
 
 
-def _check_config(launcher: str, path: str, overrides: dict[str, str]) -> None:
+@functools.cache  # many pages name the same run
+def _check_config(launcher: str, path: str, given: tuple[tuple[str, str], ...]) -> None:
+  overrides = dict(given)
   kind = _KINDS[launcher]
   config = config_flag.load(str(_ROOT / path), kind) if path else kind()
   # a file to start from is made by another command
