@@ -56,6 +56,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   ),
   "docs/audits.md": (
     "| what is put to the test | command |",
+    "| number | meaning |",  # of the line above it, once
     "| audit | the most that it can show |",
     "| twin | what is broken |",
     "| `audit.kind` | a canary sends | the model | who leaves |",
@@ -84,7 +85,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| `--config.partition=` | `--config.data.name=` | prepared by |",
     "| flag | what it bounds |",
   ),
-  "docs/finetune.md": ("| flag | what is trained |",),
+  "docs/finetune.md": (
+    "| flag | what is trained |",
+    "| what is trained | loss | parameters to begin from | the model afterwards |",
+  ),
   "docs/getting_started.md": (
     "| step | minutes by the clock | processor seconds |",  # once, as it says
   ),
