@@ -232,6 +232,16 @@ def unflattened(flat: np.ndarray, like: ArrayTree) -> Any:
   return jax.tree.unflatten(treedef, shaped)
 
 
+def path_parts(path: tuple[Any, ...]) -> list[str]:
+  """Returns the keys and attribute names on the path of a leaf, as text.
+
+  >>> ((path, _),) = jax.tree_util.tree_leaves_with_path({"head": {"bias": 1}})
+  >>> path_parts(path)
+  ['head', 'bias']
+  """
+  return [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+
+
 def named_leaves(tree: ArrayTree) -> dict[str, Any]:
   """Returns leaves by path; "" is the path of an array by itself.
 

@@ -69,9 +69,7 @@ def layer(seen: ArrayTree, name: str) -> dict[str, np.ndarray]:
   """
   check_seen(seen)
   leaves = jax.tree_util.tree_leaves_with_path(seen)
-  parts = [
-    [str(getattr(p, "key", getattr(p, "name", p))) for p in path] for path, _ in leaves
-  ]
+  parts = [trees.path_parts(path) for path, _ in leaves]
   modules = sorted({"/".join(part[:-1]) for part in parts if part[-1:] == ["kernel"]})
   found = [module for module in modules if f"/{module}".endswith(f"/{name}")]
   if len(found) != 1:

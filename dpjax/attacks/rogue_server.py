@@ -21,7 +21,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.attacks import recovery
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
@@ -77,7 +77,7 @@ def imprint(
   changed = []
   num_alike = 0
   for path, leaf in leaves:
-    name = "/" + "/".join(str(getattr(k, "key", getattr(k, "name", k))) for k in path)
+    name = "/".join(["", *trees.path_parts(path)])
     value = leaf
     if name.endswith(f"/{layer}/kernel"):
       value = np.asarray(kernel, leaf.dtype)

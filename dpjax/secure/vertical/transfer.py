@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import validate
+from dpjax import trees, validate
 from dpjax.types import Algorithm, Array, Params
 from dpjax.validate import UserError
 
@@ -224,9 +224,7 @@ def freeze(
   """
 
   def labels(params: Params) -> Any:
-    keys = lambda path: {
-      str(getattr(key, "key", getattr(key, "name", key))) for key in path
-    }
+    keys = lambda path: set(trees.path_parts(path))
     paths = [keys(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     for name in names:
       if not any(name in path for path in paths):
