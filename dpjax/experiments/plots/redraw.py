@@ -339,28 +339,9 @@ def _rocs(table: CsvTable, title: str, look: Look) -> Figure:
   return attack_table.figure([], points, title=title, look=look)
 
 
-def _secure(table: CsvTable, title: str, look: Look) -> Figure:
-  return secure_table.figure(table.rows, title=title, look=look)
-
-
-def _gradients(table: CsvTable, title: str, look: Look) -> Figure:
-  return measured.gradients(table.rows, title=title, look=look)
-
-
-def _compiled(table: CsvTable, title: str, look: Look) -> Figure:
-  return measured.compiled(table.rows, title=title, look=look)
-
-
-def _federated(table: CsvTable, title: str, look: Look) -> Figure:
-  return measured.federated(table.rows, title=title, look=look)
-
-
-def _noise_error(table: CsvTable, title: str, look: Look) -> Figure:
-  return measured.noise_error(table.rows, title=title, look=look)
-
-
-def _histograms(table: CsvTable, title: str, look: Look) -> Figure:
-  return noise_histograms.figure(table.rows, title=title, look=look)
+def _of_rows(draw: Callable[..., Figure]) -> Callable[[CsvTable, str, Look], Figure]:
+  """Returns the `draw` of a layout whose picture needs nothing but the rows."""
+  return lambda table, title, look: draw(table.rows, title=title, look=look)
 
 
 LAYOUTS = (
@@ -383,32 +364,37 @@ LAYOUTS = (
     "a table of secure computations",
     frozenset({"row", "task", "protocol", "hides"}),
     ("seconds", "bytes"),
-    _secure,
+    _of_rows(secure_table.figure),
   ),
   Layout(
     "the benchmark of clipped gradients",
     frozenset({"workload", "method", "status", "compile_ratio"}),
     ("ratio",),
-    _gradients,
+    _of_rows(measured.gradients),
   ),
   Layout(
     "the benchmark of compiled gradients",
     frozenset({"target", "workload", "method", "roofline_ratio", "memory_ratio"}),
     ("roofline_ratio", "memory_ratio"),
-    _compiled,
+    _of_rows(measured.compiled),
   ),
   Layout(
     "the benchmark of federated rounds",
     frozenset({"workload", "method", "num_clients", "steps_per_client"}),
     ("num_clients", "steps_per_client", "median_s"),
-    _federated,
+    _of_rows(measured.federated),
   ),
   Layout(
     "the benchmark of noise inside secure sums",
     frozenset({"bits", "epsilon", "ratio", "central_rmse"}),
     ("bits", "epsilon", "ratio"),
-    _noise_error,
+    _of_rows(measured.noise_error),
   ),
-  Layout("histograms", frozenset({"from", "to"}), ("from", "to"), _histograms),
+  Layout(
+    "histograms",
+    frozenset({"from", "to"}),
+    ("from", "to"),
+    _of_rows(noise_histograms.figure),
+  ),
   Layout("a run by step", frozenset({"step"}), ("step",), _run),
 )
