@@ -307,8 +307,10 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
     known = isinstance(value, str | numbers.Integral) and not isinstance(value, bool)
     if not (known and value in choices):
       # Only here: a search for the nearest word costs more than the rest of a check.
-      bound = f"one of {', '.join(words)}{did_you_mean(str(value), words)}"
-      _require(False, name, value, bound)
+      nearest = did_you_mean(str(value), words)
+      raise UserError(
+        f"must be one of {', '.join(words)}{nearest}", field=name, value=value
+      )
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
