@@ -65,8 +65,7 @@ def parse(source: Any) -> Images:
   way: dict[str, Any] = {}
   if split != "folders":
     way = table_declaration.mapping(split, "split", ("test_share", "salt"))
-    validate.open_unit(**{"split.test_share": way.get("test_share")})
-    validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
+    table_declaration.check_hashed(way)
   sizes = {name: keys[name] for name in ("height", "width")}
   validate.integer_in(1, 2**14, **sizes)
   validate.one_of((1, 3), channels=keys["channels"])
@@ -107,15 +106,8 @@ def image_folder(
     UserError: one line that names the file.
   """
   path = pathlib.Path(path)
-  at = "declaration"
-  if not isinstance(declaration, Mapping):
-    source = path / DECLARATION if declaration is None else declaration
-    at = f"declaration='{source}'"
-    declaration = table_declaration.read(source)
-  try:
-    declared = parse(declaration)
-  except UserError as error:
-    raise UserError(f"{at}: {error}") from error
+  source = path / DECLARATION if declaration is None else declaration
+  declared = table_declaration.parsed(source, parse)
   try:
     files = _files(path, declared)
     parts = [_part(path, files[split], declared, split, resident) for split in files]

@@ -29,8 +29,8 @@ import json
 import os
 import pathlib
 import tomllib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from dpjax import validate
 from dpjax.data.target_kinds import Interval, Labels
@@ -41,6 +41,7 @@ _KEYS = (
   "encoding",
 )  # fmt: skip
 _MOST_BYTES = 2**24
+_Parsed = TypeVar("_Parsed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +195,30 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     raise UserError(f"{at}: is no {kind} ({reason})") from error
 
 
+def parsed(
+  declaration: str | os.PathLike[str] | Mapping[str, Any], parse: Callable[[Any], _Parsed]
+) -> _Parsed:
+  """Returns what `parse` makes of a declaration: a dict, or the path of its file.
+
+  Raises:
+    UserError: one line that names the file, or the argument.
+  """
+  at = "declaration"
+  if not isinstance(declaration, Mapping):
+    at = f"declaration='{os.fspath(declaration)}'"
+    declaration = read(declaration)
+  try:
+    return parse(declaration)
+  except UserError as error:
+    raise UserError(f"{at}: {error}") from error
+
+
+def check_hashed(way: Mapping[str, Any]) -> None:
+  """Raises UserError for a wrong `test_share` or `salt` of a split by hashes."""
+  validate.open_unit(**{"split.test_share": way.get("test_share")})
+  validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
+
+
 def mapping(value: Any, field: str, known: tuple[str, ...] = ()) -> dict[str, Any]:
   """Returns a dict with text keys. Where `known` lists any, all keys must be in it."""
   if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
@@ -322,9 +347,8 @@ def _split(value: Any) -> Split:
     return Split(column=text_of(keys["column"], f"{field}.column"), train=train, test=test)
   if ways == ["test_file"]:
     return Split(test_file=text_of(keys["test_file"], f"{field}.test_file"))
-  validate.open_unit(**{f"{field}.test_share": keys["test_share"]})
+  check_hashed(keys)
   salt = keys.get("salt", 0)
-  validate.integer_in(0, 2**63 - 1, **{f"{field}.salt": salt})
   column = text_of(keys["column"], "split.column") if "column" in keys else None
   return Split(test_share=float(keys["test_share"]), salt=salt, column=column)
 

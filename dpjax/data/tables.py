@@ -167,19 +167,12 @@ def _about(source: _Held, must: str) -> UserError:
 
 def _declaration(source: _Held, declaration: Declared) -> Declaration:
   """Returns the declaration of a table; errors name its file, or the argument."""
-  at = "declaration"
   if declaration is None:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
     beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
     declaration = next((each for each in beside if each.exists()), beside[0])
-  if not isinstance(declaration, Mapping):
-    at = f"declaration='{os.fspath(declaration)}'"
-    declaration = table_declaration.read(declaration)
-  try:
-    return table_declaration.parse(declaration)
-  except UserError as error:
-    raise UserError(f"{at}: {error}") from error
+  return table_declaration.parsed(declaration, table_declaration.parse)
 
 
 def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:

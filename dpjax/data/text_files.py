@@ -58,8 +58,7 @@ def parse(source: Any) -> Texts:
   if ("test_file" in way) == ("test_share" in way):
     raise UserError("must have one of `test_file` and `test_share`", field="split")
   if "test_share" in way:
-    validate.open_unit(**{"split.test_share": way["test_share"]})
-    validate.integer_in(0, 2**63 - 1, **{"split.salt": way.get("salt", 0)})
+    table_declaration.check_hashed(way)
   elif "salt" in way:
     raise UserError("is not read with `test_file`", field="split.salt")
   for name, value in {"tokenizer": keys.get("tokenizer"), **way}.items():
@@ -88,16 +87,13 @@ def text_file(
     UserError: one line: a file that is not there or is no UTF-8, or has nothing for a split.
   """
   path = pathlib.Path(path)
-  at = "declaration"
-  if not isinstance(declaration, Mapping):
-    source = path.with_suffix(".toml") if declaration is None else declaration
-    at = f"declaration='{source}'"
-    declaration = table_declaration.read(source)
-  try:
-    declared = parse(declaration)
-    tokens = _tokens(path.parent, declared)
-  except UserError as error:
-    raise UserError(f"{at}: {error}") from error
+
+  def whole(source: Any) -> tuple[Texts, Tokens]:
+    declared = parse(source)
+    return declared, _tokens(path.parent, declared)
+
+  source = path.with_suffix(".toml") if declaration is None else declaration
+  declared, tokens = table_declaration.parsed(source, whole)
   x = _examples(path, declared, tokens[0])
   if declared.test_file is not None:
     other = _examples(path.parent / declared.test_file, declared, tokens[0])
