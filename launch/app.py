@@ -15,13 +15,16 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import names
+from dpjax import names, parallel
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
 
 # Root of a checkout, or of an installation.
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -52,16 +55,16 @@ def define_target() -> None:
   )
 
 
+def target() -> Machine | None:
+  """Returns the machine of --target; None where it is not given."""
+  text = flags.FLAGS.target
+  return None if text is None else parallel.targets.parse(text)
+
+
 def as_targeted() -> contextlib.AbstractContextManager[None]:
   """Returns a block in which a config is checked for the machine of --target, where it is given:
   a mesh must fit that machine, not this one."""
-  text = flags.FLAGS.target
-  if text is None:
-    return contextlib.nullcontext()
-  # Imported here: most runs are for the machine that they run on.
-  from dpjax.parallel import targets
-
-  return targets.compiling_for(targets.parse(text))
+  return parallel.made_for.compiling_for(target())
 
 
 def refuse_given(names: Iterable[str], what: str) -> None:

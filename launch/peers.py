@@ -223,11 +223,8 @@ def carry_out(
       raise UserError("--dry_run: must be without --coordinator; it plans for one process")
     # Imported here: most runs are no dry ones.
     from dpjax.experiments.run import dry_run
-    from dpjax.parallel import targets
 
-    text = flags.FLAGS.target
-    target = None if text is None else targets.parse(text)
-    return print(dry_run.told(kind, config, workdir, target))
+    return print(dry_run.told(kind, config, workdir, app.target()))
   app.refuse_given(("target",), "--dry_run")
 
   def work() -> None:

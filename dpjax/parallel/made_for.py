@@ -27,8 +27,10 @@ def current() -> Machine | None:
 
 
 @contextlib.contextmanager
-def compiling_for(target: Machine) -> Iterator[None]:
+def compiling_for(target: Machine | None) -> Iterator[None]:
   """Within the block, whatever asks which machine it is made for is told this one.
+
+  None changes nothing.
 
   Functions that were traced before keep their trace: build what is compiled inside of it.
 
@@ -37,7 +39,7 @@ def compiling_for(target: Machine) -> Iterator[None]:
   ...   platform()
   'gpu'
   """
-  token = _CURRENT.set(target)
+  token = _CURRENT.set(current() if target is None else target)
   try:
     yield
   finally:

@@ -15,7 +15,7 @@ import pathlib
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -35,8 +35,11 @@ from dpjax.experiments.run import (
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import RunKind
 from dpjax.experiments.run.loop import Work
-from dpjax.parallel import targets
+from dpjax.parallel import made_for
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.targets import Machine
 
 # Timed steps after the first one, which compiles.
 TIMED_STEPS = 5
@@ -95,7 +98,7 @@ def told(
   kind: RunKind,
   config: Any,
   workdir: pathlib.Path | str,
-  target: targets.Machine | None = None,
+  target: Machine | None = None,
 ) -> str:
   """Returns the plan of a run, as lines.
 
@@ -112,12 +115,12 @@ def told(
       field="dry_run",
     )
   folder = pathlib.Path(workdir)
-  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+  with made_for.compiling_for(target):
     kind.check(config)
   # Before the data are read, as in a run.
   owner.known(folder, config)
   loaded = kind.load_data(config, features=False)
-  with contextlib.nullcontext() if target is None else targets.compiling_for(target):
+  with made_for.compiling_for(target):
     state = state_of(kind.build(config, loaded), folder)
   # Without a declared number of examples, theirs is public: a guarantee under
   # add_or_remove_one would be refused. A guarantee for users hides their numbers of
