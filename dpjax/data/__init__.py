@@ -33,6 +33,7 @@ if TYPE_CHECKING:
   from dpjax.data.random_process import load_random_process as load_random_process
   from dpjax.data.registry import EMBEDDED as EMBEDDED
   from dpjax.data.registry import load as load
+  from dpjax.data.registry import takes_declaration as takes_declaration
   from dpjax.data.resident import resident as resident
   from dpjax.data.resident import resident_bytes as resident_bytes
   from dpjax.data.rows import Rows as Rows

@@ -13,6 +13,7 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import data as data_lib
 from dpjax import models, sampling
 from dpjax.data.published import PUBLISHED, is_embedded
 from dpjax.experiments.config.unread import Unused, needs, within
@@ -82,10 +83,7 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
   A folder that LEAF wrote may hold text. Another folder holds the arrays of an .npz.
   """
   path = pathlib.Path(os.path.expanduser(data.name))
-  # Imported here: the readers of all kinds of files come with it.
-  from dpjax.data.registry import takes_declaration
-
-  declared = takes_declaration(data.name) and not of_leaf
+  declared = data_lib.takes_declaration(data.name) and not of_leaf
   is_file = data.name.endswith(".npz") or declared
   own = is_path(data.name)
   embedded = is_embedded(data.name) or own or path.is_absolute()

@@ -188,10 +188,7 @@ def _bare(name: str) -> str:
   >>> _bare("mnist:3.0.1"), _bare("./a/../own.npz") == _bare("own.npz")
   ('mnist', True)
   """
-  # Imported here: the readers of all kinds of files come with it.
-  from dpjax.data.registry import takes_declaration
-
-  if name.endswith(".npz") or takes_declaration(name):
+  if name.endswith(".npz") or data.takes_declaration(name):
     return os.path.realpath(os.path.expanduser(name))
   return name if names.is_path(name) else name.partition(":")[0]
 

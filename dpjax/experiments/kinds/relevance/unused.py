@@ -7,6 +7,7 @@ import os
 import pathlib
 from typing import Any
 
+from dpjax import data as data_lib
 from dpjax import models
 from dpjax.data.published import is_embedded
 from dpjax.experiments.config.unread import Unused, needs, within
@@ -85,10 +86,7 @@ def _table(*rows: tuple[bool, str, str]) -> Unused:
 
 def _data(data: DataConfig) -> Unused:
   path = pathlib.Path(os.path.expanduser(data.name))
-  # Imported here: the readers of all kinds of files come with it.
-  from dpjax.data.registry import takes_declaration
-
-  declared = takes_declaration(data.name)
+  declared = data_lib.takes_declaration(data.name)
   is_file = data.name.endswith(".npz") or declared
   embedded = is_embedded(data.name) or (is_file and path.is_absolute())
   return (
