@@ -117,6 +117,11 @@ class EventKind:
     sum by that much. Default: unchanged, for events whose proof already covers replacement."""
     return part
 
+  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+    """Returns the part as adding or removing a record sees it. Default: unchanged. A sample of
+    fixed size differs: a joining record pushes another one out."""
+    return part
+
   def unamplified(self, part: Any) -> DpEvent:
     """Returns an event without amplification that costs no less, or None where it would not
     help."""
@@ -321,6 +326,15 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
     # Exactly rounded. A run has one term for each noise level.
     precision = math.fsum(counts.pop(part) / part.noise_multiplier**2 for part in gaussians)
     counts[dpa.GaussianDpEvent(precision**-0.5)] = 1
+  return counts
+
+
+def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
+  """Returns the parts, each as `convert` gives it, as often as it ran."""
+  # Two parts may become one, such as a sample of fixed size beside a Poisson sample.
+  counts: Counter[DpEvent] = Counter()
+  for part, times in steps.items():
+    counts[convert(part)] += times
   return counts
 
 
