@@ -17,7 +17,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --sampling_prob=0.01
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --num_steps=4000
 
-  # fixed-size batches without replacement: replace_one, proved by RDP only
+  # fixed-size batches without replacement: replace_one, or add_or_remove_one by name
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 

@@ -98,9 +98,7 @@ def test_p9_replace_one_costs_what_half_the_noise_multiplier_would():
   poisson = dp_accounting.PoissonSampledDpEvent(
     0.01, dp_accounting.GaussianDpEvent(1.1 / 2)
   )
-  least = dpjax.accounting.epsilon(
-    dpjax.accounting.composed(poisson, 50), delta=1e-5
-  )
+  least = dpjax.accounting.epsilon(dpjax.accounting.composed(poisson, 50), delta=1e-5)
   assert least < plan.epsilon() < general
 
 

@@ -127,7 +127,9 @@ def exchanged_pld(
   deltas = profile(
     places * interval, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
   )
-  pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, places, np.minimum(deltas, 1.0))
+  pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
+    interval, places, np.minimum(deltas, 1.0)
+  )
   return pld_lib.PrivacyLossDistribution(pmf)
 
 
@@ -203,4 +205,3 @@ def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarr
   logs = special.logsumexp(log_weights + first + second, axis=1)
   # The addend covers the quadrature, and what lies beyond the last panel.
   return np.logaddexp(0.0, logs + _QUADRATURE)
-

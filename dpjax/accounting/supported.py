@@ -7,7 +7,14 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, Parts, converted, kind_of, merged_parts, parts
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  Parts,
+  converted,
+  kind_of,
+  merged_parts,
+  parts,
+)
 from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE, Proved
 from dpjax.validate import UserError, Verbatim
 

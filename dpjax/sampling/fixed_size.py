@@ -52,8 +52,8 @@ class FixedSizeSampler(SizedSampler):
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
-    {"batch_size": 4, "num_examples": 4},
-    {"batch_size": 1, "num_examples": 4},
+    {"batch_size": 4, "num_examples": 4, "size_is_public": True},
+    {"batch_size": 1, "num_examples": 4, "size_is_public": True},
     {"batch_size": 3, "num_examples": 4, "size_is_public": False},
     {"batch_size": 1, "num_examples": 4, "size_is_public": False},
   )
@@ -80,9 +80,13 @@ class FixedSizeSampler(SizedSampler):
   @classmethod
   def sized(cls, size: Sizing) -> Self:
     batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-    is_private = size.neighboring_relation == ADD
+    if size.neighboring_relation != ADD:
+      return cls(batch_size=batch_size, num_examples=size.num_examples)
     return cls(
-      batch_size=batch_size, num_examples=size.num_examples, size_is_public=not is_private
+      batch_size=batch_size,
+      # The batches stay as they are without an audit, and the event counts with fewer records.
+      num_examples=size.num_examples - size.may_leave,
+      size_is_public=False,
     )
 
   @classmethod

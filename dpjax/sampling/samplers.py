@@ -47,6 +47,7 @@ class Sizing(NamedTuple):
   separation: int | None = None  # steps between two of an example, that the config asks for
   neighboring_relation: str = ""  # of the guarantee; "": none is asked for
   unit: str = "example"  # what one row is, for messages
+  may_leave: int = 0  # records that the coins of an audit may leave out
 
 
 class _ProofOfScheme:

@@ -16,6 +16,7 @@ from dpjax.accounting.event_kinds.kind import ORDERS
 from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp, profile
 from dpjax.plan import Plan
 from dpjax.validate import UserError
+from tests.commands import ROOT
 
 _EPSILONS = np.array([0.0, 0.05, 0.3, 1.0, 2.5])
 _GRID = np.linspace(-26, 26, 4001)
@@ -62,7 +63,9 @@ def test_no_two_neighbours_are_farther_apart_than_proved(others, x, y, z, data):
 
 
 @pytest.mark.parametrize(("n", "b", "z"), [(6, 2, 1.0), (5, 4, 3.0), (6, 1, 0.6)])
-def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_below(n, b, z):
+def test_a_record_against_a_crowd_reaches_the_bound_and_poisson_accounting_is_below(
+  n, b, z
+):
   crowd = [-1.0] * (n - 1)
   with_record = _density([1.0, *crowd], b, z)
   cases = {
@@ -123,9 +126,7 @@ def test_renyi_is_that_of_the_profile_by_sums_in_closed_form(order, q, z):
 def test_renyi_is_below_the_general_bound_and_above_that_of_one_direction():
   for q, z in ((0.01, 2.0), (0.1, 1.0), (0.5, 5.0)):
     found = exchanged_rdp(sampling_prob=q, noise_multiplier=z, orders=np.array(ORDERS))
-    accountant = RdpAccountant(
-      neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE
-    )
+    accountant = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
     general = accountant.compose(
       dpa.SampledWithoutReplacementDpEvent(1000, int(1000 * q), dpa.GaussianDpEvent(z / 2))
     ).rdp
@@ -178,6 +179,29 @@ def test_extreme_settings_stay_between_nothing_and_the_whole(
   assert 0 <= found <= whole * 1.3 + 1e-3
   if z < 0.2:
     assert found > 1 / z
+
+
+def test_the_prices_on_the_page_are_computed():
+  steps = 1000
+  fixed = accounting.fixed_size_event(
+    dpa.GaussianDpEvent(2.0), num_examples=60_000, batch_size=600
+  )
+  run = accounting.composed(fixed, steps)
+  poisson = accounting.poisson_sampled_event(dpa.GaussianDpEvent(2.0), sampling_prob=0.01)
+  general = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
+  halved = dpa.SampledWithoutReplacementDpEvent(60_000, 600, dpa.GaussianDpEvent(1.0))
+  replaced = {"delta": 1e-5, "neighboring_relation": "replace_one"}
+  computed = [
+    accounting.epsilon(accounting.composed(poisson, steps), delta=1e-5),
+    accounting.epsilon(run, delta=1e-5),
+    accounting.epsilon(run, **replaced),
+    accounting.epsilon(run, **replaced, accountant="rdp"),
+    general.compose(halved, steps).get_epsilon(1e-5),
+  ]
+  page = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
+  table = page.split("| sampler | relation | accountant | epsilon |")[1].split("\n\n")[0]
+  printed = [float(row.split("|")[-2]) for row in table.splitlines()[2:]]
+  assert printed == [math.ceil(1e4 * value) / 1e4 for value in computed]
 
 
 def _sampler(**changes):

@@ -29,13 +29,14 @@ class FixedSizeKind(EventKind):
 
   Exchanging a record: `dpjax.accounting.exchanged_sample` has the proof.
 
-  Adding or removing one. Let n be the size of the larger data set and q = b / n. Draw b of the other
-  records, and one of them, j. With the record x, the batch is these with probability 1 - q, and
-  else has x in the place of j. So the outputs are (1 - q) N(0) + q N(x - j) and N(0), from the
-  sum of the b. As x and j have norm C at most, and divergences are jointly convex, both directions
-  are at most those of (1 - q) N(0) + q N(2 C) and N(0). That is the pair of Poisson sampling with
-  twice the sensitivity. It is exact where all others pull against the record. A joining record
-  pushes another one out, so accounting it as Poisson sampling would be wrong (pitfall P14).
+  Adding or removing one. Let n be the size of the larger data set, and q = b / n. Draw b of the
+  other records, and one of them, j. With the record x, the batch is these with probability 1 - q,
+  and else has x in the place of j. So, around the sum of the b, the outputs are
+  (1 - q) N(0) + q N(x - j) with the record, and N(0) without it. Both x and j have norm C at most.
+  As divergences are jointly convex, both directions are at most those of
+  (1 - q) N(0) + q N(2 C) and N(0): the pair of Poisson sampling at twice the sensitivity. It is
+  exact where all others pull against the record. A joining record pushes another one out, so it
+  would be wrong to account a Poisson sample of the same noise (pitfall P14).
   """
 
   name = "sampled_without_replacement"

@@ -61,7 +61,9 @@ class RepeatAndSelectKind(EventKind):
 
   def under_replace_one(self, part: Any) -> DpEvent:
     # Replacing a record moves the sums of every run, so each part is converted.
-    runs = converted(merged_parts(part.event), lambda inner: kind_of(inner).under_replace_one(inner))
+    runs = converted(
+      merged_parts(part.event), lambda inner: kind_of(inner).under_replace_one(inner)
+    )
     return _of_runs(runs, part.mean, part.shape)
 
   def under_add_or_remove_one(self, part: Any) -> DpEvent:
