@@ -93,6 +93,9 @@ class FixedSizeKind(EventKind):
     whole = kind_of(part.event).largest_loss(part.event)
     return amplified(whole, self.joining_prob(part))
 
+  def zcdp(self, part: Any) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
   def gaussian_noise(self, part: Any) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
 

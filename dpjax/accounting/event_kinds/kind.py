@@ -157,6 +157,13 @@ class EventKind:
       value=part,
     )
 
+  def zcdp(self, part: Any) -> float:
+    """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
+
+    It knows no amplification, so a sampled part has the rho of the mechanism that it samples.
+    """
+    raise UserError("has no bound by zCDP here", field="event", value=part)
+
   def gaussian_noise(self, part: Any) -> float | None:
     """Returns the noise multiplier of the Gaussian sums that the part accounts for.
 
@@ -409,6 +416,15 @@ def amplified(loss: float, prob: float) -> float:
   if loss < 1:
     return math.log1p(prob * math.expm1(loss))
   return loss + math.log(prob + (1 - prob) * math.exp(-loss))
+
+
+def zcdp_of_pure(loss: float) -> float:
+  """Returns rho of a mechanism of pure epsilon `loss` (Bun and Steinke 2016, proposition 3.3).
+
+  >>> zcdp_of_pure(1.0)
+  0.5
+  """
+  return loss**2 / 2
 
 
 @contextlib.contextmanager
