@@ -198,9 +198,13 @@ def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> 
   >>> zcdp(composed(dpa.GaussianDpEvent(2.0), 4))
   0.5
   """
-  steps = accountable(event, neighboring_relation)
-  if dpa.NonPrivateDpEvent() in steps:
+  raw = merged_parts(event)
+  if dpa.NonPrivateDpEvent() in raw:
     return math.inf
+  # Asked of each part first: otherwise a missing accountant would be named.
+  for part in raw:
+    kind_of(part).zcdp(part)
+  steps = accountable(event, neighboring_relation)
   # A pass of random allocation is a mixture of one sum, which a replaced record moves by 2 C.
   if in_two(steps, neighboring_relation):
     steps = accountable(unamplified(steps), neighboring_relation)
