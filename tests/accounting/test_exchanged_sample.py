@@ -204,6 +204,24 @@ def test_the_prices_on_the_page_are_computed():
   assert printed == [math.ceil(1e4 * value) / 1e4 for value in computed]
 
 
+@pytest.mark.parametrize(("z", "n", "b"), [(4.0, 10**9, 1), (1e3, 10**6, 1), (1e12, 10, 5)])
+def test_one_step_that_costs_next_to_nothing_is_not_free(z, n, b):
+  """Renyi divergences below the rounding of the conversion gave delta 0, or a math error."""
+  event = accounting.fixed_size_event(dpa.GaussianDpEvent(z), num_examples=n, batch_size=b)
+  options = {"neighboring_relation": "replace_one", "accountant": "rdp"}
+  exact = b / n * (2 * special.ndtr(1 / z) - 1)
+  assert accounting.delta(event, epsilon=0.0, **options) >= exact
+  assert accounting.privacy_profile(event, **options)([0.0])[0] >= exact
+  assert accounting.delta(event, epsilon=0.1, **options) >= 0
+
+
+def test_more_records_than_a_share_can_count_are_refused():
+  with pytest.raises(UserError, match="num_examples=1000000"):
+    accounting.fixed_size_event(
+      dpa.GaussianDpEvent(1.0), num_examples=10**400, batch_size=1
+    )
+
+
 def _sampler(**changes):
   return sampling.FixedSizeSampler(
     **{"batch_size": 3, "num_examples": 9, "size_is_public": False, **changes}

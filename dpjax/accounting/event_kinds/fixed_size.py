@@ -24,6 +24,10 @@ from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
 
+# Above it a share of the records is no float.
+_MOST_RECORDS = 2**63 - 1
+
+
 class FixedSizeKind(EventKind):
   """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
 
@@ -126,7 +130,8 @@ def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> D
   >>> fixed_size_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  validate.integer_at_least(1, num_examples=num_examples, batch_size=batch_size)
+  validate.integer_in(1, _MOST_RECORDS, num_examples=num_examples)
+  validate.integer_at_least(1, batch_size=batch_size)
   if batch_size > num_examples:
     raise UserError(
       f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size

@@ -132,8 +132,7 @@ class EventKind:
     relation = dpa.NeighboringRelation[self.rdp_relation]
     with quiet():
       curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
-    # A divergence that rounds to zero or below would make any number of steps free.
-    return np.maximum(curve, _RDP_ROUNDING)
+    return curve
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
     """Returns the privacy loss distribution on a grid of this interval. It is pessimistic
@@ -398,7 +397,8 @@ def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
   # The class is part of the cache's key: a user's event may claim equality with another
   # one.
   del cls
-  return kind_of(part).rdp(part)
+  # A divergence that rounds to zero or below would make any number of steps free.
+  return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
 
 
 def describe(event: DpEvent, unit: str) -> str:
