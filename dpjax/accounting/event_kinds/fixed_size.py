@@ -23,7 +23,6 @@ from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
-
 # Above it a share of the records is no float.
 _MOST_RECORDS = 2**63 - 1
 
