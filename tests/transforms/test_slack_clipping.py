@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -44,6 +44,7 @@ def test_the_published_example():
   np.testing.assert_allclose(found, _slack(0.75, 1.0, 10), atol=1e-4)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
   share=st.floats(0, 3), bound=st.floats(1e-3, 1e3), slots=st.integers(1, 64),
   rounding=st.floats(-1e-6, 1e-6),
@@ -165,7 +166,7 @@ def test_it_costs_what_a_constant_norm_costs_and_says_so():
 @pytest.mark.parametrize(
   ("numbers", "match"),
   [
-    ({"num_slots": 0}, r"num_slots=0: must be in \[1, 4096\]"),
+    ({"num_slots": 0}, r"num_slots=0: must be an integer in \[1, 4096\]"),
     ({"clipped_share": 1.0}, "clipped_share=1.0"),
     ({"learning_rate": -1.0}, "learning_rate=-1.0"),
     ({"expected_batch_size": 0.0}, "expected_batch_size=0.0"),
@@ -178,13 +179,12 @@ def test_wrong_numbers_are_named(numbers, match):
     SlackClipping(**numbers)
 
 
-@pytest.mark.parametrize("changes", [{"slices": 2}, {"l2_clip_norm": {"a": 1.0, "b": 2.0}}])
-def test_what_is_not_proved_beside_it_is_refused(changes):
-  if "l2_clip_norm" in changes:
-    with pytest.raises(UserError):
-      _plan(None, l2_clip_norm=gradients.Clip(changes["l2_clip_norm"], SlackClipping()))
-    return
-  _plan(SlackClipping(), **changes).transform(jax.random.key(0))
+@pytest.mark.parametrize(
+  ("norms", "changes"), [(1.0, {"slices": 2}), ({"a": 1.0, "b": 2.0}, {})]
+)
+def test_what_is_not_proved_beside_it_is_refused(norms, changes):
+  with pytest.raises(UserError):
+    _plan(None, l2_clip_norm=gradients.Clip(norms, SlackClipping()), **changes)
 
 
 def test_a_transform_takes_no_other_rule():
