@@ -723,6 +723,14 @@ TABLES = [
     "docs/curves.md", ["change", "accuracy"],
     lambda: _curve("ablations_cifar10", _ABLATIONS, values=["3.0"], digits=3, seeds=1),
   ),
+  Table(
+    "docs/curves.md", ["clipping", "first norm .05", ".5", "5"],
+    lambda: _curve(
+      "clip_rules",
+      {"constant": "constant", "adaptive (quantile)": "adaptive (quantile)", "slack": "slack"},
+      column="privacy.l2_clip_norm", values=["0.05", "0.5", "5.0"], digits=3, seeds=3,
+    ),
+  ),
   _of_users("model", "fed_user_level"),
   _of_users("Fashion-MNIST", "fed_user_level_fashion_mnist"),
   _of_users("CIFAR-10", "fed_user_level_cifar10", "opponent scattering + linear"),

@@ -78,8 +78,8 @@ def _check_clipping(config: TrainConfig) -> None:
   for field, value in asked.items():
     if privacy.clipping.adapts and value not in ([], "constant"):
       raise UserError(
-        "not with privacy.clipping='adaptive', whose clip norm, and so its noise, "
-        "follows the data",
+        f"not with privacy.clipping={fields.name_of(privacy, 'clipping')!r}, whose clip norm, and "
+        "so its noise, follows the data",
         field=f"privacy.{field}",
         value=value,
       )
