@@ -270,6 +270,7 @@ def votes_sensitivity(
   return found
 
 
+@functools.lru_cache(maxsize=64)
 def conditions_hold(*, std: float, num_classes: int, order: float) -> bool:
   """Whether conditions C5 and C6 of algorithm 3 hold, at 2,000 probabilities.
 

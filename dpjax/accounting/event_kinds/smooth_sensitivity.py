@@ -13,7 +13,6 @@ from dpjax import validate
 from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import lower, upper
-from dpjax.accounting.votes import SmoothSensitivity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +54,9 @@ class SmoothSensitivityKind(EventKind):
     return [(event, 1)]
 
   def rdp(self, part: Any) -> np.ndarray:
+    # Imported here: most runs publish no such number.
+    from dpjax.accounting.votes import SmoothSensitivity
+
     return SmoothSensitivity(part.beta, part.noise_multiplier).rdp(ORDERS)
 
   def describe(self, part: Any, unit: str) -> str:

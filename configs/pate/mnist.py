@@ -1,0 +1,22 @@
+"""PATE on MNIST: 250 teachers, 300 labels, at the epsilon that Papernot et al. 2018 report.
+
+  python -m launch.pate --config=configs/pate/mnist.py --workdir=runs/pate_mnist
+"""
+
+from dpjax.experiments.kinds.pate.config import PateConfig
+
+
+def get_config() -> PateConfig:
+  return PateConfig(
+    dataset="mnist",
+    features="scattering",
+    num_teachers=250,
+    teacher_capacity=320,
+    num_pool=9000,
+    num_queries=300,
+    epsilon=1.97,
+    delta=1e-5,
+    num_components=200,
+    eval_every=100,
+    data_dependent=True,
+  )
