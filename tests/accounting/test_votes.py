@@ -96,7 +96,9 @@ def _probabilities(counts, std):
     others = np.delete(counts, winner)
 
     def density(x):
-      return stats.norm.pdf(x, counts[winner], std) * np.prod(stats.norm.cdf(x, others, std))
+      return stats.norm.pdf(x, counts[winner], std) * np.prod(
+        stats.norm.cdf(x, others, std)
+      )
 
     low = min(counts) - 9 * std
     high = max(counts) + 9 * std
@@ -212,8 +214,8 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
   rdp = votes.SmoothSensitivity(0.005, 30.0).rdp(ORDERS)
   gauss = np.asarray(ORDERS) / (2 * 10.0**2)
   orders = np.asarray(ORDERS)
-  by_hand = rdp + gauss + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (
-    orders - 1
+  by_hand = (
+    rdp + gauss + np.log1p(-1 / orders) - (math.log(1e-5) + np.log(orders)) / (orders - 1)
   )
   assert epsilon == pytest.approx(by_hand[np.isfinite(by_hand)].min(), rel=1e-6)
   with pytest.raises(UserError, match="replace_one"):
@@ -228,7 +230,10 @@ def test_the_event_of_a_release_is_proved_under_its_own_relation_alone():
   "call, message",
   [
     (lambda: votes.log_prob_of_others([1.0], 1.0), "counts: must be finite votes"),
-    (lambda: votes.log_prob_of_others([1.0, math.nan], 1.0), "counts: must be finite votes"),
+    (
+      lambda: votes.log_prob_of_others([1.0, math.nan], 1.0),
+      "counts: must be finite votes",
+    ),
     (lambda: votes.log_prob_of_others([1.0, -2.0], 1.0), "counts: must be finite votes"),
     (lambda: votes.log_prob_of_others([1.0, 2.0], 0.0), "std=0.0"),
     (lambda: votes.gaussian_votes_rdp(0.1, 1.0, [2.0]), "log_q=0.1: must be a log prob"),

@@ -64,9 +64,10 @@ def test_events_count_checks_and_answers():
   assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-3)
   # Two parts change where a record chooses its teacher and is replaced: twice the shift.
   twice = mechanism.event("replace_one", num_checks=640, num_answers=286)
-  assert accounting.epsilon(
-    twice, delta=1e-5, neighboring_relation="replace_one"
-  ) > 1.9 * (epsilons[0])
+  assert (
+    accounting.epsilon(twice, delta=1e-5, neighboring_relation="replace_one")
+    > 1.9 * (epsilons[0])
+  )
   with pytest.raises(UserError, match="replace_one"):
     swap.event("add_or_remove_one")
 
@@ -96,7 +97,8 @@ def test_halved_noise_is_refuted():
 
 
 @pytest.mark.parametrize(
-  "counts", [np.array([1.0, math.nan]), np.array([math.inf, 0.0]), np.zeros(()), np.zeros(1)]
+  "counts",
+  [np.array([1.0, math.nan]), np.array([math.inf, 0.0]), np.zeros(()), np.zeros(1)],
 )
 @pytest.mark.parametrize(
   "mechanism", [mechanisms.GNMax(1.0), mechanisms.ConfidentGNMax(1.0, 1.0, 1.0)]

@@ -22,9 +22,7 @@ def records():
 
 def _votes(x, y, parts, queries):
   padded = pate.padded_parts(x, y, parts, range(_TEACHERS), _CAPACITY)
-  return np.asarray(
-    pate.ridge_votes(padded, queries, penalty=0.1, num_classes=_CLASSES)
-  )
+  return np.asarray(pate.ridge_votes(padded, queries, penalty=0.1, num_classes=_CLASSES))
 
 
 def test_a_record_more_changes_the_votes_of_its_own_teacher_alone(records):
@@ -37,7 +35,9 @@ def test_a_record_more_changes_the_votes_of_its_own_teacher_alone(records):
     for place in (0, 25, 50):
       x_more = np.insert(x, place, np.full(5, hostile, np.float32), axis=0)
       y_more = np.insert(y, place, 2).astype(np.int32)
-      after = _votes(x_more, y_more, pate.parts_by_content(x_more, y_more, _TEACHERS), queries)
+      after = _votes(
+        x_more, y_more, pate.parts_by_content(x_more, y_more, _TEACHERS), queries
+      )
       moved = np.flatnonzero((before != after).any(axis=1))
       assert len(moved) <= 1, (hostile, place, moved)
       changed |= set(moved.tolist())

@@ -38,9 +38,7 @@ class SmoothSensitivityKind(EventKind):
   fields = ("beta", "noise_multiplier", "neighboring_relation")
 
   def rows(self) -> dict[str, Proved]:
-    return {
-      f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS
-    }
+    return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: Any) -> tuple[str, Proved]:
     # A sensitivity that is smooth under one relation is not under another, so an event is

@@ -139,9 +139,7 @@ def _votes_work(
     x, parts, queries = prepared()
     first = piece * _AT_ONCE
     which = range(first, min(first + _AT_ONCE, config.num_teachers))
-    padded = pate.padded_parts(
-      x, sides.private.y, parts, which, config.teacher_capacity
-    )
+    padded = pate.padded_parts(x, sides.private.y, parts, which, config.teacher_capacity)
     votes = pate.ridge_votes(
       padded, queries, penalty=config.teacher_penalty, num_classes=num_classes
     )

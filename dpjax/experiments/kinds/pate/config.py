@@ -52,7 +52,9 @@ class PateConfig:
   max_answers: Annotated[
     int, common.COUNT, "all are accounted, used or not; of confident_gnmax"
   ] = 30
-  threshold: Annotated[float, "votes that an answer needs; of confident_gnmax"] = 25.0
+  threshold: Annotated[
+    float, rules.NON_NEGATIVE, "votes that an answer needs; of confident_gnmax"
+  ] = 25.0
   check_std: Annotated[
     float, rules.POSITIVE, "noise of a check, in votes; of confident_gnmax"
   ] = 10.0
@@ -77,7 +79,9 @@ class PateConfig:
   publish_cost: Annotated[
     bool, "publish that cost by smooth sensitivity, and pay for it; of gnmax"
   ] = False
-  cost_order: Annotated[float, "Renyi order of the published cost, > 1"] = 14.0
+  cost_order: Annotated[
+    float, rules.POSITIVE, "Renyi order of the published cost, above 1"
+  ] = 14.0
   cost_beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
   cost_noise: Annotated[
     float, rules.POSITIVE, "of the published cost, in smooth sensitivities"

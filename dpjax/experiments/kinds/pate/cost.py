@@ -122,7 +122,9 @@ def _words(config: PateConfig) -> str:
   return textwrap.fill(text, width=92, break_on_hyphens=False)
 
 
-def of_votes(config: PateConfig, counts: np.ndarray, answered: np.ndarray) -> dict[str, Any]:
+def of_votes(
+  config: PateConfig, counts: np.ndarray, answered: np.ndarray
+) -> dict[str, Any]:
   """Returns what these very votes cost. PRIVATE: it follows from the votes without noise.
 
   For Confident-GNMax it is the sum along the answers that were given, as the paper reports it
@@ -190,8 +192,8 @@ def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[st
   # Rounded to a public grid, far above the spacing of floats: which numbers can be published
   # does not depend on the votes.
   rdp = round(noisy / _COST_STEP) * _COST_STEP
-  epsilon = rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (
-    order - 1
+  epsilon = (
+    rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (order - 1)
   )
   return {
     "published_cost": {
