@@ -17,6 +17,6 @@ def get_config() -> PateConfig:
     epsilon=1.97,
     delta=1e-5,
     num_components=200,
+    num_student_components=320,
     eval_every=100,
-    data_dependent=True,
   )

@@ -32,6 +32,9 @@ _ROWS = 1000
 # (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
 _OVERSAMPLED = 30
 _PASSES = 2
+# Of a student's scores, which cover the whole pool: they need not spread far.
+_SECOND_REACH = 0.8
+_SECOND_TURNS = 20
 
 
 def parts_by_content(x: HostArray, y: HostArray, num_parts: int) -> np.ndarray:
@@ -154,6 +157,7 @@ def public_graph(
   others: HostArray,
   *,
   num_components: int = 200,
+  num_student_components: int = 320,
   num_neighbors: int = 5,
 ) -> PublicGraph:
   """Returns the graph of a public pool: near neighbours by cosine in principal components.
@@ -163,9 +167,15 @@ def public_graph(
 
   Args:
     pool: [n, ...], public. others: [m, ...], public; they shape nothing.
-    num_components: at most this many; fewer where the pool is smaller.
+    num_components: of the graph; fewer where the pool is smaller.
+    num_student_components: of the student's inputs.
   """
-  validate.integer_at_least(1, num_components=num_components, num_neighbors=num_neighbors)
+  validate.integer_at_least(
+    1,
+    num_components=num_components,
+    num_student_components=num_student_components,
+    num_neighbors=num_neighbors,
+  )
   flat = np.reshape(np.asarray(pool, np.float32), (len(pool), -1))
   far = np.reshape(np.asarray(others, np.float32), (len(others), -1))
   if len(flat) <= num_neighbors:
@@ -175,12 +185,15 @@ def public_graph(
       value=num_neighbors,
     )
   mean = flat.mean(axis=0)
-  directions, deviations = _components(flat - mean, num_components)
+  most = max(num_components, num_student_components)
+  directions, deviations = _components(flat - mean, most)
   seen = (flat - mean) @ directions
   seen_far = (far - mean) @ directions
-  near = _on_sphere(seen / np.sqrt(deviations))
-  # Ridge regression prefers features that are less even than those of the graph.
-  weight = deviations**0.25
+  near = _on_sphere(seen[:, :num_components] / np.sqrt(deviations[:num_components]))
+  # Ridge regression prefers features that are more, and less even, than those of the graph.
+  seen = seen[:, :num_student_components]
+  seen_far = seen_far[:, :num_student_components]
+  weight = deviations[:num_student_components] ** 0.25
   return PublicGraph(
     _neighbors(near, num_neighbors),
     _on_sphere(seen / weight),
@@ -250,6 +263,12 @@ def spread_labels(
   start[known, labels[known]] = 1
   # Classes weigh alike, however many of their examples were asked about.
   start /= np.maximum(start.sum(axis=0), 1)
+  return _spread(graph, start, reach, num_turns)
+
+
+def _spread(
+  graph: PublicGraph, start: np.ndarray, reach: float, num_turns: int
+) -> np.ndarray:
   found = start.copy()
   for _ in range(num_turns):
     found = reach * (graph.spread @ found) + (1 - reach) * start
@@ -261,10 +280,23 @@ def student_weights(
 ) -> np.ndarray:
   """Returns the student [d, num_classes]: ridge regression onto the labels of the whole pool.
 
+  Its scores of the pool are spread over the graph once more, and it learns again from what
+  comes out: it corrects neighbourhoods that no label has reached.
+
   Args:
     labels: [n] in [0, num_classes), as `spread_labels` returns them.
     penalty: of the squared weights.
   """
-  targets = np.eye(num_classes)[np.asarray(labels)] - 1 / num_classes
+  first = _ridge(graph, np.asarray(labels), num_classes, penalty)
+  scores = np.maximum(graph.pool @ first, 0.0)
+  scores /= np.maximum(scores.sum(axis=0), 1e-300)
+  again = _spread(graph, scores, _SECOND_REACH, _SECOND_TURNS)
+  return _ridge(graph, again, num_classes, penalty).astype(np.float32)
+
+
+def _ridge(
+  graph: PublicGraph, labels: np.ndarray, num_classes: int, penalty: float
+) -> np.ndarray:
+  targets = np.eye(num_classes)[labels] - 1 / num_classes
   gram = graph.pool.T @ graph.pool + penalty * np.eye(graph.pool.shape[1])
-  return np.linalg.solve(gram, graph.pool.T @ targets).astype(np.float32)
+  return np.linalg.solve(gram, graph.pool.T @ targets)

@@ -175,6 +175,7 @@ class _Student:
       seen[:pool],
       seen[pool:],
       num_components=self.config.num_components,
+      num_student_components=self.config.num_student_components,
       num_neighbors=self.config.num_neighbors,
     )
 

@@ -69,7 +69,8 @@ class PateConfig:
     rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1])),
     "add_or_remove_one: a record's content chooses its teacher; replace_one: its place",
   ] = "add_or_remove_one"
-  num_components: Annotated[int, common.COUNT, "of the public pool"] = 50
+  num_components: Annotated[int, common.COUNT, "of the public pool, for its graph"] = 50
+  num_student_components: Annotated[int, common.COUNT, "of the student's inputs"] = 50
   num_neighbors: Annotated[int, common.COUNT, "of an example in the public graph"] = 5
   reach: Annotated[float, rules.OPEN_UNIT, "how far labels spread"] = 0.985
   student_penalty: Annotated[float, rules.POSITIVE, "of ridge regression"] = 0.03
