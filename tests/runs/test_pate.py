@@ -10,7 +10,7 @@ import pytest
 from dpjax import accounting
 from dpjax.accounting import Ledger
 from dpjax.data import from_arrays
-from dpjax.experiments.kinds.pate import build, cost
+from dpjax.experiments.kinds.pate import build, vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.run import loop
 from dpjax.validate import UserError
@@ -99,10 +99,12 @@ def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
   assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
   # An answer that is never given costs as much: the sum does not follow from the votes.
   none = dataclasses.replace(config, threshold=1e9)
-  assert cost.promised(none, 300).curve(20) == pytest.approx(result["epsilon"], rel=1e-12)
+  assert vote_costs.promised(none, 300).curve(20) == pytest.approx(
+    result["epsilon"], rel=1e-12
+  )
   # After the first query all four answers are charged already.
   first = mechanism.event(num_checks=1, num_answers=1)
-  assert cost.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
+  assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
 
 
 def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path):
@@ -114,13 +116,13 @@ def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path
     assert not [name for name in result if name.startswith("not_private")]
     assert "256 bits" in result["privacy_statement"] and result["release"]
     assert result["accountant"] == "rdp" and result["epsilon_kind"] == "proved"
-    step = result["published_cost"]["rdp"] / cost._COST_STEP
+    step = result["published_cost"]["rdp"] / vote_costs._COST_STEP
     assert step == round(step)
   # Keys of the operating system: no two releases agree.
   assert results[0]["published_cost"]["rdp"] != results[1]["published_cost"]["rdp"]
   # The published number is paid for: more than the labels alone, at the same accountant.
   alone = accounting.epsilon(
-    accounting.joined(cost.step_events(_config())), delta=1e-5, accountant="rdp"
+    accounting.joined(vote_costs.step_events(_config())), delta=1e-5, accountant="rdp"
   )
   assert results[0]["epsilon"] > alone
 
@@ -139,7 +141,7 @@ def test_a_published_cost_has_the_noise_that_is_charged(sides):
   )
   smooth = np.max(local * np.exp(-0.02 * np.arange(12)))
   drawn = [
-    cost.published(config, counts, jax.random.key(seed))["published_cost"]["rdp"]
+    vote_costs.published(config, counts, jax.random.key(seed))["published_cost"]["rdp"]
     for seed in range(60)
   ]
   wanted = smooth * config.cost_noise

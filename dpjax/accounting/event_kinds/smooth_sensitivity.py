@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
 import numpy as np
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import ORDERS, DpEvent, EventKind
+from dpjax.accounting.event_kinds.kind import ORDERS, EventKind
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import lower, upper
 
@@ -20,9 +19,8 @@ class SmoothSensitivityDpEvent(dpa.DpEvent):
   """The event of one number with noise relative to its smooth sensitivity.
 
   Args:
-    beta: discount of the smooth sensitivity, a change of one record.
+    beta: discount of the sensitivity, a change of one record under `neighboring_relation`.
     noise_multiplier: standard deviation of the noise, in smooth sensitivities.
-    neighboring_relation: under which the sensitivity is smooth. It is not under another one.
   """
 
   beta: float
@@ -41,12 +39,11 @@ class SmoothSensitivityKind(EventKind):
     return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
 
   def row_of(self, part: Any) -> tuple[str, Proved]:
-    # A sensitivity that is smooth under one relation is not under another, so an event is
-    # proved under its own relation alone, and there nothing is converted.
+    # What is smooth under one relation is not under another: nothing is converted.
     scheme = f"smooth sensitivity ({part.neighboring_relation})"
     return scheme, self.rows()[scheme]
 
-  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+  def elements(self, event: Any) -> list[tuple[dpa.DpEvent, int]]:
     validate.positive(beta=event.beta, noise_multiplier=event.noise_multiplier)
     validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
     return [(event, 1)]
@@ -58,7 +55,5 @@ class SmoothSensitivityKind(EventKind):
     return SmoothSensitivity(part.beta, part.noise_multiplier).rdp(ORDERS)
 
   def describe(self, part: Any, unit: str) -> str:
-    del unit
     multiple = lower(part.noise_multiplier, digits=6)
-    beta = upper(part.beta, digits=6)
-    return f"Gaussian noise of {multiple} times a {beta}-smooth sensitivity"
+    return f"Gaussian noise of {multiple} times a {upper(part.beta, digits=6)}-smooth sensitivity"

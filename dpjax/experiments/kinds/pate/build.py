@@ -20,7 +20,7 @@ from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.kinds.pate import cost
+from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run import streams as streams_lib
@@ -70,7 +70,9 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: Streams) -> Play:
     sides = read()
-    guarantee = cost.promised(config, sides.private.nominal_size or len(sides.private))
+    guarantee = vote_costs.promised(
+      config, sides.private.nominal_size or len(sides.private)
+    )
     # Here, so that a run that may not begin claims no folder.
     guarantee.check_budget(Ledger())
     return functools.partial(_play, config, sides, random, guarantee)
@@ -252,9 +254,9 @@ def _queries_work(
       right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
       told["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
     if config.data_dependent:
-      told |= cost.of_votes(config, counts, labels >= 0)
+      told |= vote_costs.of_votes(config, counts, labels >= 0)
     if config.publish_cost:
-      told |= cost.published(config, counts, random.noise)
+      told |= vote_costs.published(config, counts, random.noise)
     return told
 
   return Work(
