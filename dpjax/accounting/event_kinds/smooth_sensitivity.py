@@ -16,12 +16,7 @@ from dpjax.accounting.text import lower, upper
 
 @dataclasses.dataclass(frozen=True)
 class SmoothSensitivityDpEvent(dpa.DpEvent):
-  """The event of one number with noise relative to its smooth sensitivity.
-
-  Args:
-    beta: discount of the sensitivity, a change of one record under `neighboring_relation`.
-    noise_multiplier: standard deviation of the noise, in smooth sensitivities.
-  """
+  """The event of one number with noise of so many times its `beta`-smooth sensitivity."""
 
   beta: float
   noise_multiplier: float
