@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import optimize, special, stats
@@ -186,8 +187,8 @@ def _log_q0(std: float, order: float) -> float:
         field="order",
         value=order,
       )
-  root = float(optimize.brentq(excess, low, top))
-  return root
+  root: Any = optimize.brentq(excess, low, top)
+  return float(root)
 
 
 def _cost(log_q: float, std: float, order: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 from scipy import sparse
 
 from dpjax import validate
-from dpjax.types import HostArray
+from dpjax.types import Array, ArrayLike
 from dpjax.validate import UserError
 
 # Public: two data sets that differ in one record use the same map from records to parts.
@@ -37,7 +37,7 @@ _SECOND_REACH = 0.8
 _SECOND_TURNS = 20
 
 
-def parts_by_content(x: HostArray, y: HostArray, num_parts: int) -> np.ndarray:
+def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
   """Returns the part of each record, [n]: a hash of the record itself.
 
   Guarantee: one record more or fewer changes one part, whatever the others are. Under
@@ -83,7 +83,7 @@ class Parts(NamedTuple):
 
 
 def padded_parts(
-  x: HostArray, y: HostArray, parts: np.ndarray, which: range, capacity: int
+  x: np.ndarray, y: np.ndarray, parts: np.ndarray, which: range, capacity: int
 ) -> Parts:
   """Returns the records of the parts `which`; those beyond `capacity` of a part are left out.
 
@@ -110,7 +110,7 @@ def padded_parts(
 
 @functools.partial(jax.jit, static_argnames="num_classes")
 def ridge_votes(
-  parts: Parts, queries: jax.Array, *, penalty: float, num_classes: int
+  parts: Parts, queries: Array, *, penalty: float, num_classes: int
 ) -> jax.Array:
   """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
 
@@ -122,7 +122,7 @@ def ridge_votes(
     penalty: of the squared weights, in mean squared lengths of a part's examples.
   """
 
-  def teacher(x: jax.Array, y: jax.Array, mask: jax.Array) -> jax.Array:
+  def teacher(x: Any, y: Any, mask: Any) -> jax.Array:
     gram = x @ x.T
     count = jnp.maximum(mask.sum(), 1.0)
     # Padding has zero rows. Its own diagonal keeps the system solvable and moves nothing.
@@ -134,7 +134,7 @@ def ridge_votes(
   return jax.vmap(teacher)(*parts)
 
 
-def vote_counts(votes: HostArray, num_classes: int) -> np.ndarray:
+def vote_counts(votes: ArrayLike, num_classes: int) -> np.ndarray:
   """Counts votes [k, m] -> [m, num_classes]. Not private.
 
   >>> vote_counts(np.array([[0, 1], [0, 0]]), 3).tolist()
@@ -153,8 +153,8 @@ class PublicGraph(NamedTuple):
 
 
 def public_graph(
-  pool: HostArray,
-  others: HostArray,
+  pool: np.ndarray,
+  others: np.ndarray,
   *,
   num_components: int = 200,
   num_student_components: int = 320,
@@ -241,7 +241,7 @@ def _neighbors(rows: np.ndarray, count: int) -> sparse.csr_matrix:
 
 def spread_labels(
   graph: PublicGraph,
-  labels: HostArray,
+  labels: np.ndarray,
   *,
   num_classes: int,
   reach: float = 0.985,
@@ -276,7 +276,7 @@ def _spread(
 
 
 def student_weights(
-  graph: PublicGraph, labels: HostArray, *, num_classes: int, penalty: float = 0.03
+  graph: PublicGraph, labels: np.ndarray, *, num_classes: int, penalty: float = 0.03
 ) -> np.ndarray:
   """Returns the student [d, num_classes]: ridge regression onto the labels of the whole pool.
 

@@ -420,8 +420,10 @@ def _votes_game(
     event = mechanism.event(relation, **num)
     return accounting.epsilon(event, delta=delta, neighboring_relation=relation)
 
-  repeated = [np.tile(counts, (_VOTES, 1)) for counts in (zero, one)]
-  played = game(mechanism, case, *repeated, released, adversary=linear, relation=relation)
+  before = np.tile(zero, (_VOTES, 1))
+  after = np.tile(one, (_VOTES, 1))
+  rules: dict[str, Any] = {"adversary": linear, "relation": relation}
+  played = game(mechanism, case, before, after, released, **rules)
   return dataclasses.replace(played, claims=claims(price))
 
 
