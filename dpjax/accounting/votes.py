@@ -51,7 +51,8 @@ def log_prob_of_others(counts: Sequence[float] | np.ndarray, std: float) -> floa
   gaps = counts[winner] - np.delete(counts, winner)
   pairs = stats.norm.logsf(gaps, scale=math.sqrt(2) * std)
   # The chance of the plurality is never below that of a blind guess.
-  return min(float(special.logsumexp(pairs)), math.log1p(-1 / len(counts)))
+  union: Any = special.logsumexp(pairs)
+  return min(float(union), math.log1p(-1 / len(counts)))
 
 
 def gaussian_votes_rdp(
