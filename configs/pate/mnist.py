@@ -1,6 +1,6 @@
 """PATE on MNIST: 250 teachers, 300 labels, at the epsilon that Papernot et al. 2018 report.
 
-python -m launch.pate --config=configs/pate/mnist.py --workdir=runs/pate_mnist
+  python -m launch.pate --config=configs/pate/mnist.py --workdir=runs/pate_mnist
 
 Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data_dir).
 Hardware: 2 CPU cores. Time: 3 minutes beside other work, and a minute of features.
