@@ -141,8 +141,11 @@ class ConfidentGNMax:
     finite.check_key(key)
     _check_classes(counts)
     for_check, for_label = jax.random.split(key)
-    largest = jnp.max(counts, axis=-1) if isinstance(counts, jax.Array) else counts.max(-1)
-    agree = self._check(for_check, largest) >= float(self.threshold)
+    largest = finite.array("counts", counts).max(axis=-1)
+    noisy = self._check(for_check, largest)
+    # A threshold beyond the noise's type is never, or always, reached; it must not overflow.
+    most = float(jnp.finfo(noisy.dtype).max)
+    agree = noisy >= min(max(float(self.threshold), -most), most)
     # The label is computed for all queries, but leaves only where the check allowed it.
     labels = self.votes(for_label, counts)
     return jnp.where(agree, labels, UNANSWERED).astype(jnp.int32)
