@@ -25,6 +25,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| text | machine |",
   ),
   "docs/gallery.md": ("| flag | what it sets |",),
+  "docs/pate.md": (
+    "| `--config.` | what it sets |",
+    "| relation | who chooses the teacher of a record | why one record changes one vote |",
+    "| number | depends on the votes | may be published | key of result.json |",
+  ),
   "docs/design/how_to_add.md": ("| your sampler | copy |",),
   "docs/correlated.md": (
     (
@@ -116,7 +121,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| what a library may do | what follows |",
     "| message | what to do |",
   ),
-  "docs/papers.md": ("| method | where | source |",),
+  "docs/papers.md": (
+    "| method | where | source |",
+    "| paper | what of it is here | what is not, and why |",
+  ),
   "docs/promises.md": (
     "| kind | its basis |",
     "| | meaning | where it stands |",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from dpjax.accounting import overflow as overflow
   from dpjax.accounting import shuffle as shuffle
   from dpjax.accounting import tuning as tuning
+  from dpjax.accounting import votes as votes
   from dpjax.accounting.attack_bounds import Advantage as Advantage
   from dpjax.accounting.attack_bounds import AttackBound as AttackBound
   from dpjax.accounting.attack_bounds import BayesRisk as BayesRisk
@@ -71,6 +72,9 @@ if TYPE_CHECKING:
     repeat_and_select_event as repeat_and_select_event,
   )
   from dpjax.accounting.event_kinds.skellam import SkellamDpEvent as SkellamDpEvent
+  from dpjax.accounting.event_kinds.smooth_sensitivity import (
+    SmoothSensitivityDpEvent as SmoothSensitivityDpEvent,
+  )
   from dpjax.accounting.event_kinds.truncated_poisson import (
     truncated_poisson_event as truncated_poisson_event,
   )
