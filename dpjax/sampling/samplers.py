@@ -177,6 +177,11 @@ class Sampler(abc.ABC):
     """The only size of data that it accepts, which makes the size public; None: any."""
     return None
 
+  @property
+  def rows_of_record(self) -> int:
+    """Number of rows of the data that its unit may own."""
+    return 1
+
   def log_overflow_prob(self, num_examples: int) -> float:
     """log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
     -inf if it cannot."""
