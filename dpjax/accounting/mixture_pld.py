@@ -4,9 +4,9 @@ P = sum_i p_i N(s_i) and Q = N(0), with unit noise and shifts s_i >= 0. The loss
 
   L(x) = log sum_i p_i exp(s_i x - s_i^2 / 2)
 
-rises with x and is convex. So each epsilon has one threshold, which Newton's method finds from above,
-and both directions of the hockey-stick divergence are sums of normal tails. Any threshold gives a
-divergence that is no larger than the true one, and an error of it counts by its square.
+rises with x and is convex. So each epsilon has one threshold, which Newton's method finds from
+above, and both directions of the hockey-stick divergence are sums of normal tails. Any threshold
+gives a divergence that is no larger than the true one, and an error of it counts by its square.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from scipy import special
 
 # Beyond it, in standard deviations, a normal has a mass of 1e-23.
 _TAIL = 10.0
+_LEAST_MASS = 1e-23
 _NEWTON = 100
 # Added to each delta: more than its sums of at most 300 terms can lose by rounding.
 _ROUNDING = 1e-16
@@ -40,8 +41,8 @@ def mixture_pld(
   0.1269
   """
   log_chances = np.log(chances)
-  ends = np.array([-_TAIL, shifts[-1] + _TAIL])
-  least, most = _losses(ends, log_chances, shifts)
+  most = largest_loss(chances=chances, shifts=shifts)
+  least = _losses(np.array([-_TAIL]), log_chances, shifts).item()
   low = int(np.floor(least / interval))
   high = max(int(np.ceil(most / interval)), low + 1)
   removed = np.arange(low, high + 1)
@@ -54,6 +55,17 @@ def mixture_pld(
     )
   ]
   return pld_lib.PrivacyLossDistribution(*pmfs)
+
+
+def largest_loss(*, chances: np.ndarray, shifts: np.ndarray) -> float:
+  """Returns a loss that P exceeds with a chance of 1e-23 at most."""
+  low = -_TAIL
+  high = shifts[-1] + _TAIL
+  for _ in range(60):
+    middle = (low + high) / 2
+    beyond = float(special.ndtr(shifts - middle) @ chances)
+    low, high = (middle, high) if beyond > _LEAST_MASS else (low, middle)
+  return _losses(np.array([high]), np.log(chances), shifts).item()
 
 
 def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> np.ndarray:

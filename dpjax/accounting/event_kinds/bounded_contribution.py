@@ -14,14 +14,13 @@ from scipy import special, stats
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, with_noise
-from dpjax.accounting.mixture_pld import mixture_pld
+from dpjax.accounting.mixture_pld import largest_loss, mixture_pld
 from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
 
 # The accounting holds one chance for each number of a user's records in a batch.
 _MOST_RECORDS = 256
-_TAIL = 10.0  # standard deviations of the noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +76,7 @@ class BoundedContributionKind(EventKind):
 
   def largest_loss(self, part: Any) -> float:
     counts, chances = _counts(part)
-    shifts = counts / part.noise_multiplier
-    farthest = shifts[-1] + _TAIL
-    return float(special.logsumexp(np.log(chances) + shifts * farthest - shifts**2 / 2))
+    return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
 
   def gaussian_noise(self, part: Any) -> float:
     return part.noise_multiplier
