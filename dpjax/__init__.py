@@ -45,6 +45,7 @@ if TYPE_CHECKING:
   from dpjax.noise import new_key as new_key
   from dpjax.plan import Plan as Plan
   from dpjax.sampling import BallsInBinsSampler as BallsInBinsSampler
+  from dpjax.sampling import BoundedContributionSampler as BoundedContributionSampler
   from dpjax.sampling import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling import CyclicSampler as CyclicSampler
   from dpjax.sampling import FixedSizeSampler as FixedSizeSampler

@@ -10,10 +10,14 @@ if TYPE_CHECKING:
   from dpjax.sampling.batch_sizes import steps_per_pass as steps_per_pass
   from dpjax.sampling.batch_sizes import whole_batch_size as whole_batch_size
   from dpjax.sampling.batch_sizes import whole_passes as whole_passes
+  from dpjax.sampling.bounded_contribution import (
+    BoundedContributionSampler as BoundedContributionSampler,
+  )
   from dpjax.sampling.cyclic import CyclicSampler as CyclicSampler
   from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler as CyclicPoissonSampler
   from dpjax.sampling.fixed_size import FixedSizeSampler as FixedSizeSampler
   from dpjax.sampling.min_sep import MinSepSampler as MinSepSampler
+  from dpjax.sampling.owners import bound_contributions as bound_contributions
   from dpjax.sampling.poisson import PoissonSampler as PoissonSampler
   from dpjax.sampling.random_allocation import (
     RandomAllocationSampler as RandomAllocationSampler,

@@ -15,12 +15,15 @@ Everything else about a sampler stands with its class. The lists by use and the 
 | CyclicPoissonSampler    | its group's turn, with probability `prob`              |
 | BallsInBinsSampler      | one step of every pass, drawn once, uniformly          |
 | MinSepSampler           | any step, at least `min_sep` after its last one        |
+| BoundedContribution-    | any step, independently, with the other examples of    |
+|   Sampler               | its owners                                             |
 """
 
 from __future__ import annotations
 
 from dpjax.accounting.proved import declare
 from dpjax.sampling.balls_in_bins import BallsInBinsSampler
+from dpjax.sampling.bounded_contribution import BoundedContributionSampler
 from dpjax.sampling.cyclic import CyclicSampler
 from dpjax.sampling.cyclic_poisson import CyclicPoissonSampler
 from dpjax.sampling.fixed_size import FixedSizeSampler
@@ -43,6 +46,7 @@ _ALL: tuple[type[Sampler], ...] = (
   CyclicPoissonSampler,
   BallsInBinsSampler,
   MinSepSampler,
+  BoundedContributionSampler,
 )
 SAMPLERS: dict[str, type[Sampler]] = {kind.name: kind for kind in _ALL}
 

@@ -183,6 +183,11 @@ class Sampler(abc.ABC):
     """Smallest number of records that it accepts."""
     return self.only_size or 0
 
+  @property
+  def rows_of_record(self) -> int:
+    """Number of rows of the data that its unit may own."""
+    return 1
+
   def log_overflow_prob(self, num_examples: int) -> float:
     """log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
     -inf if it cannot."""

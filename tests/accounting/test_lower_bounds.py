@@ -64,6 +64,13 @@ def _pushed_out(prob):
   return ((1 - prob, prob), (-1.0, 1.0)), ((1.0,), (-1.0,))
 
 
+def _several(sampler):
+  """All examples of one user have the gradient C, against 0, in a batch of nothing else."""
+  counts = np.arange(sampler.max_contribution + 1)
+  chances = stats.binom.pmf(counts, sampler.max_contribution, sampler.prob)
+  return (tuple(chances), tuple(counts.astype(float))), ((1.0,), (0.0,))
+
+
 def _kept(sampler):
   """Chance of one record to be in a batch that is cut to the capacity."""
   others = np.arange(sampler.num_examples)
@@ -76,6 +83,7 @@ def _kept(sampler):
 _ATTACKS = {
   sampling.PoissonSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
   sampling.UserSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
+  sampling.BoundedContributionSampler: lambda s, far: (_several(s), 1.0, 6),
   sampling.FixedSizeSampler: lambda s, far: (
     _pushed_out(s.batch_size / s.num_examples), 1.0, 6,
   ),
@@ -101,6 +109,7 @@ def _samplers(prob):
   size = sampling.whole_batch_size(prob, _N)
   yield sampling.PoissonSampler(prob, _N + 1)
   yield sampling.UserSampler(prob, _N + 1)
+  yield sampling.BoundedContributionSampler(prob, _N + 3, max_contribution=3)
   yield sampling.FixedSizeSampler(size, _N)
   yield sampling.FixedSizeSampler(min(size, _N - 1), _N, size_is_public=False)
   yield sampling.TruncatedPoissonSampler(prob, size, _N)

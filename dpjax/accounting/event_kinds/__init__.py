@@ -1,6 +1,7 @@
 """Every event that is accounted: one file each, and one row here."""
 
 from dpjax.accounting.event_kinds import (
+  bounded_contribution,
   composition,
   fixed_size,
   gaussian,
@@ -24,6 +25,7 @@ register(
   composition.SelfComposedKind(),
   composition.ComposedKind(),
   poisson.PoissonSampledKind(),
+  bounded_contribution.BoundedContributionKind(),
   fixed_size.FixedSizeKind(),
   truncated_poisson.TruncatedPoissonKind(),
   random_allocation.RandomAllocationKind(),

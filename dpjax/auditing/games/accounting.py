@@ -185,6 +185,7 @@ NO_CLAIM = {
   "balls_in_bins_epsilon": f"{_SAMPLER}BallsInBinsSampler",
   "min_sep_epsilon": f"{_SAMPLER}MinSepSampler",
   "poisson_sampled_event": f"{_SAMPLER}PoissonSampler",
+  "bounded_contribution_event": f"{_SAMPLER}BoundedContributionSampler",
   "fixed_size_event": f"{_SAMPLER}FixedSizeSampler",
   "truncated_poisson_event": f"{_SAMPLER}TruncatedPoissonSampler",
   "random_allocation_event": f"{_SAMPLER}RandomAllocationSampler",

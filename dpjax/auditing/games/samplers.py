@@ -38,17 +38,17 @@ _DELTA = 1e-5
 MakePlan = Callable[..., Plan]
 
 
-def worlds(relation: str, others: float) -> tuple[np.ndarray, np.ndarray]:
-  """The gradients of two neighbours, in clip norms.
+def worlds(relation: str, others: float, *, rows: int = 1) -> tuple[np.ndarray, np.ndarray]:
+  """The gradients of two neighbours, in clip norms; the record owns so many rows.
 
   >>> worlds("replace_one", 0.0)
   (array([-1.,  0.,  0.,  0.]), array([1., 0., 0., 0.]))
   """
   rest = np.full(OTHERS, others)
   if relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
-    return rest, np.append(1.0, rest)
+    return rest, np.append(np.ones(rows), rest)
   first = 0.0 if relation == NeighboringRelation.REPLACE_SPECIAL else -1.0
-  return np.append(first, rest), np.append(1.0, rest)
+  return np.append(np.full(rows, first), rest), np.append(np.ones(rows), rest)
 
 
 def _games(
@@ -78,7 +78,8 @@ def _game(
   plan = made(noise_multiplier=z * double, neighboring_relation=relation)
   crowd = "against a crowd, little noise" if others else "alone"
   case = f"{relation}, {crowd}{tag}"
-  return plans.game(ROOM, subject, case, plan, worlds(str(relation), others))
+  sides = worlds(str(relation), others, rows=plan.sampler.rows_of_record)
+  return plans.game(ROOM, subject, case, plan, sides)
 
 
 def games(kind: type[Sampler], make_plan: MakePlan = Plan) -> list[Game]:

@@ -1,0 +1,137 @@
+"""Noise on a Poisson sample of records, of which one user owns several."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import special, stats
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.gaussian import gaussian_event
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, with_noise
+from dpjax.accounting.mixture_pld import largest_loss, mixture_pld
+from dpjax.accounting.proved import ZERO, Proved
+from dpjax.accounting.text import upper
+from dpjax.validate import UserError
+
+# The accounting holds one chance for each number of a user's records in a batch.
+_MOST_RECORDS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundedContributionDpEvent(dpa.DpEvent):
+  """A Gaussian sum over a Poisson sample, in which a user owns `max_contribution` records at most.
+
+  The noise multiplier is std / (clip norm of ONE record).
+  """
+
+  sampling_probability: float
+  max_contribution: int
+  noise_multiplier: float
+
+
+class BoundedContributionKind(EventKind):
+  """All records of one user emptied, up to k of them, each drawn with probability q on its own.
+
+  Given which of them are drawn, the sum moves by a vector of norm C times their number, at most.
+  So the pair is a mixture of Gaussians against one: N(i C) with the chance of i out of
+  Binomial(k, q), and N(0). It dominates every mixture with vectors no longer than these, in both
+  directions (Choquette-Choo et al. 2023, arXiv:2310.15526, section 4; for examples of users:
+  Charles et al. 2024, arXiv:2407.07737). It is exact where all k point one way.
+  """
+
+  name = "bounded_contribution"
+  event = BoundedContributionDpEvent
+  fields = ("sampling_probability", "max_contribution", "noise_multiplier")
+  scheme = "bounded_contribution"
+  proof = Proved((ZERO,), ("pld",))
+
+  def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
+    # These constructors check the numbers.
+    noise = gaussian_event(event.noise_multiplier)
+    prob = event.sampling_probability
+    most = event.max_contribution
+    bounded_contribution_event(noise, sampling_prob=prob, max_contribution=most)
+    return with_noise(
+      event.noise_multiplier, lambda z: BoundedContributionDpEvent(prob, most, z)
+    )
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    counts, chances = _counts(part)
+    return mixture_pld(
+      chances=chances, shifts=counts / part.noise_multiplier, interval=interval
+    )
+
+  # The next two only guide the choice of a grid.
+  def renyi_two(self, part: Any) -> float:
+    counts, chances = _counts(part)
+    logs = np.log(chances)
+    pairs = logs[:, None] + logs + np.outer(counts, counts) / part.noise_multiplier**2
+    return max(float(special.logsumexp(pairs)), 1e-30)
+
+  def largest_loss(self, part: Any) -> float:
+    counts, chances = _counts(part)
+    return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
+
+  def gaussian_noise(self, part: Any) -> float:
+    return part.noise_multiplier
+
+  def joining_prob(self, part: Any) -> float:
+    return part.sampling_probability
+
+  def describe(self, part: Any, unit: str) -> str:
+    noise = dpa.GaussianDpEvent(part.noise_multiplier)
+    return (
+      f"{kind_of(noise).describe(noise, unit)} of one record on a Poisson sample (assumed: every "
+      f"record joins each batch on its own, with probability "
+      f"{upper(part.sampling_probability, digits=6)}, and a {unit} owns at most "
+      f"{part.max_contribution} of them)"
+    )
+
+
+def _counts(part: Any) -> tuple[np.ndarray, np.ndarray]:
+  """Returns numbers of a user's records in a batch and their chances, [k + 1] or fewer."""
+  counts = np.arange(part.max_contribution + 1)
+  chances = stats.binom.pmf(counts, part.max_contribution, part.sampling_probability)
+  # Chances that are no floats are counted as the largest number of records.
+  kept = chances > 1e-300
+  kept[-1] = True
+  chances = np.maximum(chances[kept], 1e-300)
+  return counts[kept].astype(float), chances / chances.sum()
+
+
+def bounded_contribution_event(
+  event: DpEvent, *, sampling_prob: float, max_contribution: int
+) -> DpEvent:
+  """Returns a Gaussian sum over a Poisson sample, where a user owns several records.
+
+  Args:
+    event: a Gaussian sum; its noise multiplier is std / clip norm of one record.
+    sampling_prob: of one record.
+    max_contribution: records of one user, at most.
+
+  Accounted under replace_special, by PLD: the records of a user are emptied, and stay in place.
+
+  Raises:
+    UserError: numbers out of their range, or an event that is no Gaussian sum.
+
+  >>> from dpjax.accounting import gaussian_event
+  >>> bounded_contribution_event(gaussian_event(4), sampling_prob=0.01, max_contribution=3)
+  BoundedContributionDpEvent(sampling_probability=0.01, max_contribution=3, ...=4.0)
+  """
+  validate.probability(sampling_prob=sampling_prob)
+  validate.integer_in(1, _MOST_RECORDS, max_contribution=max_contribution)
+  if not isinstance(event, dpa.GaussianDpEvent):
+    raise UserError(
+      "a sample of bounded contributions takes a GaussianDpEvent",
+      field="event",
+      value=event,
+    )
+  return BoundedContributionDpEvent(
+    float(sampling_prob), int(max_contribution), event.noise_multiplier
+  )

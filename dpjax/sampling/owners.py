@@ -1,0 +1,63 @@
+"""Choosing examples so that no user owns more than a few of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.validate import UserError
+
+
+def bound_contributions(
+  owners: Sequence[Iterable[Hashable]], *, max_contribution: int, seed: int = 0
+) -> np.ndarray:
+  """Chooses examples greedily so that nobody owns more than `max_contribution` of them.
+
+  Examples are visited in a random order, those with fewer owners first, and kept where every owner
+  has room. No example that is left out could be added (Ganesh et al. 2025, arXiv:2503.03622,
+  section 4). For one owner each it keeps as many as there can be.
+
+  Args:
+    owners: for each of n examples the users who own it; an example without owners is kept.
+    max_contribution: examples of one user, at most.
+    seed: of the order, public. The choice looks at owners alone, so it is public where they are.
+
+  Returns:
+    Rows of the examples that are kept, rising, [m] int64.
+
+  Raises:
+    UserError: max_contribution < 1, or owners of an example that are no collection.
+
+  >>> bound_contributions([("ann", "bob"), ("ann",), ("bob",), ("ann",)], max_contribution=1)
+  array([1, 2])
+  """
+  validate.integer_at_least(1, max_contribution=max_contribution)
+  validate.integer_at_least(0, seed=seed)
+  each = [_of_one(row, names) for row, names in enumerate(owners)]
+  order = np.random.default_rng([seed, 0x0117]).permutation(len(each))
+  # An example of many owners takes room from each of them.
+  order = order[np.argsort([len(each[row]) for row in order], kind="stable")]
+  taken: Counter[Hashable] = Counter()
+  kept = []
+  for row in order:
+    if all(taken[name] < max_contribution for name in each[row]):
+      taken.update(each[row])
+      kept.append(row)
+  return np.sort(np.asarray(kept, np.int64))
+
+
+def _of_one(row: int, names: Iterable[Hashable]) -> frozenset[Hashable]:
+  # A string is one name, and its letters are not.
+  if isinstance(names, str | bytes):
+    return frozenset([names])
+  try:
+    return frozenset(names)
+  except TypeError:
+    raise UserError(
+      "must be a collection of users for each example",
+      field=f"owners[{row}]",
+      value=names,
+    ) from None
