@@ -39,6 +39,10 @@ def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
 
 
+def _public(trunk: str) -> _Entry:
+  return _Entry(dense.Linear, fixed=("features", "activation", "dropout"), features=trunk)
+
+
 def _transformer(*, num_classes: int, **options) -> nn.Module:
   return transformer.Transformer(vocab_size=num_classes, **options)
 
@@ -58,6 +62,8 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
+  "vgg16_linear": _public("vgg16"),
+  "alexnet_linear": _public("alexnet"),
   "transformer": _Entry(
     transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
   ),
@@ -126,10 +132,11 @@ def documented(name: str) -> Callable[..., nn.Module]:
 
 
 def needs_features(name: str) -> str | None:
-  """Returns the features that a model reads: "scattering", or None for raw examples.
+  """Returns the features that a model reads: "scattering", the name of a frozen public network
+  (`TRUNKS`), or None for raw examples.
 
-  >>> needs_features("scatter_linear"), needs_features("cnn")
-  ('scattering', None)
+  >>> needs_features("scatter_linear"), needs_features("vgg16_linear"), needs_features("cnn")
+  ('scattering', 'vgg16', None)
   """
   return _entry(name).features
 

@@ -152,9 +152,7 @@ class ModelConfig:
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
     dataclasses.field(default_factory=dict)
   )
-  mirrored: Annotated[
-    bool, "scattering features: averaged with those of the mirror image"
-  ] = False
+  mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
     rules.among(models.COLOURS),
