@@ -193,7 +193,7 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
   x = jax.image.resize(x, (b, network.size, network.size, colours), "bilinear")
   # A grey image has its value in every colour.
   x = jnp.broadcast_to(x, (*x.shape[:3], 3))
-  x = (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
+  x = imagenet_scaled(x)
   read = []
   for layer, (kernel, bias) in zip(network.layers, weights):
     if layer.pool:
@@ -211,6 +211,11 @@ def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
       bins = _bins(x.shape[1])
       read.append(jnp.einsum("gh,bhwc,kw->bgkc", bins, x, bins))
   return read
+
+
+def imagenet_scaled(x: jax.Array) -> jax.Array:
+  """Returns images [b, H, W, 3] in [0, 1] in the units that torchvision's weights want."""
+  return (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
 
 
 def _bins(size: int) -> np.ndarray:

@@ -12,11 +12,14 @@ import flax.linen as nn
 from dpjax import names as names_lib
 from dpjax import validate
 from dpjax.models import (
+  bert,
   convnet,
   dense,
   equivariant,
+  resnet,
   scatter_heads,
   transformer,
+  vision_transformer,
   wide_resnet,
 )
 from dpjax.validate import UserError
@@ -64,6 +67,9 @@ _ENTRIES = {
   "wrn_40_4": _wide_resnet(40),
   "vgg16_linear": _public("vgg16"),
   "alexnet_linear": _public("alexnet"),
+  "vit": _Entry(vision_transformer.VisionTransformer),
+  "resnet": _Entry(resnet.ResNet),
+  "bert": _Entry(bert.Bert),
   "transformer": _Entry(
     transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
   ),

@@ -304,7 +304,7 @@ class TrainConfig(WithChoices):
   pretrained: Annotated[
     str | None,
     "weights to start from, of other data: params.npz of an earlier run, or a .safetensors "
-    "file in GPT-2's layout; none: random ones",
+    "file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
   ] = None
   safetensors: Annotated[
     bool, "write model.safetensors, too: all weights, adapters merged"

@@ -31,6 +31,9 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
+# Model -> the loader of its published layouts in safetensors, beside GPT-2's. By name: a run
+# without such a file imports none.
+_LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 # Folded into the key of the first parameters, so that adapters have their own stream.
 _ADAPTERS = 1
 
@@ -83,7 +86,7 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
 
 
 def _check_layout(config: TrainConfig) -> None:
-  """Refuses weights in safetensors for a model that is not GPT-2."""
+  """Refuses weights in safetensors for a model that no layout is read into."""
   # os.path, since pathlib raises for names too long for a file.
   if config.pretrained is not None and not os.path.isfile(config.pretrained):
     raise UserError(
@@ -91,13 +94,17 @@ def _check_layout(config: TrainConfig) -> None:
       field="pretrained",
       value=config.pretrained,
     )
-  of_gpt2 = config.pretrained if _is_safetensors(config.pretrained) else None
-  asked = {"pretrained": of_gpt2, "safetensors": config.safetensors}
+  file = config.pretrained if _is_safetensors(config.pretrained) else None
+  name = config.model.name
+  if file is not None and not config.safetensors and name in _LOADERS:
+    return
+  asked = {"pretrained": file, "safetensors": config.safetensors}
   first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
   if first is None:
     return
-  if config.model.name != "transformer":
-    raise UserError(f"{first}: needs model.name='transformer', not {config.model.name!r}")
+  if name != "transformer":
+    others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
+    raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
   epsilon = config.model.options.get("norm_epsilon")
   if epsilon != models.gpt2.NORM_EPSILON:
     raise UserError(
@@ -114,8 +121,11 @@ def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   """Returns the weights of the config's file; without a file, `params`."""
   if config.pretrained is None or not _is_safetensors(config.pretrained):
     return saved.begun(config.pretrained, params)
-  assert isinstance(model, models.Transformer)
   try:
+    if config.model.name in _LOADERS:
+      load = getattr(models, _LOADERS[config.model.name])
+      return load(config.pretrained, model, params)
+    assert isinstance(model, models.Transformer)
     return models.load_gpt2(config.pretrained, model)
   except UserError as error:
     raise error.of(field="pretrained", value=config.pretrained) from error
