@@ -303,8 +303,8 @@ class TrainConfig(WithChoices):
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
-    "weights to start from, of other data: params.npz of an earlier run, or a .safetensors "
-    "file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
+    "weights to start from, of other data: an earlier run's folder or its params.npz, or a "
+    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
   ] = None
   safetensors: Annotated[
     bool, "write model.safetensors, too: all weights, adapters merged"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 
-from dpjax import models, training, validate
+from dpjax import models, names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -88,12 +88,15 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
 def _check_layout(config: TrainConfig) -> None:
   """Refuses weights in safetensors for a model that no layout is read into."""
   # os.path, since pathlib raises for names too long for a file.
-  if config.pretrained is not None and not os.path.isfile(config.pretrained):
-    raise UserError(
-      f"there is no such file (looked in {os.getcwd()})",
-      field="pretrained",
-      value=config.pretrained,
-    )
+  if config.pretrained is not None:
+    path = names.weights_file(config.pretrained)
+    if not os.path.isfile(path):
+      inside = "" if path == config.pretrained else " as params.npz in this folder"
+      raise UserError(
+        f"there is no such file{inside} (looked in {os.getcwd()})",
+        field="pretrained",
+        value=config.pretrained,
+      )
   file = config.pretrained if _is_safetensors(config.pretrained) else None
   name = config.model.name
   if file is not None and not config.safetensors and name in _LOADERS:
