@@ -27,10 +27,7 @@ if TYPE_CHECKING:
   from dpjax.models.gpt2 import load_gpt2 as load_gpt2
   from dpjax.models.gpt2 import save_gpt2 as save_gpt2
   from dpjax.models.pooling import max_pool as max_pool
-  from dpjax.models.public_trunks import TRUNKS as TRUNKS
-  from dpjax.models.public_trunks import trunk_chunks as trunk_chunks
   from dpjax.models.public_trunks import trunk_features as trunk_features
-  from dpjax.models.public_trunks import trunk_shape as trunk_shape
   from dpjax.models.registry import build as build
   from dpjax.models.registry import check_options as check_options
   from dpjax.models.registry import documented as documented

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.models import weight_files
 from dpjax.models.transformer import Attention
-from dpjax.models.weight_files import Path, Source, of_dense, of_norm, same
+from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -156,7 +156,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
   return weight_files.parameters(held, _sources(model), wanted, params, told)
 
 
-def _sources(model: Bert) -> dict[Path, Source]:
+def _sources(model: Bert) -> dict[Path, Origin]:
   sources = {
     ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
     ("positions",): same("embeddings.position_embeddings.weight"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -12,21 +13,19 @@ import flax.linen as nn
 from dpjax import names as names_lib
 from dpjax import validate
 from dpjax.models import (
-  bert,
   convnet,
   dense,
   equivariant,
-  resnet,
   scatter_heads,
   transformer,
-  vision_transformer,
   wide_resnet,
 )
 from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  module: Callable[..., nn.Module]  # whose parameters are the options
+  # whose parameters are the options; or its name in dpjax.models, imported when asked for
+  module: Any
   make: Callable[..., nn.Module] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
@@ -67,9 +66,9 @@ _ENTRIES = {
   "wrn_40_4": _wide_resnet(40),
   "vgg16_linear": _public("vgg16"),
   "alexnet_linear": _public("alexnet"),
-  "vit": _Entry(vision_transformer.VisionTransformer),
-  "resnet": _Entry(resnet.ResNet),
-  "bert": _Entry(bert.Bert),
+  "vit": _Entry("VisionTransformer"),
+  "resnet": _Entry("ResNet"),
+  "bert": _Entry("Bert"),
   "transformer": _Entry(
     transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
   ),
@@ -93,7 +92,12 @@ def _entry(name: str) -> _Entry:
     if isinstance(found, type) and not issubclass(found, nn.Module):
       raise _not_linen(name, found)
     return _Entry(found, make)
-  return _ENTRIES[name]
+  entry = _ENTRIES[name]
+  if isinstance(entry.module, str):
+    # A run of another model need not import it.
+    package = importlib.import_module("dpjax.models")
+    entry = entry._replace(module=getattr(package, entry.module))
+  return entry
 
 
 def _not_linen(name: str, kind: type) -> UserError:
@@ -139,7 +143,7 @@ def documented(name: str) -> Callable[..., nn.Module]:
 
 def needs_features(name: str) -> str | None:
   """Returns the features that a model reads: "scattering", the name of a frozen public network
-  (`TRUNKS`), or None for raw examples.
+  (`public_trunks.TRUNKS`), or None for raw examples.
 
   >>> needs_features("scatter_linear"), needs_features("vgg16_linear"), needs_features("cnn")
   ('scattering', 'vgg16', None)

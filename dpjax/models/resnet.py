@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from dpjax import trees, validate
 from dpjax.models import convnet, public_trunks, weight_files
-from dpjax.models.weight_files import Path, Source
+from dpjax.models.weight_files import Origin, Path
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -130,7 +130,7 @@ def load_resnet(path: str | os.PathLike[str], model: ResNet, params: Params) -> 
   return weight_files.parameters(held, sources, wanted, params, told)
 
 
-def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Source]:
+def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Origin]:
   kernel = weight_files.folded_kernel(f"{convolution}.weight", norm, _NORM_EPSILON)
   return {
     (layer, "kernel"): kernel,
@@ -138,7 +138,7 @@ def _folded(layer: str, convolution: str, norm: str) -> dict[Path, Source]:
   }
 
 
-def _sources(model: ResNet) -> dict[Path, Source]:
+def _sources(model: ResNet) -> dict[Path, Origin]:
   sources = {
     **_folded("first", "conv1", "bn1"),
     (weight_files.HEAD, "kernel"): weight_files.linear("fc.weight"),

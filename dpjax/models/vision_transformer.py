@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from dpjax import trees, validate
 from dpjax.models import convnet, weight_files
 from dpjax.models.transformer import Attention
-from dpjax.models.weight_files import Path, Source, of_dense, of_norm, same
+from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -151,13 +151,13 @@ def load_vit(
     if not _PASSED_OVER.fullmatch(bare(name))
   }
   is_hf = any(name.startswith(("embeddings.", "encoder.")) for name in held)
-  sources = _hf_sources(model) if is_hf else _timm_sources(model)
+  sources = _hf_origins(model) if is_hf else _timm_origins(model)
   image = jnp.zeros((1, model.image_size, model.image_size, 3))
   wanted = weight_files.shapes(model, image)
   return weight_files.parameters(held, sources, wanted, params, told)
 
 
-def _timm_sources(model: VisionTransformer) -> dict[Path, Source]:
+def _timm_origins(model: VisionTransformer) -> dict[Path, Origin]:
   sources = {
     ("class_token",): same("cls_token"),
     ("positions",): same("pos_embed"),
@@ -178,7 +178,7 @@ def _timm_sources(model: VisionTransformer) -> dict[Path, Source]:
   return sources
 
 
-def _hf_sources(model: VisionTransformer) -> dict[Path, Source]:
+def _hf_origins(model: VisionTransformer) -> dict[Path, Origin]:
   patches = "embeddings.patch_embeddings.projection"
   sources = {
     ("class_token",): same("embeddings.cls_token"),

@@ -1,7 +1,7 @@
 """Weights of other libraries in safetensors files: names, shapes and values, checked.
 
 A file is read, never executed. A loader says from which tensors each parameter is made
-(`Source`); `parameters` compares that with the file and refuses it in one line.
+(`Origin`); `parameters` compares that with the file and refuses it in one line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Path = tuple[str, ...]  # of a parameter in a linen tree
 Shape = tuple[int, ...]
 
 
-class Source(NamedTuple):
+class Origin(NamedTuple):
   """The tensors that one parameter is made from."""
 
   names: tuple[str, ...]
@@ -119,7 +119,7 @@ def finite(array: np.ndarray, name: str, told: str) -> None:
 
 def parameters(
   held: Mapping[str, np.ndarray],
-  sources: Mapping[Path, Source],
+  sources: Mapping[Path, Origin],
   wanted: Mapping[Path, Shape],
   begun: Params,
   told: str,
@@ -163,33 +163,33 @@ def parameters(
   return {"params": traverse_util.unflatten_dict(flat)}
 
 
-def _fits(held: Mapping[str, np.ndarray], source: Source, shape: Shape) -> bool:
+def _fits(held: Mapping[str, np.ndarray], source: Origin, shape: Shape) -> bool:
   named = zip(source.names, source.shapes(shape))
   return all(name in held and held[name].shape == wanted for name, wanted in named)
 
 
-def same(name: str) -> Source:
+def same(name: str) -> Origin:
   """The tensor itself."""
-  return Source((name,), lambda shape: [shape], lambda arrays: arrays[0])
+  return Origin((name,), lambda shape: [shape], lambda arrays: arrays[0])
 
 
-def joined(*names: str) -> Source:
+def joined(*names: str) -> Origin:
   """Vectors, one behind the other."""
   count = len(names)
-  return Source(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
+  return Origin(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
 
 
-def linear(*names: str) -> Source:
+def linear(*names: str) -> Origin:
   """A kernel [in, out] from torch's weights [out, in], their outputs one behind the other."""
   count = len(names)
-  return Source(
+  return Origin(
     names,
     lambda shape: [(shape[1] // count, shape[0])] * count,
     lambda arrays: np.concatenate(arrays).T,
   )
 
 
-def of_norm(layer: Path, name: str) -> dict[Path, Source]:
+def of_norm(layer: Path, name: str) -> dict[Path, Origin]:
   """Scale and bias of a LayerNorm."""
   return {
     (*layer, "scale"): same(f"{name}.weight"),
@@ -197,7 +197,7 @@ def of_norm(layer: Path, name: str) -> dict[Path, Source]:
   }
 
 
-def of_dense(layer: Path, *names: str) -> dict[Path, Source]:
+def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
   """Kernel and bias of a dense layer, from one or several of torch's behind one another."""
   return {
     (*layer, "kernel"): linear(*(f"{name}.weight" for name in names)),
@@ -205,14 +205,14 @@ def of_dense(layer: Path, *names: str) -> dict[Path, Source]:
   }
 
 
-def convolution(name: str) -> Source:
+def convolution(name: str) -> Origin:
   """A kernel [h, w, in, out] from torch's weight [out, in, h, w]."""
-  return Source(
+  return Origin(
     (name,), lambda shape: [_torch_shape(shape)], lambda arrays: _hwio(arrays[0])
   )
 
 
-def folded_kernel(name: str, norm: str, epsilon: float) -> Source:
+def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
   """A kernel [h, w, in, out] that holds the scale of a frozen batch norm behind it."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
@@ -222,12 +222,12 @@ def folded_kernel(name: str, norm: str, epsilon: float) -> Source:
     return (_hwio(weight) * factor[None, None, None]).astype(np.float32)
 
   names = (name, f"{norm}.weight", f"{norm}.running_var")
-  return Source(
+  return Origin(
     names, lambda shape: [_torch_shape(shape), (shape[3],), (shape[3],)], combine
   )
 
 
-def folded_bias(norm: str, epsilon: float) -> Source:
+def folded_bias(norm: str, epsilon: float) -> Origin:
   """The bias that a frozen batch norm leaves behind a convolution without one."""
 
   def combine(arrays: list[np.ndarray]) -> np.ndarray:
@@ -237,7 +237,7 @@ def folded_bias(norm: str, epsilon: float) -> Source:
     return (bias - mean * factor).astype(np.float32)
 
   parts = ("bias", "running_mean", "weight", "running_var")
-  return Source(
+  return Origin(
     tuple(f"{norm}.{part}" for part in parts), lambda shape: [shape] * 4, combine
   )
 

@@ -113,7 +113,7 @@ def _oracle(image):
 
 def test_features_are_those_of_the_definition(tiny):
   x = np.random.default_rng(0).random((3, 16, 16, 3), np.float32)
-  assert models.trunk_shape("vgg16", x.shape) == (3, 32)
+  assert public_trunks.trunk_shape("vgg16", x.shape) == (3, 32)
   # The last chunk is filled up.
   seen = models.trunk_features(x, batch_size=2)
   wanted = [_oracle(image) for image in x]

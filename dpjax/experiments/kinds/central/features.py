@@ -1,8 +1,6 @@
 """The inputs of models that take features; computed once, or read from a cache.
 
-Scattering features know no data. Features of a frozen public network know those that its weights
-were trained on (`dpjax.models.public_trunks`). Then the guarantee is a claim, as it is of a run
-that begins from public weights (`saved.assumed`): no record of the run may be among those data.
+Scattering features know no data; those of public networks do (`public_features`).
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import inspect
 import math
 import pathlib
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -25,17 +22,11 @@ import numpy as np
 from dpjax import data, models
 from dpjax.data import cache, rows
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import writers
 from dpjax.validate import UserError
 
 _CODE = (
   "dpjax.models.scattering", "dpjax.models.scatter_heads", "dpjax.random_images", __name__
-)  # fmt: skip
-_CODE_OF_TRUNKS = ("dpjax.models.public_trunks", __name__)
-# Data sets of tensorflow-datasets that hold records of ImageNet, by how their names begin.
-_OF_IMAGENET = (
-  "imagenet2012", "imagenet_resized", "imagenet_lt", "imagenette", "imagewang",
-  "downsampled_imagenet",
 )  # fmt: skip
 # Examples standardised at a time. The shape of a block decides the last bit.
 _BLOCK = 1000
@@ -49,7 +40,7 @@ def check_images(dataset: data.Dataset, needed_by: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Computed:
+class ComputedFeatures:
   """Features of one data set, before they are computed."""
 
   shape: tuple[int, ...]
@@ -60,48 +51,22 @@ class _Computed:
 
 
 def trained_on(model: str, data_name: str) -> tuple[str, ...]:
-  """Returns the data that the features of a model know; () for features that know none.
-
-  Args:
-    data_name: the run's own data.
-
-  Raises:
-    UserError: they are those data.
-
-  >>> trained_on("vgg16_linear", "cifar10"), trained_on("scatter_linear", "cifar10")
-  (('ImageNet',), ())
-  """
-  trunk = models.TRUNKS.get(models.needs_features(model) or "")
-  if trunk is None:
+  """Returns `public_features.trained_on`: the data that the features of a model know."""
+  if models.needs_features(model) in (None, "scattering"):
     return ()
-  if data_name.startswith(_OF_IMAGENET):
-    raise UserError(
-      f"its features were trained on {trunk.knows}, whose records are in data.name="
-      f"{data_name!r}; no epsilon would hold, so data or model must be others",
-      field="model.name",
-      value=model,
-    )
-  return (trunk.knows,)
+  # Few runs need it.
+  from dpjax.experiments.kinds.central import public_features
+
+  return public_features.trained_on(model, data_name)
 
 
-def noted(promised: promise.Promise, model: str, known: Sequence[str]) -> promise.Promise:
-  """Returns the same guarantee, which says what the features of the model know.
-
-  Args:
-    known: what `trained_on` returned; () leaves the guarantee as it is.
-  """
+def noted(promised: Any, model: str, known: Sequence[str]) -> Any:
+  """Returns `public_features.noted`: the guarantee, which says what the features know."""
   if not known:
     return promised
-  network = models.needs_features(model)
-  data_sets = ", ".join(known)
-  text = (
-    f"Features. The inputs of the model are features of the public network {network}, which "
-    f"was trained on {data_sets}. Nothing is promised to records that are in those data, too; "
-    "that there are none is assumed, not checked."
-  )
-  assumed = f"no record of this run is known to {network}, which was trained on {data_sets}"
-  wrapped = textwrap.fill(text, width=92, break_on_hyphens=False)
-  return promise.noted(promised, wrapped, assumed)
+  from dpjax.experiments.kinds.central import public_features
+
+  return public_features.noted(promised, model, known)
 
 
 def featured(
@@ -130,7 +95,9 @@ def featured(
   if kind == "scattering":
     computed = _of_scattering(config, dataset, standardized)
   else:
-    computed = _of_trunk(config, dataset, kind)
+    from dpjax.experiments.kinds.central import public_features
+
+    computed = public_features.computed(config, dataset, kind)
   shape = computed.shape
   in_files = rows.stay_in_files(4 * math.prod(shape), resident)
   if kept is None:
@@ -156,7 +123,7 @@ def featured(
 
 def _of_scattering(
   config: ModelConfig, dataset: data.Dataset, standardized: bool
-) -> _Computed:
+) -> ComputedFeatures:
   if config.colours == "opponent" and dataset.x.shape[-1] != 3:
     depth = dataset.x.shape[-1]
     raise UserError(
@@ -167,20 +134,7 @@ def _of_scattering(
   shape = models.features_shape(dataset.x.shape)
   seen = {"mirrored": config.mirrored, "colours": config.colours}
   make = functools.partial(_blocks, dataset, groups, standardized, seen)
-  return _Computed(shape, (shape, groups, standardized, *seen.values()), _CODE, make)
-
-
-def _of_trunk(config: ModelConfig, dataset: data.Dataset, trunk: str) -> _Computed:
-  shape = models.trunk_shape(trunk, dataset.x.shape)
-
-  def make() -> Iterator[np.ndarray]:
-    chunks = models.trunk_chunks(dataset.x, trunk, mirrored=config.mirrored)
-    with writers.progress(100, 0, f"{trunk} features, percent") as bar:
-      yield from _counted(chunks, len(dataset), bar)
-
-  # The digest of the weights: features of other weights are others.
-  settings = (shape, trunk, models.TRUNKS[trunk].sha256, config.mirrored)
-  return _Computed(shape, settings, _CODE_OF_TRUNKS, make)
+  return ComputedFeatures(shape, (shape, groups, standardized, *seen.values()), _CODE, make)
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
@@ -207,7 +161,7 @@ def _blocks(
   # In percent: the number of examples may be a secret.
   with writers.progress(100, 0, "scattering features, percent") as bar:
     chunks = models.scattering_chunks(dataset.x, **seen)
-    for block in _regrouped(_counted(chunks, len(dataset), bar), _BLOCK):
+    for block in _regrouped(counted(chunks, len(dataset), bar), _BLOCK):
       if scales is None:
         yield models.standardized_features(block, groups, in_place=True)
       else:
@@ -215,7 +169,7 @@ def _blocks(
         yield block
 
 
-def _counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.ndarray]:
+def counted(chunks: Iterable[np.ndarray], count: int, bar: Any) -> Iterator[np.ndarray]:
   """Yields the same chunks, and moves a bar of percents."""
   done = 0
   for chunk in chunks:

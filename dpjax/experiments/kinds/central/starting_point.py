@@ -31,9 +31,6 @@ from dpjax.types import LossFn, Params
 from dpjax.validate import UserError
 
 SAVED_AS = "model.safetensors"
-# Model -> the loader of its published layouts in safetensors, beside GPT-2's. By name: a run
-# without such a file imports none.
-_LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
 # Folded into the key of the first parameters, so that adapters have their own stream.
 _ADAPTERS = 1
 
@@ -49,7 +46,7 @@ class Trained(NamedTuple):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
-  _check_layout(config)
+  _check_file(config)
   own = config.trainable
   if isinstance(own, LowRank):
     validate.integer_at_least(1, **{"trainable.rank": own.rank})
@@ -85,8 +82,8 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
     )
 
 
-def _check_layout(config: TrainConfig) -> None:
-  """Refuses weights in safetensors for a model that no layout is read into."""
+def _check_file(config: TrainConfig) -> None:
+  """Refuses a file that is not there, or weights of a layout that the model does not have."""
   # os.path, since pathlib raises for names too long for a file.
   if config.pretrained is not None:
     path = names.weights_file(config.pretrained)
@@ -97,41 +94,20 @@ def _check_layout(config: TrainConfig) -> None:
         field="pretrained",
         value=config.pretrained,
       )
-  file = config.pretrained if _is_safetensors(config.pretrained) else None
-  name = config.model.name
-  if file is not None and not config.safetensors and name in _LOADERS:
-    return
-  asked = {"pretrained": file, "safetensors": config.safetensors}
-  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
-  if first is None:
-    return
-  if name != "transformer":
-    others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
-    raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
-  epsilon = config.model.options.get("norm_epsilon")
-  if epsilon != models.gpt2.NORM_EPSILON:
-    raise UserError(
-      f"{first}: needs model.options.norm_epsilon={models.gpt2.NORM_EPSILON!r}, as GPT-2 has "
-      f"it, not {epsilon!r}"
-    )
+  if str(config.pretrained).endswith(".safetensors") or config.safetensors:
+    # Few runs need it.
+    from dpjax.experiments.kinds.central import published_weights
 
-
-def _is_safetensors(path: str | None) -> bool:
-  return path is not None and path.endswith(".safetensors")
+    published_weights.check(config)
 
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   """Returns the weights of the config's file; without a file, `params`."""
-  if config.pretrained is None or not _is_safetensors(config.pretrained):
+  if config.pretrained is None or not str(config.pretrained).endswith(".safetensors"):
     return saved.begun(config.pretrained, params)
-  try:
-    if config.model.name in _LOADERS:
-      load = getattr(models, _LOADERS[config.model.name])
-      return load(config.pretrained, model, params)
-    assert isinstance(model, models.Transformer)
-    return models.load_gpt2(config.pretrained, model)
-  except UserError as error:
-    raise error.of(field="pretrained", value=config.pretrained) from error
+  from dpjax.experiments.kinds.central import published_weights
+
+  return published_weights.loaded(config, config.pretrained, model, params)
 
 
 def trained(
