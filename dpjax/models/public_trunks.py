@@ -137,7 +137,8 @@ def trunk_features(
   """
   out = np.empty(trunk_shape(trunk, np.shape(x)), np.float32)
   done = 0
-  for rows in trunk_chunks(x, trunk, mirrored=mirrored, batch_size=batch_size):
+  images = np.asarray(x)
+  for rows in trunk_chunks(images, trunk, mirrored=mirrored, batch_size=batch_size):
     out[done : done + len(rows)] = rows
     done += len(rows)
   return out

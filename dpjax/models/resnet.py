@@ -87,7 +87,8 @@ class ResNet(nn.Module):
     x = convnet.resized(x, self.image_size or None)
     x = public_trunks.imagenet_scaled(x)
     x = nn.relu(self._conv(x, "first", self.features, 7, 2))
-    around = ((1, 1), (1, 1))
+    # torch pads a pool by -inf on both sides, which SAME does not.
+    around: Any = ((1, 1), (1, 1))
     x = nn.max_pool(x, (3, 3), (2, 2), around)
     for stage, depth in enumerate(self.depths):
       for i in range(depth):
