@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import pathlib
 import re
 import sys
@@ -228,8 +229,18 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
   return found
 
 
+def weights_file(path: str) -> str:
+  """Returns the file of weights that a path names: of a run's folder, its params.npz.
+
+  >>> weights_file("model.safetensors")
+  'model.safetensors'
+  """
+  return os.path.join(path, "params.npz") if os.path.isdir(path) else path
+
+
 def _sha256_of(path: str, field: str) -> str:
   """Returns the SHA-256 of a file, read 1 MB at a time."""
+  path = weights_file(path) if field.endswith("pretrained") else path
   validate.no_pipe(path, f"{field}={path!r}")
   try:
     with open(path, "rb") as file:

@@ -91,6 +91,8 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| flag | what it bounds |",
   ),
   "docs/finetune.md": (
+    "| model | images are resized to | outputs of | numbers of an example |",
+    "| `--config.model.name` | names of | options of a published model |",
     "| flag | what is trained |",
     "| what is trained | loss | parameters to begin from | the model afterwards |",
   ),

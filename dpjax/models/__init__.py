@@ -14,6 +14,8 @@ if TYPE_CHECKING:
   from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
   from dpjax.models.activations import activation_fn as activation_fn
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
+  from dpjax.models.bert import Bert as Bert
+  from dpjax.models.bert import load_bert as load_bert
   from dpjax.models.convnet import CifarCnn as CifarCnn
   from dpjax.models.convnet import Cnn as Cnn
   from dpjax.models.convnet import ConvNet as ConvNet
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
   from dpjax.models.gpt2 import load_gpt2 as load_gpt2
   from dpjax.models.gpt2 import save_gpt2 as save_gpt2
   from dpjax.models.pooling import max_pool as max_pool
+  from dpjax.models.public_trunks import trunk_features as trunk_features
   from dpjax.models.registry import build as build
   from dpjax.models.registry import check_options as check_options
   from dpjax.models.registry import documented as documented
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
   from dpjax.models.registry import names as names
   from dpjax.models.registry import needs_features as needs_features
   from dpjax.models.registry import options as options
+  from dpjax.models.resnet import ResNet as ResNet
+  from dpjax.models.resnet import load_resnet as load_resnet
   from dpjax.models.scatter_heads import ScatterCnn as ScatterCnn
   from dpjax.models.scatter_heads import ScatterLinear as ScatterLinear
   from dpjax.models.scatter_heads import group_standardize as group_standardize
@@ -44,6 +49,8 @@ if TYPE_CHECKING:
   from dpjax.models.scattering import scattering_features as scattering_features
   from dpjax.models.scattering import typical_scales as typical_scales
   from dpjax.models.transformer import Transformer as Transformer
+  from dpjax.models.vision_transformer import VisionTransformer as VisionTransformer
+  from dpjax.models.vision_transformer import load_vit as load_vit
   from dpjax.models.wide_resnet import WideResNet as WideResNet
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -7,6 +7,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from dpjax import validate
 from dpjax.models import activations
@@ -21,6 +22,24 @@ def check_images(x: jax.Array) -> None:
     raise UserError(
       "must be [batch, height, width, channels]", field="x.shape", value=x.shape
     )
+
+
+def resized(x: jax.Array, size: int | None) -> jax.Array:
+  """Returns images of three colours of size x size, each from its own: [b, H, W, 1 or 3] ->
+  [b, size, size, 3]. None leaves height and width as they are.
+
+  Raises UserError for other colours.
+
+  >>> resized(jnp.zeros((1, 4, 4, 1)), 8).shape
+  (1, 8, 8, 3)
+  """
+  b, height, width, colours = x.shape
+  if colours not in (1, 3):
+    raise UserError("must have one or three colours", field="x.shape", value=x.shape)
+  if size is not None and (height, width) != (size, size):
+    x = jax.image.resize(x, (b, size, size, colours), "bilinear")
+  # A grey image has its value in every colour.
+  return jnp.broadcast_to(x, (*x.shape[:3], 3))
 
 
 def check_pairs(**named: Sequence[int]) -> None:

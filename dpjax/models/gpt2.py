@@ -7,10 +7,8 @@ The products of GPT-2 ("Conv1D") are [in, out], as linen's kernels are.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import pathlib
 import re
 from typing import Any
 
@@ -19,15 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import traverse_util
 
+from dpjax.models import weight_files
 from dpjax.models.transformer import Transformer
 from dpjax.types import Params
-from dpjax.validate import UserError, no_pipe
+from dpjax.validate import UserError
 
-INSTALL = "pip install 'dpjax[lm]'"
 NORM_EPSILON = 1e-5
 # The causal mask, which is not a weight.
 _BUFFERS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")
-_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 _HEAD = "lm_head.weight"
 _TIED = "wte.weight"
 _NORMS = {"ln_1": "attention_norm", "ln_2": "mlp_norm"}
@@ -61,26 +58,20 @@ def load_gpt2(path: str | os.PathLike[str], model: Transformer) -> Params:
   ...
   dpjax.validate.UserError: path='gpt2.safetensors': No such file or directory
   """
-  data = _bytes(path)
   told = f"path={os.fspath(path)!r}"
-  found, said = _tensors(data, told)
+  found, said = weight_files.read(path, _bare, _BUFFERS)
   _check_model(model, said, told)
   names = _names(model)
   held = _held(found, names, told)
   wanted = _shapes(model)
-  for what, odd in (("lacks", {*names} - {*held}), ("has unknown", {*held} - {*names})):
-    if odd:
-      first = ", ".join(sorted(odd)[:3])
-      more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-      raise UserError(f"{told}: {what} {first}{more}")
+  weight_files.check_names(held, names, told)
   flat = {ours: _as_ours(held[name], ours) for name, ours in names.items()}
   for name, ours in names.items():
     if flat[ours].shape != wanted[ours]:
       shape = _as_ours(np.broadcast_to(np.float32(0), wanted[ours]), ours).shape
       have = f"{name} is of shape {held[name].shape}"
       raise UserError(f"{told}: {have}, the model wants {shape}")
-    if not np.isfinite(flat[ours]).all():
-      raise UserError(f"{told}: {name} holds values that are not finite")
+    weight_files.finite(flat[ours], name, told)
   return {"params": traverse_util.unflatten_dict(jax.tree.map(jnp.asarray, flat))}
 
 
@@ -105,51 +96,12 @@ def save_gpt2(path: str | os.PathLike[str], model: Transformer, params: Params) 
   }
   said = {"format": "pt", "num_heads": str(model.num_heads)}
   said["norm_epsilon"] = repr(float(model.norm_epsilon))
-  library = _library()
+  library = weight_files.library()
   try:
     library.numpy.save_file(tensors, os.fspath(path), metadata=said)
   # For example a full disk.
   except library.SafetensorError as error:
     raise OSError(f"{os.fspath(path)}: cannot be written ({error})") from error
-
-
-def _library() -> Any:
-  try:
-    import safetensors.numpy
-  except ImportError as error:
-    raise UserError(
-      f"is not installed ({error}); {INSTALL}", field="safetensors"
-    ) from error
-  return safetensors
-
-
-def _bytes(path: str | os.PathLike[str]) -> bytes:
-  no_pipe(path, f"path={os.fspath(path)!r}")
-  try:
-    return pathlib.Path(path).read_bytes()
-  except OSError as error:
-    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
-
-
-def _tensors(data: bytes, told: str) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """Returns (tensors by name, the file's metadata)."""
-  library = _library()
-  try:
-    entries = library.deserialize(data)
-  except library.SafetensorError as error:
-    raise UserError(f"{told}: is no safetensors file ({error})") from error
-  found = {}
-  for name, entry in entries:
-    if entry["dtype"] not in _DTYPES and not _BUFFERS.fullmatch(_bare(name)):
-      known = ", ".join(_DTYPES)
-      raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
-    # The type of a buffer does not matter, since it is never used.
-    dtype = _DTYPES.get(entry["dtype"], np.uint8)
-    array = np.frombuffer(entry["data"], dtype)
-    found[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
-  # A file begins with the length of its JSON header, in 8 bytes.
-  header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-  return found, header.get("__metadata__", {})
 
 
 def _bare(name: str) -> str:
@@ -194,9 +146,7 @@ def _held(
 
 
 def _shapes(model: Transformer) -> dict[tuple[str, ...], tuple[int, ...]]:
-  made: Any = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-  flat: dict[tuple[str, ...], Any] = traverse_util.flatten_dict(made["params"])
-  return {path: leaf.shape for path, leaf in flat.items()}
+  return weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
 
 
 def _names(model: Transformer) -> dict[str, tuple[str, ...]]:

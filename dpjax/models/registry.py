@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -23,7 +24,8 @@ from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
-  module: Callable[..., nn.Module]  # whose parameters are the options
+  # whose parameters are the options; or its name in dpjax.models, imported when asked for
+  module: Any
   make: Callable[..., nn.Module] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
@@ -37,6 +39,10 @@ def _wide_resnet(depth: int) -> _Entry:
 
 def _scatter_cnn(make: Callable[..., nn.Module] | None = None) -> _Entry:
   return _Entry(scatter_heads.ScatterCnn, make, features="scattering")
+
+
+def _public(trunk: str) -> _Entry:
+  return _Entry(dense.Linear, fixed=("features", "activation", "dropout"), features=trunk)
 
 
 def _transformer(*, num_classes: int, **options) -> nn.Module:
@@ -58,6 +64,11 @@ _ENTRIES = {
   "scatter_cnn_cifar10": _scatter_cnn(scatter_heads.ScatterCnn.cifar10),
   "wrn_16_4": _wide_resnet(16),
   "wrn_40_4": _wide_resnet(40),
+  "vgg16_linear": _public("vgg16"),
+  "alexnet_linear": _public("alexnet"),
+  "vit": _Entry("VisionTransformer"),
+  "resnet": _Entry("ResNet"),
+  "bert": _Entry("Bert"),
   "transformer": _Entry(
     transformer.Transformer, _transformer, fixed=("vocab_size",), is_language=True
   ),
@@ -81,7 +92,12 @@ def _entry(name: str) -> _Entry:
     if isinstance(found, type) and not issubclass(found, nn.Module):
       raise _not_linen(name, found)
     return _Entry(found, make)
-  return _ENTRIES[name]
+  entry = _ENTRIES[name]
+  if isinstance(entry.module, str):
+    # A run of another model need not import it.
+    package = importlib.import_module("dpjax.models")
+    entry = entry._replace(module=getattr(package, entry.module))
+  return entry
 
 
 def _not_linen(name: str, kind: type) -> UserError:
@@ -126,10 +142,11 @@ def documented(name: str) -> Callable[..., nn.Module]:
 
 
 def needs_features(name: str) -> str | None:
-  """Returns the features that a model reads: "scattering", or None for raw examples.
+  """Returns the features that a model reads: "scattering", the name of a frozen public network
+  (`public_trunks.TRUNKS`), or None for raw examples.
 
-  >>> needs_features("scatter_linear"), needs_features("cnn")
-  ('scattering', None)
+  >>> needs_features("scatter_linear"), needs_features("vgg16_linear"), needs_features("cnn")
+  ('scattering', 'vgg16', None)
   """
   return _entry(name).features
 

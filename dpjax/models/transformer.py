@@ -13,21 +13,29 @@ from dpjax.validate import UserError
 
 
 class Attention(nn.Module):
-  """Causal multi-head self-attention, [B, T, D] -> [B, T, D]."""
+  """Multi-head self-attention, [B, T, D] -> [B, T, D]; causal, or of all positions.
+
+  `present` [B, T] bool: positions that may be attended to; None: all. One of each row at least.
+  """
 
   num_heads: int
   dtype: Any = None
+  causal: bool = True
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, present: jax.Array | None = None) -> jax.Array:
     length, width = x.shape[1:]
     heads = (*x.shape[:2], self.num_heads, width // self.num_heads)
     mixed = nn.Dense(3 * width, dtype=self.dtype, name="query_key_value")(x)
     query, key, value = (part.reshape(heads) for part in jnp.split(mixed, 3, axis=-1))
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) * heads[-1] ** -0.5
-    past = jnp.tril(jnp.ones((1, 1, length, length), bool))
     # Softmax in float32 or wider, for products of any type.
-    scores = jnp.where(past, trees.at_least_float32(scores), -jnp.inf)
+    scores = trees.at_least_float32(scores)
+    if self.causal:
+      past = jnp.tril(jnp.ones((1, 1, length, length), bool))
+      scores = jnp.where(past, scores, -jnp.inf)
+    if present is not None:
+      scores = jnp.where(present[:, None, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
     out = jnp.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape)
     return nn.Dense(width, dtype=self.dtype, name="out")(out)

@@ -30,6 +30,14 @@ SMALL = {
   "scatter_linear": (dict(), FEATURES),
   "scatter_cnn": (dict(filters=(4, 4)), FEATURES),
   "scatter_cnn_cifar10": (dict(filters=(4, 4)), FEATURES),
+  "vgg16_linear": (dict(), (6,)),
+  "alexnet_linear": (dict(), (6,)),
+  "vit": (
+    dict(image_size=8, patch_size=4, num_layers=1, num_heads=2, features=8),
+    IMAGE,
+  ),
+  "resnet": (dict(depths=(1, 1), features=4, image_size=16), IMAGE),
+  "bert": (dict(vocab_size=7, num_layers=1, features=8, max_length=6), (5,)),
   "transformer": (dict(num_layers=1, num_heads=2, features=8, max_length=6), (5,)),
   "wrn": (dict(depth=10, width=1), IMAGE),
 }
@@ -44,7 +52,7 @@ def _model(name: str, **options) -> nn.Module:
 
 def _inputs(name: str) -> jax.Array:
   shape = (3, *SMALL[name][1])
-  if name == "transformer":
+  if name in ("transformer", "bert"):
     return jax.random.randint(KEY, shape, 0, 7)
   return jax.random.uniform(KEY, shape)
 

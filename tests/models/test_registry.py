@@ -14,10 +14,12 @@ def test_every_name_builds_a_module(name):
   assert isinstance(models.build(name, num_classes=10), nn.Module)
 
 
-def test_only_the_scattering_heads_want_features():
+def test_only_the_heads_of_features_want_features():
   wanting = {name for name in models.names() if models.needs_features(name)}
-  assert wanting == {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
+  scattering = {"scatter_linear", "scatter_cnn", "scatter_cnn_cifar10"}
+  assert wanting == scattering | {"vgg16_linear", "alexnet_linear"}
   assert models.needs_features("scatter_linear") == "scattering"
+  assert models.needs_features("alexnet_linear") == "alexnet"
 
 
 def test_unknown_name_is_refused_with_the_nearest():

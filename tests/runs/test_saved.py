@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from dpjax import data, trees
+from dpjax import data, names, trees
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
@@ -89,6 +90,22 @@ def test_all_but_another_head_is_taken(first):
   np.testing.assert_array_equal(layer["kernel"], held["params/dense_0/kernel"])
   same = run.params["params"]["head"]["kernel"] == random.params["params"]["head"]["kernel"]
   assert same.all() and run.params["params"]["head"]["kernel"].shape == (3, 2)
+
+
+def test_the_folder_of_a_run_is_its_parameters(first):
+  """Its digest too, which decides the noise."""
+  by_file = _config(pretrained=str(first))
+  by_folder = _config(pretrained=str(first.parent))
+  digests = [
+    names.sources(fields.to_dict(config))["pretrained"]["sha256"]
+    for config in (by_file, by_folder)
+  ]
+  assert digests[0] == digests[1]
+  runs = [build.assemble(config, _data(2, "own")) for config in (by_file, by_folder)]
+  jax.tree.map(np.testing.assert_array_equal, runs[0].params, runs[1].params)
+  assert runs[1].pretrained_on == [_FIRST] and runs[1].promise.kind == "claimed"
+  with pytest.raises(UserError, match=r"no such file as params\.npz in this folder"):
+    build.check(_config(pretrained=str(first.parent.parent)))
 
 
 def test_a_head_of_the_same_shape_is_taken(first):

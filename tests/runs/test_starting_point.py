@@ -121,6 +121,59 @@ def test_an_example_may_be_a_role_and_the_promise_says_so(weights):
     build.assemble(config, _datasets())
 
 
+# Layouts whose run takes longer to compile.
+_LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("basic", "hugging_face")]
+
+
+@pytest.mark.parametrize("layout", ["bert", *_LONG])
+def test_published_weights_are_tuned_by_flag(layout, tmp_path):
+  save_file = pytest.importorskip("safetensors.numpy").save_file
+  from tests.models.test_published_layouts import CASES
+
+  case = CASES[layout]
+  path = tmp_path / "public.safetensors"
+  save_file(case.tensors, path)
+  rng = np.random.default_rng(0)
+  x = np.concatenate([case.x] * 4)
+  vocabulary = None
+  if x.dtype == np.int64:
+    x = x.astype(np.int32)
+    vocabulary = 11
+  labels = rng.integers(0, 3, len(x)).astype(np.int32)
+  train, test = (
+    data.Dataset(x, labels, "own", 3, split, vocabulary) for split in ("train", "test")
+  )
+  kinds = {"bert": "bert", "basic": "resnet", "hugging_face": "vit"}
+  options = {
+    name: getattr(case.model, name)
+    for name in models.options(kinds[layout])
+    if getattr(case.model, name) is not None
+  }
+  config = TrainConfig(
+    data=DataConfig(name="own.npz", num_examples=len(x)),
+    model=ModelConfig(kinds[layout], options),
+    pretrained=str(path),
+    trainable={"name": "head"},
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    num_steps=1,
+  )
+  config = fields.replace_all(config, {})
+  run = build.assemble(config, (train, test))
+  # The head of the file has these classes, so the run begins with the file's own logits.
+  logits = jax.jit(run.apply)(run.params, case.x.astype(x.dtype))
+  scale = np.abs(case.logits).max()
+  np.testing.assert_allclose(logits, case.logits, rtol=1e-3, atol=1e-3 * scale)
+  result = loop.train(config, tmp_path / "run", data=(train, test))
+  assert result["epsilon_kind"] == "claimed" and result["trainable"] == "head"
+  with np.load(tmp_path / "run" / "params.npz") as held:
+    assert sorted(held) == ["params/head/bias", "params/head/kernel"]
+    moved = held["params/head/kernel"] - run.params["params"]["head"]["kernel"]
+  assert np.abs(moved).max() > 0
+  other = fields.replace_all(config, {"model.name": "mlp", "model.options": {}})
+  with pytest.raises(UserError, match="needs model.name='transformer', or one of vit, "):
+    build.check(other)
+
+
 _REFUSED = {
   "trainable.rank=0: must be": {"trainable.rank": 0},
   "trainable.alpha=0.0: must be": {"trainable.alpha": 0.0},

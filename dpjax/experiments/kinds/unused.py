@@ -99,10 +99,13 @@ def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
 
 def of_model(model: ModelConfig) -> Unused:
   """Returns model fields for another kind of input, and options of other models."""
-  of_features = models.needs_features(model.name) == "scattering"
-  what = "a model on scattering features"
-  features = needs(of_features, what, "model.mirrored", "model.colours")
-  return features | within("model", of_options(model))
+  features = models.needs_features(model.name)
+  of_scattering = features == "scattering"
+  return (
+    needs(features is not None, "a model on features", "model.mirrored")
+    | needs(of_scattering, "a model on scattering features", "model.colours")
+    | within("model", of_options(model))
+  )
 
 
 def of_options(model: ModelConfig) -> Unused:

@@ -124,7 +124,7 @@ def begun(path: str | None, params: Params) -> Params:
   """
   if path is None:
     return params
-  arrays = read(path, "pretrained")
+  arrays = read(names.weights_file(path), "pretrained")
   leaves = trees.named_leaves(params)
   last = list(filter(in_head, leaves))
   shape = lambda name: arrays[name].shape if name in arrays else None
@@ -155,6 +155,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   """
   if path is None:
     return []
+  path = names.weights_file(path)
   told = f"pretrained={path!r}"
   # A result beside safetensors may belong to another file.
   unbound = path.endswith(".safetensors")

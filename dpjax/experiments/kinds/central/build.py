@@ -302,7 +302,7 @@ def start(
   task = make_task(config, dataset)
   name = config.model.name
   # `load_data` has already standardised the features of a scattering model
-  fixed = {"num_groups": None} if models.needs_features(name) else {}
+  fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # only the shape of an example, never an example: no model may start from a record
   first = jnp.zeros_like(dataset.x[:1])
   wanted = (1, task.width(dataset))
@@ -343,6 +343,7 @@ def assemble(
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
   known = saved.pretrained_on(config.pretrained, config.data.name, train)
+  behind = features_lib.trained_on(config.model.name, config.data.name)
   task, model, params = start(config, train, random)
   keyed = augmented or task.keyed
   trained = starting_point.trained(config, task, model, params, random.init)
@@ -397,18 +398,22 @@ def assemble(
 
   return Run(
     plan=plan,
-    promise=promise.noted(
-      promise.of_plan(
-        plan,
-        num_examples,
-        budget=config.privacy.epsilon_budget,
-        note=promise.asked(attack_of(config.privacy), plan.delta),
-        release=config.release,
+    promise=features_lib.noted(
+      promise.noted(
+        promise.of_plan(
+          plan,
+          num_examples,
+          budget=config.privacy.epsilon_budget,
+          note=promise.asked(attack_of(config.privacy), plan.delta),
+          release=config.release,
+        ),
+        saved.statement(config.pretrained, known),
+        saved.assumed(config.pretrained, known),
       ),
-      saved.statement(config.pretrained, known),
-      saved.assumed(config.pretrained, known),
+      config.model.name,
+      behind,
     ),
-    pretrained_on=known,
+    pretrained_on=[*known, *(name for name in behind if name not in known)],
     algorithm=with_keys(random.noise, random.local),
     with_keys=with_keys,
     first_steps=with_keys(random.noise, random.local, first=True)

@@ -152,9 +152,7 @@ class ModelConfig:
   options: Annotated[dict[str, Any], "of the model, each one more name"] = (
     dataclasses.field(default_factory=dict)
   )
-  mirrored: Annotated[
-    bool, "scattering features: averaged with those of the mirror image"
-  ] = False
+  mirrored: Annotated[bool, "of features: averaged with those of the mirror image"] = False
   colours: Annotated[
     str,
     rules.among(models.COLOURS),
@@ -305,8 +303,8 @@ class TrainConfig(WithChoices):
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
-    "weights to start from, of other data: params.npz of an earlier run, or a .safetensors "
-    "file in GPT-2's layout; none: random ones",
+    "weights to start from, of other data: an earlier run's folder or its params.npz, or a "
+    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
   ] = None
   safetensors: Annotated[
     bool, "write model.safetensors, too: all weights, adapters merged"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 
-from dpjax import models, training, validate
+from dpjax import models, names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -46,7 +46,7 @@ class Trained(NamedTuple):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
-  _check_layout(config)
+  _check_file(config)
   own = config.trainable
   if isinstance(own, LowRank):
     validate.integer_at_least(1, **{"trainable.rank": own.rank})
@@ -82,43 +82,32 @@ def _check_first_steps(config: TrainConfig, own: HeadFirst) -> None:
     )
 
 
-def _check_layout(config: TrainConfig) -> None:
-  """Refuses weights in safetensors for a model that is not GPT-2."""
+def _check_file(config: TrainConfig) -> None:
+  """Refuses a file that is not there, or weights of a layout that the model does not have."""
   # os.path, since pathlib raises for names too long for a file.
-  if config.pretrained is not None and not os.path.isfile(config.pretrained):
-    raise UserError(
-      f"there is no such file (looked in {os.getcwd()})",
-      field="pretrained",
-      value=config.pretrained,
-    )
-  of_gpt2 = config.pretrained if _is_safetensors(config.pretrained) else None
-  asked = {"pretrained": of_gpt2, "safetensors": config.safetensors}
-  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
-  if first is None:
-    return
-  if config.model.name != "transformer":
-    raise UserError(f"{first}: needs model.name='transformer', not {config.model.name!r}")
-  epsilon = config.model.options.get("norm_epsilon")
-  if epsilon != models.gpt2.NORM_EPSILON:
-    raise UserError(
-      f"{first}: needs model.options.norm_epsilon={models.gpt2.NORM_EPSILON!r}, as GPT-2 has "
-      f"it, not {epsilon!r}"
-    )
+  if config.pretrained is not None:
+    path = names.weights_file(config.pretrained)
+    if not os.path.isfile(path):
+      inside = "" if path == config.pretrained else " as params.npz in this folder"
+      raise UserError(
+        f"there is no such file{inside} (looked in {os.getcwd()})",
+        field="pretrained",
+        value=config.pretrained,
+      )
+  if str(config.pretrained).endswith(".safetensors") or config.safetensors:
+    # Few runs need it.
+    from dpjax.experiments.kinds.central import published_weights
 
-
-def _is_safetensors(path: str | None) -> bool:
-  return path is not None and path.endswith(".safetensors")
+    published_weights.check(config)
 
 
 def loaded(config: TrainConfig, model: nn.Module, params: Params) -> Params:
   """Returns the weights of the config's file; without a file, `params`."""
-  if config.pretrained is None or not _is_safetensors(config.pretrained):
+  if config.pretrained is None or not str(config.pretrained).endswith(".safetensors"):
     return saved.begun(config.pretrained, params)
-  assert isinstance(model, models.Transformer)
-  try:
-    return models.load_gpt2(config.pretrained, model)
-  except UserError as error:
-    raise error.of(field="pretrained", value=config.pretrained) from error
+  from dpjax.experiments.kinds.central import published_weights
+
+  return published_weights.loaded(config, config.pretrained, model, params)
 
 
 def trained(

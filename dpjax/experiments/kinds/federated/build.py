@@ -18,6 +18,7 @@ from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import audits, bounds
 from dpjax.experiments.kinds.central import build as build_central
+from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central import tasks
 from dpjax.experiments.kinds.central.config import OptimizerConfig
 from dpjax.experiments.kinds.federated import (
@@ -439,7 +440,11 @@ def assemble(
   parts = (config, task.loss(apply), plan, random, num_clients, audited, mechanism)
   return FedRun(
     plan=plan,
-    promise=privacy.make_promise(config, plan, reported, num_clients, mechanism),
+    promise=features_lib.noted(
+      privacy.make_promise(config, plan, reported, num_clients, mechanism),
+      config.model.name,
+      features_lib.trained_on(config.model.name, config.data.name),
+    ),
     algorithm=_algorithm(*parts),
     params=params,
     apply=apply,

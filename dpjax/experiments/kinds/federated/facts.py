@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 from dpjax import federated, transforms
 from dpjax.data import partition
 from dpjax.experiments.config.fields import name_of
+from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.facts import clip_norm
 from dpjax.experiments.kinds.federated import audit, privacy, secure_sums
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.run import saved
 from dpjax.types import Array, ArrayTree
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
     ),
   }
+  behind = features.trained_on(config.model.name, config.data.name)
+  if behind:
+    found[saved.PRETRAINED_ON] = list(behind)
   if fed.mechanism is not None:
     # Messages are clipped by their norm instead.
     found["secure_sum"].pop("largest_value")

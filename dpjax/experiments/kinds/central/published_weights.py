@@ -1,0 +1,46 @@
+"""First parameters from a safetensors file in the layout of a published model."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+
+from dpjax import models
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+# Model -> the loader of its published layouts in safetensors, beside GPT-2's.
+_LOADERS = {"vit": "load_vit", "resnet": "load_resnet", "bert": "load_bert"}
+
+
+def check(config: TrainConfig) -> None:
+  """Refuses weights in safetensors for a model that no layout is read into."""
+  named = config.pretrained
+  file = named if named is not None and named.endswith(".safetensors") else None
+  name = config.model.name
+  if file is not None and not config.safetensors and name in _LOADERS:
+    return
+  asked = {"pretrained": file, "safetensors": config.safetensors}
+  first = next((f"{name}={value!r}" for name, value in asked.items() if value), None)
+  if first is None:
+    return
+  if name != "transformer":
+    others = f", or one of {', '.join(_LOADERS)}" if file and not config.safetensors else ""
+    raise UserError(f"{first}: needs model.name='transformer'{others}, not {name!r}")
+  epsilon = config.model.options.get("norm_epsilon")
+  if epsilon != models.gpt2.NORM_EPSILON:
+    raise UserError(
+      f"{first}: needs model.options.norm_epsilon={models.gpt2.NORM_EPSILON!r}, as GPT-2 has "
+      f"it, not {epsilon!r}"
+    )
+
+
+def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> Params:
+  """Returns the weights of a file for the config's model; `params` are its first ones."""
+  try:
+    if config.model.name in _LOADERS:
+      return getattr(models, _LOADERS[config.model.name])(path, model, params)
+    assert isinstance(model, models.Transformer)
+    return models.load_gpt2(path, model)
+  except UserError as error:
+    raise error.of(field="pretrained", value=path) from error

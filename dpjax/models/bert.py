@@ -1,0 +1,178 @@
+"""BERT as a classifier of texts, and its weights by Hugging Face's names.
+
+The architecture is that of Devlin et al. (2019, arXiv:1810.04805): embeddings of tokens,
+positions and segments, post-LayerNorm blocks with GELU by erf, and a tanh layer on the first
+token. Nothing mixes examples.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.models import weight_files
+from dpjax.models.transformer import Attention
+from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+PADDING_TOKEN = 0  # [PAD] of every published vocabulary of BERT
+_PASSED_OVER = re.compile(r"embeddings\.position_ids|cls\..*")
+_PREFIX = "bert."
+# Names of files that were converted from TensorFlow.
+_EARLIER = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+
+
+class BertBlock(nn.Module):
+  """Post-LayerNorm block: norm(x + attention(x)), then norm(x + mlp(x))."""
+
+  num_heads: int
+  mlp_features: int
+  norm_epsilon: float
+  dtype: Any = None
+
+  @nn.compact
+  def __call__(self, x: jax.Array, present: jax.Array) -> jax.Array:
+    attention = Attention(self.num_heads, self.dtype, causal=False, name="attention")
+    norm = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="attention_norm")
+    x = norm(x + attention(x, present))
+    hidden = nn.Dense(self.mlp_features, dtype=self.dtype, name="mlp_in")(x)
+    hidden = nn.gelu(hidden, approximate=False)
+    hidden = nn.Dense(x.shape[-1], dtype=self.dtype, name="mlp_out")(hidden)
+    return nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="mlp_norm")(x + hidden)
+
+
+class Bert(nn.Module):
+  """BERT with a linear head on its pooled first token: tokens [B, T] -> logits.
+
+  The default is BERT-tiny (two layers of width 128). Tokens are ids of the file's own
+  vocabulary, [CLS] first; those equal to 0, [PAD], are attended to by none. All are of the first
+  segment. There is no dropout.
+
+  Raises:
+    UserError: tokens are not integers of shape [B, T] with T <= max_length.
+
+  >>> model = Bert(num_classes=3, vocab_size=11, num_layers=1, features=8, max_length=4)
+  >>> tokens = jnp.array([[1, 2, 0]])
+  >>> params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+  >>> jax.eval_shape(model.apply, params, tokens).shape
+  (1, 3)
+  """
+
+  num_classes: int
+  vocab_size: int = 30522
+  num_layers: int = 2
+  num_heads: int = 2
+  features: int = 128
+  mlp_features: int | None = None  # None: four times `features`
+  max_length: int = 512
+  num_segments: int = 2
+  norm_epsilon: float = 1e-12
+  dtype: Any = None
+
+  def __post_init__(self):
+    validate.integer_at_least(
+      1,
+      num_classes=self.num_classes,
+      vocab_size=self.vocab_size,
+      num_heads=self.num_heads,
+      features=self.features,
+      max_length=self.max_length,
+      num_segments=self.num_segments,
+    )
+    validate.integer_in(1, 1000, num_layers=self.num_layers)
+    validate.positive(norm_epsilon=self.norm_epsilon)
+    if self.mlp_features is not None:
+      validate.integer_at_least(1, mlp_features=self.mlp_features)
+    if self.features % self.num_heads:
+      raise UserError(
+        "must be a multiple of num_heads", field="features", value=self.features
+      )
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(self, tokens: jax.Array) -> jax.Array:
+    if tokens.ndim != 2 or not jnp.issubdtype(tokens.dtype, jnp.integer):
+      kind = f"{tokens.dtype} of shape {tokens.shape}"
+      raise UserError(f"must be integers [batch, length], got {kind}", field="tokens")
+    if tokens.shape[1] > self.max_length:
+      bound = f"length must be <= max_length={self.max_length}"
+      raise UserError(f"{bound}", field="tokens.shape", value=tokens.shape)
+    init = nn.initializers.normal(0.02)
+    embed = nn.Embed(
+      self.vocab_size, self.features, dtype=self.dtype, embedding_init=init, name="embed"
+    )
+    x = embed(tokens)
+    positions = self.param("positions", init, (self.max_length, self.features))
+    segments = self.param("segments", init, (self.num_segments, self.features))
+    x = x + (positions[None, : tokens.shape[1]] + segments[None, :1]).astype(x.dtype)
+    x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="embed_norm")(x)
+    # The first token stays: a row of padding alone would be a softmax of nothing.
+    present = (tokens != PADDING_TOKEN) | (jnp.arange(tokens.shape[1]) == 0)[None]
+    width = self.mlp_features or 4 * self.features
+    for i in range(self.num_layers):
+      name = f"block_{i}"
+      block = BertBlock(self.num_heads, width, self.norm_epsilon, self.dtype, name=name)
+      x = block(x, present)
+    pooled = nn.Dense(self.features, dtype=self.dtype, name="pooler")(x[:, 0])
+    head = nn.Dense(self.num_classes, dtype=self.dtype, name="head")
+    return trees.at_least_float32(head(jnp.tanh(pooled)))
+
+
+def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Params:
+  """Loads the parameters of `model` from a safetensors file of Hugging Face's BERT.
+
+  Args:
+    path: tensors of F32, F16 or BF16, with or without the prefix "bert.". Heads of its
+      pretraining (`cls.`) are passed over.
+    params: first parameters of the model. Its last layer stays where the file has none, or one
+      of other classes.
+
+  Raises:
+    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
+      another shape or type, or with a value that is not finite; the library is not installed.
+  """
+  told = f"path={os.fspath(path)!r}"
+
+  def bare(name: str) -> str:
+    for ending, later in _EARLIER.items():
+      if name.endswith(ending):
+        name = name.removesuffix(ending) + later
+    return name.removeprefix(_PREFIX)
+
+  tensors, _ = weight_files.read(path, bare, _PASSED_OVER)
+  held = {
+    bare(name): array
+    for name, array in tensors.items()
+    if not _PASSED_OVER.fullmatch(bare(name))
+  }
+  wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
+  return weight_files.parameters(held, _sources(model), wanted, params, told)
+
+
+def _sources(model: Bert) -> dict[Path, Origin]:
+  sources = {
+    ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
+    ("positions",): same("embeddings.position_embeddings.weight"),
+    ("segments",): same("embeddings.token_type_embeddings.weight"),
+    **of_norm(("embed_norm",), "embeddings.LayerNorm"),
+    **of_dense(("pooler",), "pooler.dense"),
+    **of_dense((weight_files.HEAD,), "classifier"),
+  }
+  for i in range(model.num_layers):
+    block = f"block_{i}"
+    theirs = f"encoder.layer.{i}"
+    mixed = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
+    sources |= of_dense((block, "attention", "query_key_value"), *mixed)
+    sources |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
+    sources |= of_norm((block, "attention_norm"), f"{theirs}.attention.output.LayerNorm")
+    sources |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
+    sources |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
+    sources |= of_norm((block, "mlp_norm"), f"{theirs}.output.LayerNorm")
+  return sources

