@@ -83,6 +83,9 @@ class _Recorder:
     if texts:
       row["reason"] = _reason(texts[0])
     append(self._folder, [row])
+    # The walk may have been killed, and its next one must not find this process at work.
+    if time.time() > self._until or os.getppid() != self._parent:
+      self._session.shouldstop = "the walk ends here"
 
 
 def _reason(text: str) -> str:
