@@ -558,4 +558,8 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  try:
+    sys.exit(main(sys.argv[1:]))
+  # While the cases are collected: nothing was begun, so nothing is said.
+  except KeyboardInterrupt:
+    sys.exit(130)
