@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from dpjax import validate
-from dpjax.accounting.attack_bounds import advantage, true_positive_rate
 from dpjax.accounting.epsilon import epsilon as epsilon_of
 from dpjax.accounting.epsilon import privacy_profile
 from dpjax.accounting.event_kinds.kind import (
@@ -20,7 +19,6 @@ from dpjax.accounting.event_kinds.kind import (
 from dpjax.accounting.overflow import with_aborts
 from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS
 from dpjax.accounting.text import lower, upper
-from dpjax.accounting.trade_off import pairs_of
 from dpjax.validate import UserError
 
 EPSILON_KINDS = {
@@ -150,6 +148,10 @@ def _attackers(
   accountants: Sequence[str],
 ) -> str:
   """States what the proof leaves to any membership test; "" without a finite epsilon."""
+  # Only a statement without given epsilons needs them, and every run imports this module.
+  from dpjax.accounting.attack_bounds import advantage, true_positive_rate
+  from dpjax.accounting.trade_off import pairs_of
+
   for accountant in accountants:
     counting = {"neighboring_relation": relation, "accountant": accountant}
     try:

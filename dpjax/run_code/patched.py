@@ -43,12 +43,24 @@ def replaced() -> Iterator[Any]:
   for name in _NAMESPACES:
     module = sys.modules.get(name)
     # Without `getattr`, which would trigger a library's lazy imports.
-    for value in [*getattr(module, "__dict__", {}).values()]:
-      methods = [*vars(value).values()] if isinstance(value, type) else []
-      parts = (value, *methods)
-      files = {file for part in parts for file in _files_of(part)}
-      if any(is_users_code(file) and not file.startswith(checkouts) for file in files):
-        yield value
+    values = [*getattr(module, "__dict__", {}).values()]
+    # Thousands of functions come from a hundred files, so a namespace is asked as a whole: every
+    # digest of a run asks, and nearly all find nothing.
+    if _are_of_user(values, checkouts):
+      yield from (value for value in values if _are_of_user([value], checkouts))
+
+
+def _are_of_user(values: list[Any], checkouts: tuple[str, ...]) -> bool:
+  """Whether a function among values, or among methods of their classes, is of a user's file.
+
+  Args:
+    values: of a namespace.
+    checkouts: folders of libraries among the user's files.
+  """
+  classes = [value for value in values if isinstance(value, type)]
+  methods = [method for value in classes for method in vars(value).values()]
+  files = _files_of([*values, *methods])
+  return any(is_users_code(file) and not file.startswith(checkouts) for file in files)
 
 
 def _checkouts() -> Iterator[str]:
@@ -60,14 +72,24 @@ def _checkouts() -> Iterator[str]:
       yield os.path.join(os.path.dirname(file), "")
 
 
-def _files_of(value: Any) -> Iterator[str]:
-  """Yields the files of a function and of what it wraps; nothing for other objects."""
+def _files_of(values: list[Any]) -> set[str]:
+  """Returns the files of functions and of what they wrap; other objects have none."""
+  files = set()
   for _ in range(_MOST_WRAPPED):
-    if isinstance(value, functools.partial):
-      value = value.func
-    if isinstance(value, types.FunctionType):
-      yield value.__code__.co_filename
+    # Strings, tuples and descriptors have no dict of their own: half of what a module holds.
+    values = [
+      value.func if isinstance(value, functools.partial) else value
+      for value in values
+      if type(value).__dictoffset__
+    ]
+    files |= {
+      value.__code__.co_filename
+      for value in values
+      if isinstance(value, types.FunctionType)
+    }
     # `jax.jit`, `functools.wraps` and the like keep `__wrapped__` in their own dict.
-    value = getattr(value, "__dict__", {}).get("__wrapped__")
-    if value is None:
-      return
+    inner = [getattr(value, "__dict__", {}).get("__wrapped__") for value in values]
+    values = [value for value in inner if value is not None]
+    if not values:
+      break
+  return files

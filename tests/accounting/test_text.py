@@ -13,9 +13,10 @@ from dpjax import accounting
 from dpjax.accounting.text import by_name, lower, upper
 
 _ROOT = pathlib.Path(accounting.__file__).parents[2]
-# Names of what is promised or bounded, in any expression that a format spec is applied to.
+# Names of what is promised or bounded, in any expression that a format spec is applied to;
+# steps are counted, not promised.
 _NAMES = re.compile(
-  r"eps|delta|spent|\blower|claim|promise|refut|stated|corrected|epsilon_budget",
+  r"(?<!st)eps|delta|spent|\blower|claim|promise|refut|stated|corrected|epsilon_budget",
   re.IGNORECASE,
 )
 _ROUNDERS = ("upper", "lower", "by_name", "_up")

@@ -61,6 +61,12 @@ _EXCEPTIONS = {
   # an adversary's first guess
   "dpjax/attacks/gradient_inversion.py": {"normal"},
   "dpjax/attacks/class_inversion.py": {"truncated_normal"},
+  # a direction that a rogue server measures along
+  "dpjax/attacks/rogue_server.py": {"normal"},
+  # an example's augmentation in a game: what is drawn is the input, not its protection
+  "dpjax/auditing/games/training.py": {"uniform"},
+  # a namespace by its name, in which a user's functions are looked for
+  "dpjax/run_code/patched.py": {"jax.random"},
   # initial weights
   "dpjax/experiments/kinds/attack/inversion.py": {"uniform"},
   "dpjax/secure/mpc/secureml.py": {"normal"},
@@ -148,7 +154,7 @@ def _draws(text):
 
 
 def _files():
-  for room in ("dpjax", "launch"):
+  for room in ("dpjax", "launch", "benchmarks"):
     for path in sorted((_ROOT / room).rglob("*.py")):
       name = path.relative_to(_ROOT).as_posix()
       if not name.startswith(_SOURCE) and not name.startswith("dpjax/models/"):

@@ -11,7 +11,6 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.allocation_rdp import allocation_rdp
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
@@ -22,7 +21,6 @@ from dpjax.accounting.event_kinds.kind import (
   with_noise,
 )
 from dpjax.accounting.proved import ADD, REPLACE, ZERO, Proved
-from dpjax.accounting.random_allocation import allocation_pld
 from dpjax.validate import UserError
 
 # Steps of a pass: integers up to here are floats, too.
@@ -66,10 +64,16 @@ class RandomAllocationKind(EventKind):
     # A pass is the mixture, over the record's step, of one Gaussian sum.
     return dpa.GaussianDpEvent(part.noise_multiplier)
 
+  # All events are registered in every run, and few runs account for a pass: the proofs are
+  # imported by those.
   def rdp(self, part: Any) -> np.ndarray:
+    from dpjax.accounting.allocation_rdp import allocation_rdp
+
     return allocation_rdp(part.num_steps, part.noise_multiplier, orders=ORDERS)
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    from dpjax.accounting.random_allocation import allocation_pld
+
     return allocation_pld(part.num_steps, part.noise_multiplier, interval=interval)
 
   # A whole pass of T steps loses about as one step on a sample of probability 1 / sqrt(T): its

@@ -10,7 +10,8 @@ import dp_accounting as dpa
 import numpy as np
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
-from dpjax.accounting import tuning
+# `accounting.tuning` is imported when it is asked for: few runs select.
+from dpjax import accounting
 from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
@@ -74,7 +75,9 @@ class RepeatAndSelectKind(EventKind):
 
   def rdp(self, part: Any) -> np.ndarray:
     one_run = rdp_of(merged_parts(part.event))
-    return tuning.select_rdp(ORDERS, one_run, mean_trials=part.mean, shape=part.shape)
+    return accounting.tuning.select_rdp(
+      ORDERS, one_run, mean_trials=part.mean, shape=part.shape
+    )
 
   def describe(self, part: Any, unit: str) -> str:
     return (
@@ -112,5 +115,5 @@ def repeat_and_select_event(
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
   10.0
   """
-  tuning.check_law(mean_trials, shape)
+  accounting.tuning.check_law(mean_trials, shape)
   return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))

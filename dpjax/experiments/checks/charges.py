@@ -332,9 +332,8 @@ def stated(subject: Subject) -> Row:
     why = f"{config.num_steps} steps run, the plan pays for {plan.num_steps}"
     return Row(name, False, math.inf, 0.0, why)
   if max(plan.delta, promise.delta or math.inf) > config.privacy.delta * (1 + 1e-9):
-    why = (
-      f"delta {plan.delta:g}, stated {promise.delta}, asked for {config.privacy.delta:g}"
-    )
+    spent = accounting.upper(plan.delta)
+    why = f"delta {spent}, stated {promise.delta}, asked for {config.privacy.delta}"
     return Row(name, False, math.inf, 0.0, why)
   derived = _derived_epsilon(subject)
   if derived is None or sampling.assumption(plan.sampler):

@@ -6,20 +6,24 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
 from dpjax import accounting, auditing, validate
 from dpjax.accounting import lower, upper
 from dpjax.auditing import Scores
-from dpjax.data import Dataset, Federation, needs_classes
+from dpjax.data import Dataset, needs_classes
 from dpjax.experiments.kinds.central.config import AuditConfig
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import Promise
 from dpjax.plan import Plan
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  # No run of central training has clients.
+  from dpjax.data import Federation
 
 
 class AuditedConfig(Protocol):
@@ -36,7 +40,7 @@ class _Coins(Protocol):
   def included(self) -> np.ndarray: ...
 
 
-_Data = TypeVar("_Data", Dataset, Federation)
+_Data = TypeVar("_Data", Dataset, "Federation")
 _Canaries = TypeVar("_Canaries", bound=_Coins)
 
 

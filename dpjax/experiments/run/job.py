@@ -17,7 +17,7 @@ import numpy as np
 
 from dpjax import parallel as processes
 from dpjax import trees, validate
-from dpjax.accounting import Ledger, pairs_of
+from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
@@ -158,7 +158,7 @@ def _write_curve(work: Work, fitted: Fitted, folder: pathlib.Path) -> None:
   if promise.kind != "proved":
     return
   # Imported here: only the end of a run with a proof writes it.
-  from dpjax.accounting import trade_off_files
+  from dpjax.accounting import pairs_of, trade_off_files
 
   profile = promise.profile(fitted.ledger, fitted.final_epsilon)
   if profile is not None and promise.delta:

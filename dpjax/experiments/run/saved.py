@@ -20,7 +20,6 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax import data, names, trees
-from dpjax.data import npz
 from dpjax.experiments.run import streams, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -42,6 +41,9 @@ def read(path: str, field: str) -> dict[str, np.ndarray]:
       type than floating point numbers, or holds one that is not finite.
   """
   at = f"{field}={path!r}"
+  # Most runs begin from random numbers.
+  from dpjax.data import npz
+
   arrays = npz.arrays_of(pathlib.Path(path), f"{at}: is no params.npz")
   return {name: _numbers(array, f"{at}: {name}") for name, array in arrays.items()}
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
   from dpjax.noise.correlated.inverse import Bisr as Bisr
   from dpjax.noise.correlated.inverse import InverseBanded as InverseBanded
   from dpjax.noise.correlated.inverse import LambdaCgd as LambdaCgd
-  from dpjax.noise.correlated.inverse import Redrawn as Redrawn
   from dpjax.noise.correlated.registry import STRATEGIES as STRATEGIES
   from dpjax.noise.correlated.registry import Strategy as Strategy
   from dpjax.noise.correlated.strategies import Correlation as Correlation
   from dpjax.noise.correlated.strategies import Independent as Independent
+  from dpjax.noise.correlated.strategies import Redrawn as Redrawn
   from dpjax.noise.correlated.strategies import Tree as Tree
   from dpjax.noise.correlated.strategies import Trees as Trees
   from dpjax.noise.correlated.strategies import White as White

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from dpjax import trees
 from dpjax.noise import source
-from dpjax.noise.correlated.inverse import Redrawn
-from dpjax.noise.correlated.strategies import Correlation
+from dpjax.noise.correlated.strategies import Correlation, Redrawn
 from dpjax.noise.gaussian import check_one_sum, gaussian
 from dpjax.noise.gaussian import init as init_white
 from dpjax.noise.state import after_draw, check_paid, poisoned

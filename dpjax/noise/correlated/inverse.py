@@ -31,7 +31,7 @@ from scipy import optimize, signal
 
 from dpjax import trees, validate
 from dpjax.noise.correlated import series
-from dpjax.noise.correlated.strategies import Correlation, zeros
+from dpjax.noise.correlated.strategies import Correlation, Redrawn, zeros
 from dpjax.noise.correlated.toeplitz import BandState, filtered
 from dpjax.types import ArrayTree
 from dpjax.validate import UserError
@@ -44,12 +44,6 @@ _KEPT_BYTES = 2**26
 _TRIED = tuple(2**power for power in range(1, 7))
 # Least ratio between two gaps of a falling column; 0 has no logarithm.
 _LEAST_FACTOR = 1e-9
-
-
-class Redrawn(NamedTuple):
-  """State of noise that is drawn again: only the mark of its draws."""
-
-  mark: jax.Array  # uint32, of the coefficients and of the parameters' shapes
 
 
 @dataclasses.dataclass(frozen=True)

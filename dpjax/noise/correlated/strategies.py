@@ -34,6 +34,12 @@ class Correlation(Protocol):
   ) -> tuple[Any, Any]: ...  # (row of C^{-1} z, state)
 
 
+class Redrawn(NamedTuple):
+  """State of noise that is drawn again: only the mark of its draws."""
+
+  mark: jax.Array  # uint32, of the coefficients and of the parameters' shapes
+
+
 def matrix(correlation: Correlation, num_steps: int) -> np.ndarray:
   """The dense C of `num_steps` steps, [num_steps, num_steps] in float64.
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from dpjax import data, models
-from dpjax.data import cache, rows
+from dpjax.data import rows
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.run import writers
 from dpjax.validate import UserError
@@ -104,7 +104,7 @@ def featured(
     if in_files and not (resident is None and dataset.in_memory):
       raise UserError(
         f"the features of model.name={config.name!r} are computed once and kept on "
-        f"disk: set {cache.VARIABLE} to a folder for them, as private as the data",
+        f"disk: set {data.cache.VARIABLE} to a folder for them, as private as the data",
         field="resident",
         value=False,
       )
@@ -115,9 +115,9 @@ def featured(
       out[done : done + len(block)] = block
       done += len(block)
     return data.computed(dataset, out)
-  key = cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
+  key = data.cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  found = cache.rows(kept, key, shape, computed.make, tell)
+  found = data.cache.rows(kept, key, shape, computed.make, tell)
   return data.computed(dataset, found if in_files else found[:])
 
 
