@@ -457,7 +457,18 @@ def assemble(
 
 def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
   """Returns (the task, the model, the parameters that clients get in the first round)."""
-  return build_central.start(loading.central(config), federation.dataset, random)
+  task, model, params = build_central.start(
+    loading.central(config), federation.dataset, random
+  )
+  # A client's examples have no keys: its loss would be that of evaluation, without a word.
+  if task.keyed:
+    raise UserError(
+      "draws random numbers in training (dropout), for which clients have no keys; must be a "
+      "model without, or one of launch.train",
+      field="model.name",
+      value=config.model.name,
+    )
+  return task, model, params
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
