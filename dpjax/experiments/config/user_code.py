@@ -13,6 +13,7 @@ required results, and the guarantee that remains.
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
+| `writer`                 | step, row                             | nothing that is read       |
 | `attack`                 | its own fields, by their names        | an `AttackSettings`, frozen|
 
 [1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with

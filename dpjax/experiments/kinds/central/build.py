@@ -57,7 +57,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_people,
 )
-from dpjax.experiments.run import promise, saved
+from dpjax.experiments.run import promise, row_hooks, saved
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
@@ -156,6 +156,7 @@ def check(config: TrainConfig) -> None:
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
+  row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, unused.of_training(config))
 
 

@@ -41,8 +41,8 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
+from dpjax.experiments.run import row_hooks, writers
 from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run import writers
 from dpjax.experiments.run.loop import Job, Work, every
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
@@ -96,6 +96,7 @@ def check(config: FedConfig) -> None:
   _check_combination(config)
   privacy.check(config)
   audit.check(config)
+  row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, fed_unused.of_federation(config))
 
 
