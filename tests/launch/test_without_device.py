@@ -113,7 +113,7 @@ _NOT_LINEN = ("must return a linen module", "clipped_grad in a notebook")
     ),
   ],
 )
-def test_a_model_that_no_launcher_can_train_is_one_line(launcher, model, words, tmp_path):
+def test_a_model_that_is_no_linen_module_is_one_line(launcher, model, words, tmp_path):
   (tmp_path / "own_nets.py").write_text(_OWN)
   done = _launch(
     launcher,
