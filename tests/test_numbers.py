@@ -142,7 +142,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| noise | of one number | of each number of a record |",
     "| name | code | why it fails |",
   ),
-  "docs/sampling.md": ("| sampler | who takes part in a step | choose it when |",),
+  "docs/sampling.md": (
+    "| relation | what is public | pair of one step, in clip norms |",
+    "| sampler | relation | accountant | epsilon |",  # which test_exchanged_sample computes
+    "| sampler | who takes part in a step | choose it when |",
+  ),
   "docs/secure.md": (
     "| you want | use | extra |",
     "| task under CKKS | result |",  # once, as it says

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
   from dpjax.accounting.epsilon import delta_curve as delta_curve
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
+  from dpjax.accounting.epsilon import epsilon_of_zcdp as epsilon_of_zcdp
   from dpjax.accounting.epsilon import privacy_profile as privacy_profile
+  from dpjax.accounting.epsilon import zcdp as zcdp
   from dpjax.accounting.event_kinds.composition import composed as composed
   from dpjax.accounting.event_kinds.composition import unamplified as unamplified
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
