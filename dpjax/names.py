@@ -202,7 +202,7 @@ def blame(error: BaseException) -> str | None:
 # --- code of a run
 
 # Fields of a config that take a path, and fields of files that count as part of the run.
-_FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule")
+_FIELDS = ("name", "loss", "sampler", "algorithm", "aggregator", "rule", "writer")
 _FILES = (".pretrained", ".attack.target")
 
 

@@ -94,13 +94,13 @@ def get(name: str = "config", **more: Any) -> Any:
   if line:
     writers.note(line)
   if flags.FLAGS.print_config:
-    for line in _command_line(config, name):
+    for line in command_line(config, name):
       print(line)
     sys.exit(0)
   return config
 
 
-def _command_line(config: Any, name: str) -> list[str]:
+def command_line(config: Any, name: str) -> list[str]:
   """Returns a flag for each field, or a comment where a value can only be written in a
   file."""
   lines = []

@@ -18,9 +18,14 @@ networks do; each process holds the data.
 --only='CNN @ *' runs the variants of that name alone; the same command without it goes on.
 --dry_run prints the plan and ends: runs, epsilon of each and of all together, minutes and memory
 (estimates, from a few steps on zeros); it writes nothing.
+--print_commands prints one command for each run, for a job array or xargs; the same sweep without
+it collects the folders that they leave.
 """
 
 from __future__ import annotations
+
+import pathlib
+import shlex
 
 from absl import flags
 
@@ -28,8 +33,9 @@ from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import loop
-from dpjax.experiments.sweeps import grid, rehearsal, tuning
+from dpjax.experiments.sweeps import engine, grid, rehearsal, tuning
 from dpjax.experiments.sweeps.grid import SWEEP
+from dpjax.validate import UserError
 from launch import app, config_flag
 
 config_flag.define(kind=SWEEP)
@@ -46,7 +52,35 @@ flags.DEFINE_string(
   None,
   "Pattern of the variants, or runs, to be run now; what has run is drawn with them.",
 )
+flags.DEFINE_bool(
+  "print_commands", False, "Print one command for each run, and end: nothing is written."
+)
 app.define_dry_run()
+
+
+def commands(config: grid.SweepConfig, workdir: str) -> list[str]:
+  """Returns one shell command for each run of a sweep, into the folder where it is collected.
+
+  Raises:
+    UserError: a field of a run can only be written in a config file.
+  """
+  federated = isinstance(config.base, FedConfig)
+  launcher, file = ("federate", "fed/quickstart") if federated else ("train", "quickstart")
+  lines = []
+  for point in grid.placed(config):
+    # Every field is given, so nothing of the file that the launcher reads remains.
+    settings = config_flag.command_line(point.config, "config")
+    unwritable = [line for line in settings if line.startswith("#")]
+    if unwritable:
+      raise UserError(
+        f"must be without fields that only a config file can hold: {unwritable[0]}",
+        field="print_commands",
+        value=True,
+      )
+    folder = shlex.quote(str(engine.folder(pathlib.Path(workdir), point.name)))
+    head = f"python -m launch.{launcher} --config=configs/{file}.py --workdir={folder}"
+    lines.append(" ".join([head, *settings]))
+  return lines
 
 
 def main() -> None:
@@ -55,7 +89,10 @@ def main() -> None:
   workdir = config_flag.workdir()
   app.prepare_memory(point.config for point in grid.points(config))
   if config.selection.enabled:
-    app.refuse_given(["processes", "only"], "a sweep without selection")
+    app.refuse_given(["processes", "only", "print_commands"], "a sweep without selection")
+  if flags.FLAGS.print_commands:
+    app.refuse_given(["processes", "only", "dry_run"], "--noprint_commands")
+    return print("\n".join(commands(config, workdir)))
   asked = {"num_processes": flags.FLAGS.processes, "only": flags.FLAGS.only}
   if flags.FLAGS.dry_run:
     return print(rehearsal.told(config, workdir, **asked))

@@ -14,8 +14,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import flax.linen as nn
-
 from dpjax import accounting, auditing, models, names, sampling, training
 from dpjax.attacks import registry as threats
 from dpjax.attacks.attack_settings import AttackSettings
@@ -209,7 +207,7 @@ def user_defined(paths: Sequence[str]) -> Section:
 def _users(path: str) -> str:
   found = names.find(path, "topic")
   words = sentence(found.__doc__) or "without a docstring"
-  if isinstance(found, type) and issubclass(found, nn.Module):
+  if models.libraries.is_model_class(found):
     options = ", ".join(models.options(path))
     return f"{words} [options: {options}] (--config.model.name)"
   if isinstance(found, type) and issubclass(found, AttackSettings):

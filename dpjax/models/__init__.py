@@ -2,7 +2,8 @@
 batch.
 
 Each is a Flax linen module: `params = model.init(key, x[:1])`, then
-`model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32.
+`model.apply(params, x[B, ...])` gives logits [B, num_classes] of at least float32. A user's own
+may be of another library (`dpjax.models.libraries`).
 """
 
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from dpjax import _lazy
 
 if TYPE_CHECKING:
   from dpjax.models import gpt2 as gpt2
+  from dpjax.models import libraries as libraries
   from dpjax.models.activations import ACTIVATIONS as ACTIVATIONS
   from dpjax.models.activations import activation_fn as activation_fn
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 
+from dpjax import models, validate
 from dpjax import names as names_lib
-from dpjax import validate
 from dpjax.models import (
   convnet,
   dense,
@@ -20,13 +20,14 @@ from dpjax.models import (
   transformer,
   wide_resnet,
 )
+from dpjax.models.libraries import linen_modules
 from dpjax.validate import UserError
 
 
 class _Entry(NamedTuple):
   # whose parameters are the options; or its name in dpjax.models, imported when asked for
   module: Any
-  make: Callable[..., nn.Module] | None = None  # (*, num_classes, **options); None: module
+  make: Callable[..., Any] | None = None  # (*, num_classes, **options); None: module
   fixed: tuple[str, ...] = ()  # fields that the name decides
   features: str | None = None  # what the input must be turned into first
   is_language: bool = False  # it predicts the next token of a text
@@ -87,30 +88,14 @@ def names() -> tuple[str, ...]:
 def _entry(name: str) -> _Entry:
   names_lib.one_of(_ENTRIES, model=name)
   if names_lib.is_path(name):
-    make = functools.partial(names_lib.call, name, "model")
-    found = names_lib.find(name, "model")
-    if isinstance(found, type) and not issubclass(found, nn.Module):
-      raise _not_linen(name, found)
-    return _Entry(found, make)
+    part = models.libraries.find(name)
+    return _Entry(part, functools.partial(models.libraries.build, name))
   entry = _ENTRIES[name]
   if isinstance(entry.module, str):
     # A run of another model need not import it.
     package = importlib.import_module("dpjax.models")
     entry = entry._replace(module=getattr(package, entry.module))
   return entry
-
-
-def _not_linen(name: str, kind: type) -> UserError:
-  """Returns the error for a model of another library. It shows only the type, since the
-  repr has many lines."""
-  told = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-  return UserError(
-    f"must return a linen module, not {told:.80}; a launcher takes no other, "
-    "but Plan.clipped_grad in a notebook takes any loss(params, example) "
-    "(your_code.md)",
-    field="model.name",
-    value=name,
-  )
 
 
 def options(name: str) -> tuple[str, ...]:
@@ -120,19 +105,16 @@ def options(name: str) -> tuple[str, ...]:
   ('num_groups', 'dtype')
   """
   entry = _entry(name)
+  # Linen's own fields, and what dpjax gives to constructors of other libraries.
   hidden = {"num_classes", "parent", "name", *entry.fixed}
-  return tuple(name for name in _parameters(entry.module) if name not in hidden)
+  if names_lib.is_path(name):
+    hidden.update(models.libraries.arguments(entry.module))
+  return tuple(
+    name for name in linen_modules.parameters_of(entry.module) if name not in hidden
+  )
 
 
-def _parameters(module: Callable[..., nn.Module]) -> Mapping[str, inspect.Parameter]:
-  try:
-    return inspect.signature(module).parameters
-  # Native code has no signature to inspect.
-  except ValueError:
-    return inspect.signature(lambda **options: None).parameters
-
-
-def documented(name: str) -> Callable[..., nn.Module]:
+def documented(name: str) -> Callable[..., Any]:
   """Returns the module behind a name, for its docstring.
 
   >>> documented("mlp").__name__
@@ -170,7 +152,7 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
   dpjax.validate.UserError: depth=3: not an option of model 'linear': dtype
   """
   known = options(name)
-  parameters = _parameters(_entry(name).module)
+  parameters = linen_modules.parameters_of(_entry(name).module)
   if inspect.Parameter.VAR_KEYWORD in {each.kind for each in parameters.values()}:
     return
   for option, value in model_options.items():
@@ -185,14 +167,17 @@ def check_options(name: str, model_options: dict[str, Any], prefix: str = "") ->
       raise UserError(f"{at}: not an option of model {name!r}: {hint}")
 
 
-def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
+def build(name: str, *, num_classes: int, **model_options: Any) -> Any:
   """Builds the model of that name; `init(key, x[:1])` and `apply(params, x)` -> logits.
 
   Args:
-    name: one of `names()`; or `package.module:name`, a user's own linen module class, or a
-      function that returns one, called with num_classes and the options.
+    name: one of `names()`; or `package.module:name`, a user's own class of modules, or a
+      function that returns a module, called with num_classes and the options.
     num_classes: width of the logits; for "transformer" the size of the vocabulary.
     **model_options: fields of the model, see `options(name)`.
+
+  Returns:
+    A linen module; for code of another library a `libraries.Model`.
 
   Raises:
     UserError: an unknown name or option, or a value outside its bounds.
@@ -208,10 +193,7 @@ def build(name: str, *, num_classes: int, **model_options: Any) -> nn.Module:
   validate.integer_at_least(1, num_classes=num_classes)
   check_options(name, model_options)
   try:
-    made = (entry.make or entry.module)(num_classes=num_classes, **model_options)
-    if not isinstance(made, nn.Module):
-      raise _not_linen(name, type(made))
-    return made
+    return (entry.make or entry.module)(num_classes=num_classes, **model_options)
   # The option has a type that no field accepts.
   except (TypeError, OverflowError) as error:
     reason = str(error).splitlines()[0]

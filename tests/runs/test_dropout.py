@@ -16,6 +16,15 @@ _OWN = "tests.runs.own_dropout:"
 _MODELS = {
   "Dropped": {"model.name": f"{_OWN}Dropped", "model.options": {}},
   "Deterministic": {"model.name": f"{_OWN}Deterministic", "model.options": {}},
+  "Nnx": {
+    "model.name": "tests.models.other_libraries:Nnx",
+    "model.options": {"rate": 0.3},
+  },
+  "Equinox": {
+    "model.name": "tests.models.other_libraries:Equinox",
+    "model.options": {"rate": 0.3},
+    "trainable": "head",
+  },
   "mlp": {"model.options": {"features": (16,), "dropout": 0.3}},
   "head": {"model.name": f"{_OWN}Dropped", "model.options": {}, "trainable": "head"},
 }
@@ -51,7 +60,7 @@ def test_training_draws_and_evaluation_does_not(name):
   assert np.isfinite(run.loss_fn(run.params, run.train[0]))  # without a key: as evaluated
 
 
-@pytest.mark.parametrize("name", [*_MODELS][:3])
+@pytest.mark.parametrize("name", [*_MODELS][:5])
 def test_masks_follow_the_stream_of_examples_and_not_the_noise(name):
   run = build.assemble(_config(**_MODELS[name]))
   moved = _stepped(run)

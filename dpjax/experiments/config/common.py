@@ -23,3 +23,8 @@ NoiseMultiplier = Annotated[float | None, rules.NON_NEGATIVE]
 NumUpdates = Annotated[int, rules.between(1, rules.MOST_STEPS)]
 Release = Annotated[bool, "keys from the operating system, noise on a grid, no diagnostics"]
 Seed = Annotated[int, rules.at_least(0), "of every key that no release draws"]
+Writer = Annotated[
+  str | None,
+  "gets every row of metrics, too: wandb | mlflow | package.module:name of a function of "
+  "(step, row)",
+]

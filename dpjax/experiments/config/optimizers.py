@@ -1,10 +1,15 @@
-"""Optimizers that a config can name, each with its own numbers."""
+"""Optimizers that a config can name, each with its own numbers.
+
+All but dp_adam and dp_sgld know the noisy mean alone, so their steps are post-processing: they
+cost no privacy, and no proof needs to know them.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import optax
+import optax.contrib
 
 from dpjax import transforms
 from dpjax.experiments.config.choices import settings
@@ -47,6 +52,17 @@ CENTRAL = {
     momentum=0.9,
   ),
   "adagrad": settings(lambda rate, noise: optax.adagrad(rate), optax.adagrad),
+  "lion": settings(
+    lambda rate, noise, weight_decay: optax.lion(rate, weight_decay=weight_decay),
+    optax.lion,
+    weight_decay=0.0,
+  ),
+  # Matrices get orthogonalised steps, everything else those of Adam with Nesterov's momentum.
+  "muon": settings(
+    lambda rate, noise, weight_decay: optax.contrib.muon(rate, weight_decay=weight_decay),
+    optax.contrib.muon,
+    weight_decay=0.0,
+  ),
   "dp_adam": settings(
     lambda rate, noise, noise_floor: transforms.dp_adam(
       rate, noise_std=noise.std, noise_floor=noise_floor

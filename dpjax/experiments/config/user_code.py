@@ -3,7 +3,8 @@ required results, and the guarantee that remains.
 
 | field                    | called with                           | returns                    |
 | ------------------------ | ------------------------------------- | -------------------------- |
-| `model.name`             | num_classes=, **model.options         | a linen module             |
+| `model.name` [3]         | num_classes=, **model.options         | a linen, nnx or Equinox    |
+|                          |                                       | module, or two functions   |
 | `loss`                   | apply                                 | loss(params, ONE example)  |
 | `data.name`              | nothing                               | (train, test), `Dataset`s  |
 | `optimizer.rule` [1]     | a learning rate or a schedule         | an Optax transformation    |
@@ -12,9 +13,11 @@ required results, and the guarantee that remains.
 | `aggregator`             | nothing                               | `federated.Aggregator`     |
 | `algorithm`              | loss_fn, client_tx, and by their      | `ClientAlgorithm`, or      |
 |                          | names what `algorithm` below says     | `FederatedAlgorithm`       |
+| `writer`                 | step, row                             | nothing that is read       |
 | `attack`                 | its own fields, by their names        | an `AttackSettings`, frozen|
 
-[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`.
+[1] and `client_optimizer.rule`, `server_optimizer.rule`; [2] and `privacy.ftrl.sampler`; [3] with
+rngs= for nnx, key= for Equinox, and input_shape= where it takes that (`dpjax.models.libraries`).
 
 What a promise rests on stays dpjax's own: one example at a time reaches a loss; an optimizer
 sees nothing but the noisy mean; a client's message is clipped whatever it holds. The event of

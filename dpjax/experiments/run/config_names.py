@@ -92,6 +92,7 @@ _LATER: dict[str, Any] = {
   "safetensors": False,
   "pretrained": None,
   "client_state": "memory",
+  "writer": None,
   "num_examples": None,
   "num_users": None,
   "declaration": None,

@@ -35,6 +35,7 @@ from dpjax.experiments.run import (
   checkpoint,
   config_names,
   provenance,
+  row_hooks,
   streams,
   writers,
 )
@@ -157,7 +158,9 @@ def run(
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
-    fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release)
+    hook = row_hooks.of_run(job.config, folder) if processes.is_first() else None
+    held.callback(lambda: hook and hook.close())
+    fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release, hook=hook)
     return _played(job, folder, play, fit, code)
 
 
@@ -318,7 +321,9 @@ class _Fit:
     code: tuple[run_code.Code, Callable[[], run_code.Code]],
     *,
     release: bool,
+    hook: row_hooks.RowHook | None = None,
   ):
+    self.hook = hook
     self.folder = folder
     self.run_id = run_id
     self.release = release
@@ -395,6 +400,7 @@ class Running:
         resume_step=self._last_row(),
         tensorboard=not fit.release,
         held=self.rows,
+        hook=fit.hook,
       )
 
   def _resume(self) -> None:

@@ -291,6 +291,7 @@ class MetricsWriter:
     tensorboard: also write event files to `workdir`/tensorboard. They hold the time of every row
       and the name of the machine.
     held: what `durable` returned at that step: the file must still begin so.
+    hook: called with the step and the values of every line, after the file has it.
 
   Raises:
     UserError: a line other than the last is not JSON, or the file does not begin as `held` says.
@@ -309,7 +310,9 @@ class MetricsWriter:
     resume_step: int | None = None,
     tensorboard: bool = True,
     held: Mapping[str, Any] | None = None,
+    hook: Callable[[int, dict[str, Any]], None] | None = None,
   ):
+    self._hook = hook
     workdir = pathlib.Path(workdir)
     last_kept = -1 if resume_step is None else int(resume_step)
     if held is None:
@@ -335,6 +338,8 @@ class MetricsWriter:
     self._digest.update(line.encode())
     if self._events is not None:
       self._events.write(int(step), scalars)
+    if self._hook is not None:
+      self._hook(int(step), scalars)
 
   def durable(self) -> dict[str, Any]:
     """Returns length and digest of all lines so far. From now on they survive a loss of

@@ -216,7 +216,7 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:
     names = ("eval_every", "checkpoint_every", "targets", "stop_at_accuracy")
-    names += ("diagnostics", "release", "seed", "audit", "client_state")
+    names += ("diagnostics", "release", "seed", "audit", *FedConfig.where)
     names += config.attack.unread
     needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
   return unread_lib.within(config.attack.room, needs)

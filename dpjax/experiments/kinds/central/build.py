@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -39,7 +38,6 @@ from dpjax.experiments.kinds.central import (
   audit,
   embeddings,
   facts,
-  modes,
   normalization,
   privacy,
   starting_point,
@@ -52,12 +50,19 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
 )
 from dpjax.experiments.kinds.central.features import featured as featured
-from dpjax.experiments.kinds.central.tasks import Task, check_unit, make_task, of_people
-from dpjax.experiments.run import promise, saved
+from dpjax.experiments.kinds.central.tasks import (
+  Task,
+  check_unit,
+  keyed_loss,
+  make_task,
+  of_people,
+)
+from dpjax.experiments.run import promise, row_hooks, saved
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
+from dpjax.models.libraries import linen_modules
 from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
@@ -151,6 +156,7 @@ def check(config: TrainConfig) -> None:
   privacy.check(config)
   normalization.check(config)
   starting_point.check(config)
+  row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, unused.of_training(config))
 
 
@@ -225,7 +231,7 @@ def make_model(config: ModelConfig, width: int, **fixed: Any) -> Any:
 
 
 def init_params(
-  config: ModelConfig, model: nn.Module, key: jax.Array, first: ArrayLike
+  config: ModelConfig, model: Any, key: jax.Array, first: ArrayLike
 ) -> Params:
   """Calls `model.init(key, first)`.
 
@@ -239,12 +245,9 @@ def init_params(
       # Shapes first: a model too large for the machine is refused before memory is
       # allocated.
       shapes = jax.eval_shape(model.init, key, first)
-    if "batch_stats" in shapes:
-      raise UserError(
-        "its BatchNorm mixes examples; use GroupNorm, which sees one example",
-        field="model.name",
-        value=config.name,
-      )
+    # Models of dpjax hold parameters alone.
+    if names.is_path(config.name):
+      models.libraries.check_collections(shapes, config.name)
     size = trees.size(shapes)
     # A float32 takes four bytes.
     if 4 * size > _memory():
@@ -297,7 +300,7 @@ def memory_budget(config: TrainConfig) -> float | None:
 
 def start(
   config: TrainConfig, dataset: data.Dataset, random: Streams
-) -> tuple[Task, nn.Module, Params]:
+) -> tuple[Task, Any, Params]:
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
   name = config.model.name
@@ -308,21 +311,20 @@ def start(
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
 
-  def made() -> tuple[Task, nn.Module, Params]:
-    model = modes.modes(make_model(config.model, task.width(dataset), **fixed))
+  def made() -> tuple[Task, Any, Params]:
+    model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
-    drawing = modes.draws(model, params, first, f"model.name={name!r}")
+    check = models.libraries.draws if names.is_path(name) else linen_modules.draws
+    drawing = check(model, params, first, name)
     whole = task
     # Dropout: each example has its own key in training.
     if drawing:
-      whole = task._replace(loss=modes.keyed_loss(task.loss), keyed=True)
+      whole = task._replace(loss=keyed_loss(task.loss), keyed=True)
     # A user's model is a classifier here: text has only models of dpjax.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      if getattr(logits, "shape", None) != wanted:
-        told = f"of shape {wanted} for x of shape {first.shape}, not {logits!r:.60}"
-        raise UserError(f"must return logits {told}", field="model.name", value=name)
+      models.libraries.check_outputs(logits, wanted, first.shape, name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()

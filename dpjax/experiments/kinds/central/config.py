@@ -292,7 +292,7 @@ class TrainConfig(WithChoices):
 
   # Fields for devices and locations of data: a run may continue with others, and keeps its
   # noise and batches.
-  where: ClassVar[tuple[str, ...]] = ("mesh", "resident")
+  where: ClassVar[tuple[str, ...]] = ("mesh", "resident", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -354,4 +354,5 @@ class TrainConfig(WithChoices):
     True
   )
   release: common.Release = False
+  writer: common.Writer = None
   audit: AuditConfig = dataclasses.field(default_factory=AuditConfig)

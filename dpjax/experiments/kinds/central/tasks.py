@@ -13,7 +13,7 @@ from dpjax.experiments.config import user_code
 from dpjax.experiments.kinds.central import embeddings
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.plan import Plan
-from dpjax.types import LossFn
+from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
 
 
@@ -95,3 +95,22 @@ def check_unit(config: TrainConfig, dataset: data.Dataset, plan: Plan) -> None:
       field="privacy.sampler",
       value=config.privacy.sampler,
     )
+
+
+def keyed_loss(make: Callable[..., LossFn]) -> Callable[..., LossFn]:
+  """Makes a loss whose model draws from `example.key`; without a key, in evaluation mode.
+
+  Args:
+    make: `apply -> loss`, with apply(params, x).
+  """
+
+  def of(apply: Callable[..., Array]) -> LossFn:
+    def loss(params: Params, example: Example) -> Array:
+      key = example.key
+      if key is None:
+        return make(apply)(params, example)
+      return make(lambda own, x: apply(own, x, key=key))(params, example)
+
+    return loss
+
+  return of

@@ -42,8 +42,8 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
+from dpjax.experiments.run import row_hooks, writers
 from dpjax.experiments.run import streams as streams_lib
-from dpjax.experiments.run import writers
 from dpjax.experiments.run.loop import Job, Work, every
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
@@ -97,6 +97,7 @@ def check(config: FedConfig) -> None:
   _check_combination(config)
   privacy.check(config)
   audit.check(config)
+  row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, fed_unused.of_federation(config))
 
 
@@ -462,7 +463,18 @@ def assemble(
 
 def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
   """Returns (the task, the model, the parameters that clients get in the first round)."""
-  return build_central.start(loading.central(config), federation.dataset, random)
+  task, model, params = build_central.start(
+    loading.central(config), federation.dataset, random
+  )
+  # A client's examples have no keys: its loss would be that of evaluation, without a word.
+  if task.keyed:
+    raise UserError(
+      "draws random numbers in training (dropout), for which clients have no keys; must be a "
+      "model without, or one of launch.train",
+      field="model.name",
+      value=config.model.name,
+    )
+  return task, model, params
 
 
 def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:

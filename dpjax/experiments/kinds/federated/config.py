@@ -208,7 +208,7 @@ class FedConfig(WithChoices):
   """A whole federated run."""
 
   # Location of client states: a run continues elsewhere, bit for bit.
-  where: ClassVar[tuple[str, ...]] = ("client_state",)
+  where: ClassVar[tuple[str, ...]] = ("client_state", "writer")
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   partition: Annotated[
@@ -288,6 +288,7 @@ class FedConfig(WithChoices):
   ] = None
   diagnostics: Annotated[bool, "log losses, norms and cohort sizes: NOT private"] = True
   release: common.Release = False
+  writer: common.Writer = None
   audit: FedAuditConfig = dataclasses.field(default_factory=FedAuditConfig)
 
 

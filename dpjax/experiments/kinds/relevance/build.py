@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -311,7 +312,11 @@ def _build(model: ModelConfig, num_classes: int, activation: str) -> Any:
   options = dict(model.options)
   if "activation" in models.options(model.name):
     options = {"activation": activation, **options}
-  return models.build(model.name, num_classes=num_classes, **options)
+  net = models.build(model.name, num_classes=num_classes, **options)
+  # Relevance is propagated through linen's layers.
+  if not isinstance(net, nn.Module):
+    raise models.libraries.not_linen(model.name, type(net))
+  return net
 
 
 def is_released(config: RelevanceConfig) -> bool:

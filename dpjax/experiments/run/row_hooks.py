@@ -1,0 +1,147 @@
+"""Where rows of metrics go besides metrics.jsonl: Weights & Biases, MLflow, a user's function.
+
+A hook gets each row after metrics.jsonl has it, as (step, row). An error of a hook costs no run:
+one warning, and the hook is called no more. After a resume, rows since the last checkpoint come
+again.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dpjax import names
+from dpjax.experiments.config import fields
+from dpjax.experiments.run import writers
+from dpjax.types import Config
+from dpjax.validate import UserError
+
+FIELD = "writer"
+Log = Callable[[int, dict[str, float]], Any]
+
+
+def _wandb(
+  library: Any, name: str, config: Mapping[str, Any]
+) -> tuple[Log, Callable[[], Any]]:
+  run = library.init(project="dpjax", name=name, config=dict(config))
+  return (lambda step, row: run.log(row, step=step)), run.finish
+
+
+def _mlflow(
+  library: Any, name: str, config: Mapping[str, Any]
+) -> tuple[Log, Callable[[], Any]]:
+  library.start_run(run_name=name)
+  # MLflow takes texts of a limited length.
+  library.log_params({key: str(value)[:250] for key, value in config.items()})
+  return (lambda step, row: library.log_metrics(row, step=step)), library.end_run
+
+
+# Name of a service, which is that of its package -> (library, name, config) -> (log, end).
+SERVICES = {"wandb": _wandb, "mlflow": _mlflow}
+
+
+class RowHook:
+  """Hands rows on, until the first error."""
+
+  def __init__(self, name: str, begin: Callable[[], tuple[Log, Callable[[], Any]]]):
+    self._name = name
+    self._log: Log | None = None
+    self._end: Callable[[], Any] | None = None
+    begun = self._guarded(begin)
+    if begun is not None:
+      self._log, self._end = begun
+
+  def __call__(self, step: int, row: Mapping[str, float]) -> None:
+    """Hands one row on."""
+    log = self._log
+    # A dictionary of its own, which the hook may change.
+    if log is not None:
+      self._guarded(lambda: log(step, dict(row)))
+
+  def close(self) -> None:
+    """Ends what was begun; a second call does nothing."""
+    end = self._end
+    self._end = None
+    if end is not None:
+      self._guarded(end)
+
+  def _guarded(self, call: Callable[[], Any]) -> Any:
+    try:
+      return call()
+    # A hook may raise anything, and SystemExit would end the run.
+    except (Exception, SystemExit) as error:
+      self._log = None
+      file = None
+      if names.is_path(self._name):
+        file = inspect.getsourcefile(inspect.unwrap(names.find(self._name, FIELD)))
+      writers.warn(
+        f"{FIELD}={self._name!r}: {names.reason(error, file)}; it gets no more rows, and the "
+        "run goes on"
+      )
+      return None
+
+
+def check(name: str | None, *, release: bool) -> None:
+  """Raises UserError for a hook that cannot be called, or must not be in a release.
+
+  >>> check(None, release=True)
+  >>> check("wandb", release=True)
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: writer='wandb': must be none or a function of your own with ...
+  """
+  if name is None:
+    return
+  names.one_of(tuple(SERVICES), **{FIELD: name})
+  if names.is_path(name):
+    log = names.find(name, FIELD)
+    try:
+      inspect.signature(log).bind(0, {})
+    except TypeError as error:
+      raise UserError(
+        f"is called with (step, row): {error}", field=FIELD, value=name
+      ) from error
+    # Native code has no signature to inspect.
+    except ValueError:
+      pass
+    return
+  if release:
+    raise UserError(
+      "must be none or a function of your own with release=True: the service records the time "
+      "of every row, and times follow from the data",
+      field=FIELD,
+      value=name,
+    )
+  _library(name)
+
+
+def _library(name: str) -> Any:
+  try:
+    return importlib.import_module(name)
+  except ImportError as error:
+    raise UserError(
+      f"needs the package {name}: pip install {name}", field=FIELD, value=name
+    ) from error
+
+
+def of_run(config: Config, folder: pathlib.Path) -> RowHook | None:
+  """Returns the hook that a config names; None where it names none.
+
+  Args:
+    config: of a kind with or without a field `writer`.
+    folder: of the run, whose name the service shows.
+  """
+  name = getattr(config, FIELD, None)
+  if name is None:
+    return None
+  if names.is_path(name):
+    log: Any = names.find(name, FIELD)
+    return RowHook(name, lambda: (log, lambda: None))
+  library = _library(name)
+  # With the seed, whoever holds the data could compute the noise.
+  settings = writers.plain(fields.to_dict(config))
+  shown = {key: value for key, value in settings.items() if key != "seed"}
+  return RowHook(name, lambda: SERVICES[name](library, folder.name, shown))

@@ -1,0 +1,190 @@
+"""Models of a user's own, written with any library, in one form for the launchers.
+
+A linen module has that form already: `init(key, x)` makes parameters, `apply(params, x)` makes
+outputs. For each other library one file here gives its models the same two functions, and
+`LIBRARIES` has one row. Parameters are nested dictionaries under "params" for all of them. So
+names in params.npz, checkpoints, `pretrained`, `trainable` and clipping know no library.
+
+What every adapter keeps:
+
+- A model holds nothing that steps change, except its parameters. BatchNorm, counters and caches
+  are refused: the loss of one example could not carry them to the next step.
+- `apply` without a key is the model in evaluation. With a key it is the model in training, and
+  draws from that key alone.
+- Arrays that are no parameters are constants. They are built once, from a constant key, so they
+  are the same in training, in evaluation and after a resume.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import flax.linen as nn
+
+from dpjax import names
+from dpjax.models.libraries.linen_modules import parameters_of
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+# Argument with which a constructor asks for the shape of ONE example.
+INPUT_SHAPE = "input_shape"
+
+
+@runtime_checkable
+class Model(Protocol):
+  """A model of another library, as the launchers call it."""
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Returns first parameters, {"params": nested dictionaries of arrays}.
+
+    Args:
+      key: typed key of the run's first parameters.
+      x: [1, ...], whose shape counts alone.
+    """
+    ...
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+    """Returns outputs [B, ...] of x [B, ...].
+
+    Args:
+      key: None in evaluation; in training the key that ONE example draws from.
+    """
+    ...
+
+  def draws(self, params: Params, first: Any) -> bool:
+    """Returns whether outputs in training depend on the key (dropout)."""
+    ...
+
+
+class Library(NamedTuple):
+  """A library whose modules are built from a key."""
+
+  name: str  # as its users say it
+  package: str  # module that holds its class `Module`
+  argument: str  # of a constructor: what takes the key
+  file: str  # module with `adapter(construct, *, path, shaped)`
+
+
+LIBRARIES = (
+  Library("nnx", "flax.nnx", "rngs", "dpjax.models.libraries.nnx_modules"),
+  Library("Equinox", "equinox", "key", "dpjax.models.libraries.equinox_modules"),
+)
+
+
+def find(path: str) -> Callable[..., Any]:
+  """Returns the class or function at a user's path.
+
+  Raises:
+    UserError: it cannot be imported, or is a class that can make nothing that a launcher takes.
+  """
+  part = names.find(path, "model")
+  if isinstance(part, type) and not is_model_class(part):
+    raise not_linen(path, part)
+  return part
+
+
+def is_model_class(part: object) -> bool:
+  """Whether a class is one of models: of a library's modules, or with `init` and `apply`.
+
+  >>> is_model_class(nn.Dense), is_model_class(dict)
+  (True, False)
+  """
+  if not isinstance(part, type):
+    return False
+  functions = all(callable(getattr(part, name, None)) for name in ("init", "apply"))
+  return functions or _has_made(part) is not None
+
+
+def build(path: str, **options: Any) -> Any:
+  """Returns the model that the class or function at a path makes with these options.
+
+  Returns:
+    A linen module, or a `Model`. That of a constructor that takes a key is built later, as a
+    run has the key and the shape of an example later.
+  """
+  part = find(path)
+  library = _of_constructor(part)
+  if library is not None:
+    construct = functools.partial(names.call, path, "model", **options)
+    if library.argument not in parameters_of(part):
+      raise _without_key(library, path)
+    adapter = importlib.import_module(library.file).adapter
+    return adapter(construct, path=path, shaped=INPUT_SHAPE in arguments(part))
+  value = names.call(path, "model", **options)
+  if isinstance(value, nn.Module):
+    return value
+  library = _has_made(value)
+  if library is not None:
+    raise _without_key(library, path)
+  functions = importlib.import_module("dpjax.models.libraries.functions")
+  model = functions.model_of(value, path)
+  if model is None:
+    raise not_linen(path, type(value))
+  return model
+
+
+def not_linen(name: str, kind: type) -> UserError:
+  """Returns the error for a model that is of no library. It shows only the type, since the
+  repr has many lines."""
+  shown = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+  return UserError(
+    f"must return a linen module, not {shown:.80}; but for launch.relevance, nnx, Equinox "
+    "and objects with init and apply will do, too; Plan.clipped_grad in a notebook takes "
+    "any loss(params, example)",
+    field="model.name",
+    value=name,
+  )
+
+
+def _has_made(value: object) -> Library | None:
+  """Returns the library of a module or of a class of modules; None for anything else.
+
+  A library that nobody imported can have made nothing, so none is imported here.
+  """
+  kind = value if isinstance(value, type) else type(value)
+  for library in LIBRARIES:
+    package = sys.modules.get(library.package)
+    if package is not None and issubclass(kind, package.Module):
+      return library
+  return None
+
+
+def _of_constructor(part: Callable[..., Any]) -> Library | None:
+  """Returns the library whose modules a class or a function builds; None for linen and others.
+
+  A class says it by its base. A function says it by the argument that takes the key.
+
+  >>> _of_constructor(lambda num_classes, rngs: None).name
+  'nnx'
+  """
+  if isinstance(part, type):
+    return _has_made(part)
+  parameters = parameters_of(part)
+  return next((row for row in LIBRARIES if row.argument in parameters), None)
+
+
+def arguments(part: Callable[..., Any]) -> tuple[str, ...]:
+  """Returns the arguments of a constructor that dpjax gives, in addition to num_classes.
+
+  >>> arguments(lambda num_classes, rngs, input_shape, width: None)
+  ('rngs', 'input_shape')
+  """
+  library = _of_constructor(part)
+  if library is None:
+    return ()
+  given = (library.argument, INPUT_SHAPE)
+  return tuple(name for name in given if name in parameters_of(part))
+
+
+def _without_key(library: Library, path: str) -> UserError:
+  """Returns the error for a module whose first parameters do not follow from the run's seed."""
+  return UserError(
+    f"must take an argument {library.argument}, as first parameters of a module of "
+    f"{library.name} follow from the run's seed",
+    field="model.name",
+    value=path,
+  )

@@ -1,0 +1,112 @@
+"""Equinox modules, in the form of `dpjax.models.libraries.by_path.Model`.
+
+A module of Equinox sees ONE example, as its layers do, so `apply` maps it over a batch. Its
+arrays of floats are parameters (`eqx.is_inexact_array`); everything else is constant. Source:
+the Equinox guide, "Filtered transformations" (docs.kidger.site/equinox).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from dpjax.models.libraries import by_path, linen_modules
+from dpjax.models.libraries import parts as parts_lib
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+_KEY = "key"
+
+
+class EquinoxModel:
+  """A constructor of Equinox modules, with the two functions of a launcher's model.
+
+  Args:
+    construct: function of key= (and input_shape=) that returns a module.
+    path: the user's import path, for messages.
+    shaped: whether it takes input_shape=.
+  """
+
+  def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
+    self._construct = construct
+    self._path = path
+    self._shaped = shaped
+    self._shapes: dict[str, Any] = {}
+    self._parts: parts_lib.Parts | None = None
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Returns first parameters; see `by_path.Model.init`."""
+    if self._shaped:
+      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+    return parts_lib.params_of(self._built(key), _name_of, self._path)
+
+  def _built(self, key: Array) -> Any:
+    module = self._construct(key=key, **self._shapes)
+    if not isinstance(module, eqx.Module):
+      raise self._refused(f"must return an Equinox module, not {type(module).__name__}")
+    self._check_state(module)
+    return module
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    if self._parts is None:
+      self._parts = parts_lib.parts_of(self._built, _name_of)
+    module = self._parts.whole(params)
+    names = linen_modules.parameters_of(type(module).__call__)
+    module = eqx.nn.inference_mode(module, value=key is None)
+    flags = linen_modules.training_flags(type(module).__call__)
+    how: dict[str, Any] = {
+      name: (key is not None) == value for name, value in flags.items()
+    }
+    if _KEY in names and key is not None:
+      how[_KEY] = key
+    return jax.vmap(lambda row: module(row, **how))(x)
+
+  def draws(self, params: Params, first: Any) -> bool:
+    """Returns whether training draws random numbers.
+
+    Raises:
+      UserError: evaluation fails, as where it needs a key, too.
+    """
+    try:
+      jax.eval_shape(lambda params: self.apply(params, first), params)
+    except Exception as error:
+      # With a key it may run. If it does not, this raises what is really wrong.
+      jax.eval_shape(
+        lambda params, key: self.apply(params, first, key=key), params, jax.random.key(0)
+      )
+      raise self._refused(
+        "must run without a key in evaluation (eqx.nn.inference_mode, key=None): "
+        f"{type(error).__name__}: {' '.join(str(error).split()):.80}"
+      ) from error
+    return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
+
+  def _refused(self, must: str) -> UserError:
+    return UserError(must, field="model.name", value=self._path)
+
+  def _check_state(self, module: Any) -> None:
+    """Raises UserError for layers that keep state between calls."""
+    stateful = lambda node: isinstance(node, (eqx.nn.StatefulLayer, eqx.nn.StateIndex))
+    for node in jax.tree.leaves(module, is_leaf=stateful):
+      if not stateful(node):
+        continue
+      kind = type(node).__name__
+      if "BatchNorm" in kind:
+        raise self._refused(
+          "its BatchNorm mixes examples; use GroupNorm, which sees one example"
+        )
+      raise self._refused(
+        f"must hold no state, not a {kind}; the loss of one example cannot carry it to the "
+        "next step"
+      )
+
+
+def _name_of(path: Any, leaf: Array) -> str | None:
+  return parts_lib.keystr(path) if eqx.is_inexact_array(leaf) else None
+
+
+adapter = EquinoxModel

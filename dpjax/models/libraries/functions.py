@@ -1,0 +1,92 @@
+"""Models that are two functions, in the form of `dpjax.models.libraries.by_path.Model`.
+
+Either an object with `init(key, x)` and `apply(params, x)`, as `haiku.transform` makes it, or a
+pair as `jax.example_libraries.stax` has it: `init(key, shape) -> (shape, params)` and
+`apply(params, x)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dpjax.models.libraries import linen_modules
+from dpjax.models.libraries import parts as parts_lib
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+_KEY = "key"
+
+
+class FunctionModel:
+  """Two functions, with the names of a launcher's model.
+
+  Args:
+    init: function of (key, x) that returns a tree of arrays of floats.
+    apply: function of (params, x), that may take key=.
+    path: the user's import path, for messages.
+  """
+
+  def __init__(self, init: Callable[..., Any], apply: Callable[..., Any], *, path: str):
+    self._init = init
+    self._apply = apply
+    self._path = path
+    self._first: Any = None
+    self._parts: parts_lib.Parts | None = None
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Returns first parameters; see `by_path.Model.init`."""
+    # Shapes count alone: a model must not start from a record.
+    self._first = jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype)
+    return parts_lib.params_of(self._init(key, x), self._name_of, self._path)
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    if self._parts is None:
+      zeros = lambda key: self._init(key, jnp.zeros(self._first.shape, self._first.dtype))
+      self._parts = parts_lib.parts_of(zeros, self._name_of)
+    flags = linen_modules.training_flags(self._apply)
+    how: dict[str, Any] = {
+      name: (key is not None) == value for name, value in flags.items()
+    }
+    if _KEY in linen_modules.parameters_of(self._apply) and key is not None:
+      how[_KEY] = key
+    return self._apply(self._parts.whole(params), x, **how)
+
+  def draws(self, params: Params, first: Any) -> bool:
+    """Returns whether training draws random numbers."""
+    return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
+
+  def _name_of(self, path: Any, leaf: Array) -> str:
+    name = parts_lib.keystr(path)
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+      raise UserError(
+        f"init must return parameters alone, arrays of floats; {name} of {leaf.dtype} is state",
+        field="model.name",
+        value=self._path,
+      )
+    return name
+
+
+def model_of(value: Any, path: str) -> FunctionModel | None:
+  """Returns the model of an object with two functions or of a pair; None for anything else.
+
+  >>> model_of(7, "mine:net") is None
+  True
+  """
+  functions: list[Any] = [getattr(value, name, None) for name in ("init", "apply")]
+  if all(map(callable, functions)):
+    return FunctionModel(functions[0], functions[1], path=path)
+  if type(value) is not tuple or len(value) != 2 or not all(map(callable, value)):
+    return None
+  first, apply = value
+
+  def init(key: Array, x: Any) -> Params:
+    # stax wants the shape of a batch, and says that of the outputs beside the parameters.
+    _, params = first(key, jnp.shape(x))
+    return params
+
+  return FunctionModel(init, apply, path=path)

@@ -1,0 +1,134 @@
+"""Linen modules that differ between training and evaluation: dropout, with a key for each
+example.
+
+A linen module without such a difference is used as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.errors
+import jax
+
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+# Arguments of `__call__` that say whether a model trains -> their value in training.
+TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+# Folded into an example's key, for all random collections but "dropout".
+_OTHER_KEY = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Modes:
+  """Wraps a linen module, and passes it the training flag that its `__call__` takes.
+
+  Args:
+    module: the model.
+    flags: arguments of its `__call__` with their values in training.
+  """
+
+  module: Any
+  flags: dict[str, bool]
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Initialises parameters in evaluation mode, which needs no example's key."""
+    return self.module.init(key, x, **self._evaluating)
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Array:
+    """Computes outputs [B, ...]: in training mode with a key, which one example draws from;
+    else in evaluation mode."""
+    if key is None:
+      return self.module.apply(params, x, **self._evaluating)
+    rngs = {"dropout": key, "params": jax.random.fold_in(key, _OTHER_KEY)}
+    return self.module.apply(params, x, **self.flags, rngs=rngs)
+
+  @property
+  def _evaluating(self) -> dict[str, bool]:
+    return {name: not value for name, value in self.flags.items()}
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self.module, name)
+
+
+def modes(module: Any) -> Any:
+  """Wraps the module if its `__call__` has a training flag. Any other module is returned
+  unchanged.
+
+  >>> modes("a model without such an argument")
+  'a model without such an argument'
+  """
+  try:
+    flags = training_flags(module) if callable(module) else {}
+  # Some callables have no signature that Python can read.
+  except TypeError:
+    flags = {}
+  return Modes(module, flags) if flags else module
+
+
+def draws(model: Any, params: Params, first: Any, path: str) -> bool:
+  """Whether the model needs a key in training (dropout).
+
+  Args:
+    model: as `modes` returns it.
+    first: [1, ...], whose shape counts alone.
+    path: name of the model, for messages.
+
+  Raises:
+    UserError: it draws in evaluation too.
+  """
+  # Shapes alone: nothing is computed.
+  if _needs_key(lambda: jax.eval_shape(lambda p, x: model.apply(p, x), params, first)):
+    raise UserError(
+      "draws random numbers in evaluation too; give its __call__ an argument "
+      "train=False, and nn.Dropout deterministic=not train",
+      field="model.name",
+      value=path,
+    )
+  flags = getattr(model, "flags", {})
+  training = lambda p, x: model.module.apply(p, x, **flags)
+  return bool(flags) and _needs_key(lambda: jax.eval_shape(training, params, first))
+
+
+def _needs_key(run: Callable[[], Any]) -> bool:
+  try:
+    run()
+  # Flax shows only by this error that a module draws random numbers.
+  except flax.errors.InvalidRngError:
+    return True
+  return False
+
+
+def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+  """Returns the parameters of a class or function; those of native code are any.
+
+  >>> list(parameters_of(lambda num_classes, rngs: None))
+  ['num_classes', 'rngs']
+  """
+  try:
+    signature = inspect.signature(part)
+    by_meta = isinstance(part, type) and type(part).__call__ is not type.__call__
+    # The metaclass of nnx takes any arguments, and hands them to the class's own __init__.
+    if by_meta and all(each.kind in _ANY for each in signature.parameters.values()):
+      _, *arguments = inspect.signature(part.__init__).parameters.values()
+      signature = inspect.Signature(arguments)
+    return signature.parameters
+  # Native code has no signature to inspect.
+  except ValueError:
+    return inspect.signature(lambda **options: None).parameters
+
+
+def training_flags(call: Callable[..., Any]) -> dict[str, bool]:
+  """Returns the arguments of a model's call that say whether it trains, with their value then.
+
+  >>> training_flags(lambda x, deterministic: x)
+  {'deterministic': False}
+  """
+  names = parameters_of(call)
+  return {name: value for name, value in TRAINING.items() if name in names}

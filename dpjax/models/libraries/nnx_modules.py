@@ -1,0 +1,167 @@
+"""Flax nnx modules, in the form of `dpjax.models.libraries.by_path.Model`.
+
+`nnx.split` takes a module apart into its graph, its `nnx.Param`s and all else. `nnx.merge` puts
+it together inside every call, so a call is a pure function of the parameters. Source: the Flax
+guide to nnx, "The functional API" (flax.readthedocs.io).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dpjax.models.libraries import by_path, linen_modules
+from dpjax.models.libraries import parts as parts_lib
+from dpjax.types import Array, Params
+from dpjax.validate import UserError
+
+# Stands at the end of a leaf's path: the array inside a variable.
+_VALUE = "value"
+# Argument of `__call__` that takes random streams for one call.
+_STREAMS = "rngs"
+
+
+class NnxModel:
+  """A constructor of nnx modules, with the two functions of a launcher's model.
+
+  Args:
+    construct: function of rngs= (and input_shape=) that returns a module.
+    path: the user's import path, for messages.
+    shaped: whether it takes input_shape=.
+  """
+
+  def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
+    self._construct = construct
+    self._path = path
+    self._shaped = shaped
+    self._shapes: dict[str, Any] = {}
+    self._split: tuple[Any, parts_lib.Parts] | None = None
+
+  def init(self, key: Array, x: Any) -> Params:
+    """Returns first parameters; see `by_path.Model.init`."""
+    if self._shaped:
+      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+    _, *states = self._built(key)
+    return parts_lib.params_of(states, _name_of, self._path)
+
+  def _built(self, key: Array) -> tuple[Any, Any, Any]:
+    """Returns (graph, parameters, everything else) of a new module."""
+    module = self._construct(rngs=nnx.Rngs(key), **self._shapes)
+    if not isinstance(module, nnx.Module):
+      raise self._refused(f"must return an nnx module, not {type(module).__name__}")
+    self._check_state(module)
+    graph, params, others = nnx.split(module, nnx.Param, ...)
+    return graph, params, others
+
+  def _whole(self, params: Params) -> tuple[Any, Any, Any]:
+    """Returns what `nnx.merge` takes."""
+    if self._split is None:
+      graphs = []
+
+      def build(key: Array) -> Any:
+        graph, *states = self._built(key)
+        graphs.append(graph)
+        return states
+
+      parts = parts_lib.parts_of(build, _name_of)
+      self._split = (graphs[0], parts)
+    graph, parts = self._split
+    return (graph, *parts.whole(params))
+
+  def apply(self, params: Params, x: Any, *, key: Array | None = None) -> Any:
+    """Returns outputs [B, ...]; see `by_path.Model.apply`."""
+    outputs, _ = self._called(params, x, key)
+    return outputs
+
+  def draws(self, params: Params, first: Any) -> bool:
+    """Returns whether training draws random numbers.
+
+    Raises:
+      UserError: evaluation draws, too, or a call writes to a parameter.
+    """
+    jax.eval_shape(lambda params: self._evaluated(params, first), params)
+    trained = lambda key: self.apply(params, first, key=key)
+    return parts_lib.depends_on_key(trained)
+
+  def _called(self, params: Params, x: Any, key: Array | None) -> tuple[Any, Any]:
+    """Returns (outputs, the module after the call)."""
+    # A new module in every call: what the call writes to it reaches no other example.
+    module = nnx.merge(*self._whole(params))
+    if key is None:
+      module.eval()
+    else:
+      module.train()
+      state = nnx.state(module, nnx.RngKey)
+      leaves, structure = jax.tree.flatten(state)
+      # Layers with streams of their own must not share a mask.
+      keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
+      keys = [jax.random.split(one, jnp.shape(old)) for one, old in zip(keys, leaves)]
+      nnx.update(module, jax.tree.unflatten(structure, keys))
+    names = linen_modules.parameters_of(type(module).__call__)
+    flags = linen_modules.training_flags(type(module).__call__)
+    how: dict[str, Any] = {
+      name: (key is not None) == value for name, value in flags.items()
+    }
+    if _STREAMS in names and key is not None:
+      # Folded beyond the layers' own streams.
+      how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
+    return module(x, **how), module
+
+  def _evaluated(self, params: Params, x: Any) -> Any:
+    """Evaluates once; raises UserError for what a pure function cannot do."""
+    _, *before = self._whole(params)
+    outputs, module = self._called(params, x, None)
+    _, after, others = nnx.split(module, nnx.Param, ...)
+    # A variable that nobody writes to holds the very same object.
+    if not _same(before[0], after):
+      raise self._refused("writes to a parameter in its call; only steps may change it")
+    if not _same(before[1], others):
+      raise self._refused(
+        "draws random numbers in evaluation too; give its __call__ an argument "
+        "deterministic, or use nnx.Dropout, which evaluation turns off"
+      )
+    return outputs
+
+  def _refused(self, must: str) -> UserError:
+    return UserError(must, field="model.name", value=self._path)
+
+  def _check_state(self, module: Any) -> None:
+    """Raises UserError for variables that are neither parameters nor random streams."""
+    for path, variable in nnx.to_flat_state(nnx.state(module)):
+      kind = type(variable)
+      if not isinstance(variable, nnx.Variable) or issubclass(
+        kind, (nnx.Param, nnx.RngState)
+      ):
+        continue
+      if issubclass(kind, nnx.BatchStat):
+        raise self._refused(
+          "its BatchNorm mixes examples; use GroupNorm, which sees one example"
+        )
+      name = "/".join(map(str, path))
+      raise self._refused(
+        f"must hold no state but nnx.Param, not {name} of type {kind.__name__}; the loss of "
+        "one example cannot carry it to the next step"
+      )
+
+
+def _name_of(path: Any, leaf: Array) -> str | None:
+  """Returns a parameter's name; None for what stands in the second part of a split."""
+  del leaf
+  which, *names = path
+  if which.idx:
+    return None
+  last = names[-1]
+  within = getattr(last, "name", getattr(last, "key", None)) == _VALUE
+  return parts_lib.keystr(names[:-1] if within else names)
+
+
+def _same(before: Any, after: Any) -> bool:
+  leaves = (jax.tree.leaves(before), jax.tree.leaves(after))
+  return len(leaves[0]) == len(leaves[1]) and all(a is b for a, b in zip(*leaves))
+
+
+adapter = NnxModel

@@ -1,0 +1,136 @@
+"""A model as two parts: parameters by name, and everything else."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+from flax import traverse_util
+
+from dpjax.types import Array, ArrayTree, Params
+from dpjax.validate import UserError
+
+_SEPARATOR = "/"
+_ALONE = "value"  # name of a parameter that is the whole tree
+
+
+class NameOf(Protocol):
+  """Names the parameters of one library."""
+
+  def __call__(self, path: Any, leaf: Any, /) -> str | None:
+    """Returns a parameter's name by its path in the tree; None for what is no parameter."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """The structure of a model: which leaves are parameters, and what the others hold.
+
+  Args:
+    treedef: structure of the model's tree.
+    names: of every leaf the name of the parameter; None for a constant.
+    constants: of every leaf its value; None for a parameter.
+  """
+
+  treedef: Any
+  names: tuple[str | None, ...]
+  constants: tuple[Any, ...]
+
+  def whole(self, params: Params) -> Any:
+    """Returns the model's tree with these parameters."""
+    named = traverse_util.flatten_dict(params["params"], sep=_SEPARATOR)
+    leaves = [
+      constant if name is None else named[name]
+      for name, constant in zip(self.names, self.constants)
+    ]
+    return jax.tree.unflatten(self.treedef, leaves)
+
+
+def params_of(tree: ArrayTree, name_of: NameOf, path: str) -> Params:
+  """Returns the parameters of a model's tree: {"params": nested dictionaries}.
+
+  Args:
+    path: the user's import path, for messages.
+
+  Raises:
+    UserError: two parameters of one name, or none at all.
+
+  >>> params_of({"body": [jax.numpy.ones(2), 3]}, lambda at, leaf: keystr(at), "mine:Net")
+  {'params': {'body': {'0': Array([1., 1.], dtype=float32)}}}
+  """
+  named = [
+    (name_of(at, leaf), leaf)
+    for at, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    if isinstance(leaf, jax.Array)
+  ]
+  named = [(name, leaf) for name, leaf in named if name is not None]
+  _check_names([name for name, _ in named], path)
+  split = {tuple(name.split(_SEPARATOR)): leaf for name, leaf in named}
+  return {"params": traverse_util.unflatten_dict(split)}
+
+
+def parts_of(build: Callable[[Array], Any], name_of: NameOf) -> Parts:
+  """Returns the parts of what `build(key)` returns, with constants from a constant key.
+
+  >>> build = lambda key: [jax.random.normal(key, (2,)), 3]
+  >>> parts = parts_of(build, lambda at, leaf: keystr(at))
+  >>> parts.names, parts.constants
+  (('0', None), (None, 3))
+  >>> parts.whole({"params": {"0": 1.0}})
+  [1.0, 3]
+  """
+  # A model is often called first inside a traced function. Constants of that trace must not
+  # stay here, and nnx takes an array that is traced for a setting.
+  with jax.ensure_compile_time_eval():
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(build(jax.random.key(0)))
+  names = [
+    name_of(at, leaf) if isinstance(leaf, jax.Array) else None for at, leaf in leaves
+  ]
+  constants = [None if name else leaf for name, (_, leaf) in zip(names, leaves)]
+  return Parts(treedef, tuple(names), tuple(constants))
+
+
+def keystr(path: Sequence[Any]) -> str:
+  """Returns the name of a leaf by its path, as params.npz has it."""
+  return jax.tree_util.keystr(tuple(path), simple=True, separator=_SEPARATOR) or _ALONE
+
+
+def _check_names(names: list[str], path: str) -> None:
+  """Raises UserError unless the names can be those of files and of nested dictionaries."""
+  if not names:
+    raise UserError(
+      "must have parameters: arrays of floats", field="model.name", value=path
+    )
+  counts = collections.Counter(names)
+  # A key of a dictionary may hold the separator: "a/b" beside a dictionary "a" with a "b".
+  for name in names:
+    parts = name.split(_SEPARATOR)
+    counts.update(_SEPARATOR.join(parts[:end]) for end in range(1, len(parts)))
+  twice = next((name for name in names if counts[name] > 1), None)
+  if twice is not None:
+    raise UserError(
+      f"must have one parameter of the name {twice!r}, not several",
+      field="model.name",
+      value=path,
+    )
+
+
+def depends_on_key(call: Callable[[Array], Any]) -> bool:
+  """Returns whether what `call(key)` returns depends on its key. Nothing is computed.
+
+  >>> depends_on_key(lambda key: 1.0), depends_on_key(jax.random.normal)
+  (False, True)
+  """
+  traced = lambda key: call(
+    key
+  )  # JAX caches traces by function, and `call` may have changed
+  jaxpr = jax.make_jaxpr(traced)(jax.random.key(0)).jaxpr
+  reached = set(map(id, jaxpr.invars))
+  # Equations are in order, so one pass follows the key. A call that takes it counts whole.
+  for equation in jaxpr.eqns:
+    if any(id(operand) in reached for operand in equation.invars):
+      reached.update(map(id, equation.outvars))
+  return any(id(result) in reached for result in jaxpr.outvars)

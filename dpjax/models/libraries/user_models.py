@@ -1,0 +1,105 @@
+"""What a user's model must not do in a run. Models of dpjax have tests instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from dpjax.models.libraries import by_path, linen_modules
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+
+def draws(model: Any, params: Params, first: Any, path: str) -> bool:
+  """Returns whether a user's model of any library needs a key in training (dropout).
+
+  Args:
+    model: linen module, as `linen_modules.modes` returns it, or a `Model`.
+    first: [1, ...], whose shape counts alone.
+    path: the user's import path, for messages.
+
+  Raises:
+    UserError: it draws in evaluation too, or a Dropout of linen never draws.
+  """
+  if isinstance(model, by_path.Model):
+    return model.draws(params, first)
+  if linen_modules.draws(model, params, first, path):
+    return True
+  flags = getattr(model, "flags", {})
+  module = getattr(model, "module", model)
+  # One more trace, of shapes alone.
+  _check_dropout(
+    lambda: jax.eval_shape(lambda p, x: module.apply(p, x, **flags), params, first), path
+  )
+  return False
+
+
+def _check_dropout(run: Callable[[], Any], path: str) -> None:
+  """Raises UserError for a Dropout that is off in training. An argument of another name, such
+  as `is_train`, stays at its default there."""
+  silent = []
+
+  def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    layer = context.module
+    if isinstance(layer, nn.Dropout) and context.method_name == "__call__":
+      silent.append(layer.rate)
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(watch):
+    run()
+  if any(silent):
+    raise UserError(
+      "its Dropout is off in training, too; its __call__ must take one of "
+      f"{', '.join(linen_modules.TRAINING)}",
+      field="model.name",
+      value=path,
+    )
+
+
+def check_collections(collections: Iterable[str], path: str) -> None:
+  """Raises UserError for variables that are no parameters. A step would train them.
+
+  >>> check_collections(["params", "cache"], "mine:Net")
+  Traceback (most recent call last):
+  ...
+  dpjax.validate.UserError: model.name='mine:Net': must hold no state but "params", not 'cache'...
+  """
+  others = [name for name in collections if name != "params"]
+  if "batch_stats" in others:
+    raise UserError(
+      "its BatchNorm mixes examples; use GroupNorm, which sees one example",
+      field="model.name",
+      value=path,
+    )
+  if others:
+    raise UserError(
+      f'must hold no state but "params", not {others[0]!r}; the loss of one example cannot '
+      "carry it to the next step",
+      field="model.name",
+      value=path,
+    )
+
+
+def check_outputs(
+  outputs: Any, wanted: tuple[int, ...], given: tuple[int, ...], path: str
+) -> None:
+  """Raises UserError unless a model returns one array of logits.
+
+  Args:
+    outputs: what it returns, or its shapes.
+    wanted: shape of the logits.
+    given: shape of the inputs.
+    path: the user's import path, for messages.
+  """
+  shape = getattr(outputs, "shape", None)
+  if shape == wanted:
+    return
+  shown = f"a {type(outputs).__name__}" if shape is None else f"of shape {shape}"
+  raise UserError(
+    f"must return logits of shape {wanted} for x of shape {given}, not {shown}",
+    field="model.name",
+    value=path,
+  )
