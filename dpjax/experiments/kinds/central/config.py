@@ -182,12 +182,40 @@ class FtrlConfig(WithChoices):
 
 
 @dataclasses.dataclass
+class LeastSquaresConfig:
+  """The release of privacy.method='least_squares'; see `dpjax.mechanisms.LeastSquares`."""
+
+  feature_norm: Annotated[
+    float, rules.POSITIVE, rules.within_range(1e-30, 1e30), "bound on the inputs of one example"
+  ] = 1.0
+  unit_rows: Annotated[
+    bool, "every example is scaled to that norm; false: longer ones alone"
+  ] = True
+  moment_weight: Annotated[
+    float,
+    rules.within_range(0, 1e4),
+    "weight of the second moments of the inputs beside their products with the classes; 0: "
+    "none are released, and the weights are the noisy class means",
+  ] = 1.0
+  ridge: Annotated[
+    float, rules.within_range(0, 1e6), "in norms of the noise on the second moments"
+  ] = 0.3
+  directions: Annotated[
+    int | None,
+    COUNT,
+    "inputs are projected to so many random directions, which are public; none: not at all",
+  ] = None
+
+
+@dataclasses.dataclass
 class PrivacyConfig(WithChoices):
   """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
-  method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
-    "dp_sgd"
-  )
+  method: Annotated[
+    str,
+    "dp_sgd | dp_ftrl | least_squares (one release, no steps) | sgd (no clipping, no noise, no "
+    "epsilon)",
+  ] = "dp_sgd"
   epsilon: Annotated[common.Epsilon, "target; the noise multiplier is calibrated to it"] = (
     2.0
   )
@@ -240,6 +268,7 @@ class PrivacyConfig(WithChoices):
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",
   ] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
+  least_squares: LeastSquaresConfig = dataclasses.field(default_factory=LeastSquaresConfig)
   normalization: Annotated[
     PerExample | ByStatistics | Whitened,
     Choice(NORMALIZATIONS),
