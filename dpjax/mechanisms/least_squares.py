@@ -416,16 +416,7 @@ def _integers(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndar
 
 def _drawn(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   """Adds noise of `std` to sums in multiples of 2^-38, in float64."""
-  # For its checks: the noise below is this mechanism's.
-  Gaussian(std, 1.0)
-  bits = 2 * _BITS
-  # Whole numbers and fractions are each exact in float64; their sum may not be.
-  whole = sums >> bits
-  fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits
-  # In units of a power of two, which are exact, every std lies in [1, 2) and has one grid. So one
-  # program serves all of them, in blocks of one shape.
-  unit = math.ldexp(1.0, math.frexp(std)[1] - 1)
-  parts = np.stack([whole.ravel().astype(np.float64), fraction.ravel()]) / unit
+  parts, unit = _parts(sums, std)
   short = -sums.size % _BLOCK
   blocks = np.pad(parts, ((0, 0), (0, short))).reshape(2, -1, _BLOCK)
   noisy = np.zeros(blocks.shape[1:])
@@ -437,6 +428,28 @@ def _drawn(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   return unit * noisy.ravel()[: sums.size].reshape(sums.shape)
 
 
+def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
+  """Returns the sums with noise for many keys: [n], [m] -> [n, m], of the law of the mechanism."""
+  parts, unit = _parts(sums, std)
+  with jax.enable_x64(True):
+    drawn = _noised_blocks(keys, *parts, std / unit)
+    return unit * np.asarray(drawn)
+
+
+def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
+  """Returns (whole numbers and fractions [2, m], in a unit, which is a power of two)."""
+  # For its checks: the noise is this mechanism's.
+  Gaussian(std, 1.0)
+  bits = 2 * _BITS
+  # Whole numbers and fractions are each exact in float64; their sum may not be.
+  whole = sums >> bits
+  fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits
+  # In units of a power of two, which are exact, every std lies in [1, 2) and has one grid. So one
+  # program serves all of them, in blocks of one shape.
+  unit = math.ldexp(1.0, math.frexp(std)[1] - 1)
+  return np.stack([whole.ravel().astype(np.float64), fraction.ravel()]) / unit, unit
+
+
 @jax.jit
 def _noised_block(
   key: jax.Array, high: jax.Array, low: jax.Array, std: jax.Array
@@ -444,3 +457,6 @@ def _noised_block(
   """Adds Gaussian noise of a std in [1, 2) to high + low, on the grid of such noise."""
   draw = functools.partial(source.gaussian, long_tails=True)
   return finite.noised(draw, key, high, low, std, finite.fine_step(1.0))
+
+
+_noised_blocks = jax.jit(jax.vmap(_noised_block, in_axes=(0, None, None, None)))
