@@ -1,6 +1,6 @@
 """MNIST: scattering features and a linear model from noisy sums, in one release.
 
-  python -m launch.train --config=configs/mnist_least_squares.py --workdir=runs/mnist_ls
+python -m launch.train --config=configs/mnist_least_squares.py --workdir=runs/mnist_ls
 """
 
 from configs import mnist_scatter_linear

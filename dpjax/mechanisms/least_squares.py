@@ -54,7 +54,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dpjax import validate

@@ -1,4 +1,4 @@
-"""Least squares by noisy sums: sensitivity by search, exact sums, noise law, scikit-learn's ridge."""
+"""Least squares by noisy sums: sensitivity by search, exact sums, law of the noise, ridge."""
 
 import jax
 import numpy as np
@@ -151,6 +151,7 @@ def test_the_noise_has_its_law_in_every_part(relation):
   mechanism = LeastSquares(2.0, 0.5, 3.0, 0.8, neighboring_relation=relation)
   zeros = np.zeros((60, 60), np.int64), np.zeros((60, 40), np.int64)
   found = mechanism.noisy(jax.random.key(5), *zeros)
+  assert found.xx is not None
   std = 2.0 * joint_sensitivity(0.8, relation)
   assert np.array_equal(found.xx, found.xx.T)
   beside = found.xx[np.triu_indices(60, 1)]
@@ -167,6 +168,7 @@ def test_the_noise_has_its_law_in_every_part(relation):
   # The norm that the ridge is made of is that of the noise, to the tolerance of d = 60.
   assert 0.8 < np.linalg.norm(found.xx, 2) / found.noise_norm < 1.1
   again = mechanism.noisy(jax.random.key(5), *zeros)
+  assert again.xx is not None
   assert np.array_equal(again.xx, found.xx) and np.array_equal(again.xy, found.xy)
 
 

@@ -34,13 +34,6 @@ _DECLARED = "a table, a text file or a folder of images"
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
 _PRIVATE = "privacy.method='dp_sgd', 'dp_ftrl' or 'least_squares'"
-# Fields of steps, which a release at once does not have.
-_OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
-_OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
-_OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
-_OF_STEPS += ("diagnostics", "privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
-_OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
-_OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 
 def of_training(config: TrainConfig) -> Unused:
@@ -65,7 +58,7 @@ def of_training(config: TrainConfig) -> Unused:
     | needs(private, _PRIVATE, "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
     | needs(private, _PRIVATE, *named)
-    | of_least_squares(privacy)
+    | _at_once(config)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(
       privacy.clip_schedule != "constant",
@@ -83,6 +76,14 @@ def of_training(config: TrainConfig) -> Unused:
     | needs(not config.release, "release=False", "diagnostics")
     | needs(config.loss != "contrastive", "a loss of one example", *_OF_ONE_EXAMPLE)
   )
+
+
+def _at_once(config: TrainConfig) -> Unused:
+  if config.privacy.method != "least_squares":
+    return {"privacy.least_squares": "privacy.method='least_squares'"}
+  from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+  return one_release.unread(config)
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:
@@ -152,16 +153,6 @@ def of_ftrl(ftrl: FtrlConfig, method: str) -> Unused:
   kind = sampling.SAMPLERS.get(ftrl.sampler)
   free = is_path(ftrl.sampler) or (kind is not None and "separation" in kind.options)
   return needs(free, "a sampler that does not pass in turns", "privacy.ftrl.separation")
-
-
-def of_least_squares(privacy: PrivacyConfig) -> Unused:
-  """Returns the fields of the release at once, or those of steps."""
-  if privacy.method != "least_squares":
-    return {"privacy.least_squares": "privacy.method='least_squares'"}
-  matrix = privacy.least_squares.moment_weight > 0
-  return needs(False, "steps, as of privacy.method='dp_sgd'", *_OF_STEPS) | needs(
-    matrix, "privacy.least_squares.moment_weight > 0", "privacy.least_squares.ridge"
-  )
 
 
 def of_audit(audit: AuditConfig) -> Unused:

@@ -348,26 +348,19 @@ def asked(attack: accounting.AttackBound | None, delta: float) -> str:
   )
 
 
-def released(plan: Plan, grid: str = "") -> str:
+def released(plan: Plan) -> str:
   """Returns the additions of release mode to the privacy statement, and what it does not
-  cover.
-
-  Args:
-    grid: the grid of the noisy sums in words; "": that of a step's sum.
-  """
+  cover."""
   # The grid must be fine relative to the least noise of any step.
   least = plan.noise_multiplier * min(plan.noise_shape.schedule, default=1.0)
   step = noise.source.grid_step(least * plan.l2_bound)
-  grid = grid or (
-    f"Each noisy sum is rounded to the grid of multiples of {step:g} before anything is "
-    "computed from it"
-  )
   return textwrap.fill(
     "Release mode. The noise key has 256 bits of the operating system's entropy and is "
     "stretched by ChaCha20; it is kept in the checkpoints only: delete them, or keep them "
     "as secret as the data. Batches are drawn by NumPy's Philox from a 256-bit seed of the "
-    f"same origin; Philox is not a cryptographic generator. {grid}, so that which numbers "
-    " can occur does not depend on the data; that the probabilities on the grid are "
+    "same origin; Philox is not a cryptographic generator. Each noisy sum is rounded to the "
+    f"grid of multiples of {step:g} before anything is computed from it, so that which "
+    "numbers can occur does not depend on the data; that the probabilities on the grid are "
     "those of an ideal rounded Gaussian is not proved to the last bit. Per-example "
     "diagnostics were switched off. How long anything took follows the private sizes of "
     "batches and cohorts and is not covered: no file of the run says it (there are no "

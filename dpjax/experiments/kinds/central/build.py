@@ -39,7 +39,6 @@ from dpjax.experiments.kinds.central import (
   audit,
   embeddings,
   facts,
-  least_squares,
   modes,
   normalization,
   privacy,
@@ -151,7 +150,10 @@ def check(config: TrainConfig) -> None:
   embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
-  least_squares.check(config)
+  if config.privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+    one_release.check(config)
   starting_point.check(config)
   unread_lib.refuse(config, unused.of_training(config))
 
@@ -339,12 +341,9 @@ def assemble(
   """Builds every object of a run, deterministically from (config, data, streams). The
   streams default to those of config and data."""
   check(config)
-  if config.privacy.method == least_squares.METHOD:
-    raise UserError(
-      "has no steps, which are needed here; 'dp_sgd' has",
-      field="privacy.method",
-      value=config.privacy.method,
-    )
+  if config.privacy.method == "least_squares":
+    told = "has no steps, which are needed here; 'dp_sgd' has"
+    raise UserError(told, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
@@ -450,23 +449,11 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   whole = lambda *parts: work(config, assemble(config, *parts))
-  if config.privacy.method == least_squares.METHOD:
-    whole = functools.partial(released_at_once, config)
+  if config.privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release
+
+    whole = functools.partial(one_release.started, config)
   return job_on_data(config, digest(config), load_data, with_features, loaded, whole)
-
-
-@bounds.names_fields
-def released_at_once(
-  config: TrainConfig, loaded: tuple[Any, Any], random: Streams
-) -> Work:
-  """Returns the work of privacy.method='least_squares', which has no steps."""
-  train, test = loaded
-  _, model, params = start(config, train, random)
-  num_examples = privacy.public_size(config, train)
-  plan = privacy.make_plan(config, num_examples)
-  return least_squares.work(
-    config, random, plan, train=train, test=test, apply=model.apply, params=params
-  )
 
 
 def job_on_data(

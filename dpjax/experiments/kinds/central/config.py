@@ -186,24 +186,15 @@ class LeastSquaresConfig:
   """The release of privacy.method='least_squares'; see `dpjax.mechanisms.LeastSquares`."""
 
   feature_norm: Annotated[
-    float, rules.POSITIVE, rules.within_range(1e-30, 1e30), "bound on the inputs of one example"
+    float, rules.within_range(1e-30, 1e30), "bound on the inputs of one example"
   ] = 1.0
-  unit_rows: Annotated[
-    bool, "every example is scaled to that norm; false: longer ones alone"
-  ] = True
+  unit_rows: Annotated[bool, "scales every example to it; false: longer ones alone"] = True
   moment_weight: Annotated[
-    float,
-    rules.within_range(0, 1e4),
-    "weight of the second moments of the inputs beside their products with the classes; 0: "
-    "none are released, and the weights are the noisy class means",
+    float, rules.within_range(0, 1e4), "of inputs' second moments beside those with classes"
   ] = 1.0
-  ridge: Annotated[
-    float, rules.within_range(0, 1e6), "in norms of the noise on the second moments"
-  ] = 0.3
+  ridge: Annotated[float, rules.within_range(0, 1e6), "in norms of their noise"] = 0.3
   directions: Annotated[
-    int | None,
-    COUNT,
-    "inputs are projected to so many random directions, which are public; none: not at all",
+    int | None, COUNT, "public random ones, to which inputs are projected; none: all"
   ] = None
 
 

@@ -13,7 +13,7 @@ from dpjax.experiments.config import fields, user_code
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central import ftrl, least_squares, normalization
+from dpjax.experiments.kinds.central import ftrl, normalization
 from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
 from dpjax.experiments.run import sizes
 from dpjax.plan import Plan
@@ -42,8 +42,7 @@ def check(config: TrainConfig) -> None:
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
-      f"needs a private privacy.method, not {privacy.method!r}; "
-      "without noise nothing may be released",
+      f"needs a private privacy.method, not {privacy.method!r}",
       field="release",
       value=True,
     )
@@ -246,8 +245,10 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   promises = privacy.method != "sgd"
   noise = privacy.noise_multiplier if promises else 0.0
   make = maker(privacy.epsilon, noise, attack_of(privacy) if promises else None)
-  if privacy.method == least_squares.METHOD:
-    return least_squares.make_plan(config, num_examples, make)
+  if privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+    return one_release.make_plan(config, num_examples, make)
   clip = _clip(config, params)
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -18,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import data, gradients, mechanisms, metrics, noise, sampling, validate
+from dpjax import data, gradients, mechanisms, metrics, sampling, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
-from dpjax.experiments.kinds.central import normalization
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import build, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import promise, provenance, saved
 from dpjax.experiments.run.loop import Work
@@ -32,8 +35,15 @@ from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
 
-METHOD = "least_squares"
+LEAST_SQUARES = "least_squares"
 _REPLACE = "replace_one"
+# Fields of steps, which a release at once does not have.
+_OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
+_OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
+_OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
+_OF_STEPS += ("diagnostics", "privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
+_OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
+_OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +80,7 @@ class WholeData(sampling.UnamplifiedSampler):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
-  if config.privacy.method != METHOD:
-    return
-  told = f"with privacy.method={METHOD!r}"
+  told = f"with privacy.method={LEAST_SQUARES!r}"
   if config.audit.enabled:
     raise UserError(
       f"must be False {told}: canaries are gradients of steps, and there are none; "
@@ -81,9 +89,15 @@ def check(config: TrainConfig) -> None:
       value=True,
     )
   if config.privacy.noise_multiplier == 0:
-    raise UserError(
-      f"must be > 0 {told}", field="privacy.noise_multiplier", value=0
-    )
+    raise UserError(f"must be > 0 {told}", field="privacy.noise_multiplier", value=0)
+
+
+def unread(config: TrainConfig) -> Unused:
+  """Returns the fields that a release does not read, each with the condition that it needs."""
+  matrix = config.privacy.least_squares.moment_weight > 0
+  return needs(False, "steps, as of privacy.method='dp_sgd'", *_OF_STEPS) | needs(
+    matrix, "privacy.least_squares.moment_weight > 0", "privacy.least_squares.ridge"
+  )
 
 
 def bound(config: TrainConfig) -> float:
@@ -98,32 +112,28 @@ def bound(config: TrainConfig) -> float:
   return joint / 2 if relation == _REPLACE else joint
 
 
-def make_plan(
-  config: TrainConfig, num_examples: int, make: Callable[..., Plan]
-) -> Plan:
+def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan]) -> Plan:
   """Returns the plan of the one release, statistics of the inputs included.
 
   Args:
     num_examples: public.
     make: makes a plan from all but its noise (`privacy.maker`).
   """
-  privacy = config.privacy
+  asked = config.privacy
   sampler = WholeData(capacity=num_examples + 1)
   return make(
     sampler=sampler,
     num_steps=1,
     l2_clip_norm=gradients.Clip(bound(config)),
     normalize_by=1.0,
-    delta=privacy.delta,
-    neighboring_relation=privacy.neighboring_relation,
-    accountant=privacy.accountant,
+    delta=asked.delta,
+    neighboring_relation=asked.neighboring_relation,
+    accountant=asked.accountant,
     statistics=normalization.mechanism(config, num_examples, sampler),
   )
 
 
-def mechanism(
-  config: TrainConfig, plan: Plan, num_classes: int
-) -> mechanisms.LeastSquares:
+def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.LeastSquares:
   """Returns the mechanism with the noise of the plan."""
   chosen = config.privacy.least_squares
   relation = str(plan.neighboring_relation)
@@ -136,6 +146,19 @@ def mechanism(
     moment_weight=chosen.moment_weight,
     unit_rows=chosen.unit_rows,
     neighboring_relation=relation,
+  )
+
+
+@bounds.names_fields
+def started(
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: Streams
+) -> Work:
+  """Returns the work of a run on (train, test), as `build.load_data` returns them."""
+  train, test = loaded
+  _, model, params = build.start(config, train, random)
+  plan = privacy.make_plan(config, privacy.public_size(config, train))
+  return work(
+    config, random, plan, train=train, test=test, apply=model.apply, params=params
   )
 
 
@@ -223,20 +246,22 @@ def promised(
   asked = promise.asked(attack_of(config.privacy), plan.delta)
   words = [asked, textwrap.fill(releasing.statement(), 92, break_on_hyphens=False)]
   if config.release:
-    fine = [finite.fine_step(std) for std in releasing.stds]
-    grid = f"Noisy sums are rounded to multiples of {min(fine):g} or more, in units of the norms, "
-    words.append(promise.released(plan, f"{grid}before anything is computed from them"))
+    # The sums of a release have their own grid, finer than that of a step.
+    fine = min(finite.fine_step(std) for std in releasing.stds)
+    grid = f"is rounded to multiples of {fine:g} or more, in units of the norms,"
+    text = " ".join(promise.released(plan).split())
+    text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
+    assert count == 1
+    words.append(textwrap.fill(text, 92, break_on_hyphens=False))
   return promise.noted(
-    promise.of_plan(
-      plan, plan.sampler.slots - 1, budget=config.privacy.epsilon_budget
-    ),
+    promise.of_plan(plan, plan.sampler.slots - 1, budget=config.privacy.epsilon_budget),
     "\n\n".join(text for text in words if text),
   )
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
   """Raises UserError for anything but classes, numbers and one linear layer."""
-  told = f"privacy.method={METHOD!r}"
+  told = f"privacy.method={LEAST_SQUARES!r}"
   data.needs_classes(train, told)
   if train.x.dtype == np.int32:
     raise UserError(f"{told}: needs inputs of numbers, data.name holds tokens")
@@ -262,7 +287,7 @@ def _planned(
     "task": "classification",
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": METHOD,
+    "method": LEAST_SQUARES,
     "noise_multiplier": plan.noise_multiplier,
     "l2_clip_norm": plan.l2_clip_norm.norms,
     "sampler": "every example, once",
