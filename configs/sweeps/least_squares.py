@@ -15,11 +15,11 @@ VARIANTS = {
     "privacy.least_squares.moment_weight": 0.5,
   },
   "DP-SGD": {
-    "privacy.sampling_prob": 0.25,
+    "privacy.sampling_prob": 1.0,
     "privacy.l2_clip_norm": 0.5,
-    "optimizer.learning_rate": 1.0,
+    "optimizer.learning_rate": 16.0,
     "ema_decay": 0.9,
-    "num_steps": 50,
+    "num_steps": 20,
   },
 }
 
