@@ -723,7 +723,9 @@ def _at_once() -> list[Row]:
     digits=3,
     seeds=3,
   )
-  released = {row["privacy.epsilon"]: row for row in entries("mnist_least_squares/curve.csv")}
+  released = {
+    row["privacy.epsilon"]: row for row in entries("mnist_least_squares/curve.csv")
+  }
   assert {row["seeds"] for row in released.values()} == {"3"}
   steps = {
     row["privacy.epsilon"]: row

@@ -270,9 +270,10 @@ class LeastSquares:
     Released once, over all examples: the sums of x y^T, of features clipped to norm 1 and ...
     """
     what = "x x^T (upper triangle) and x y^T" if self.moment_weight else "x y^T"
+    bounded = "scaled" if self.unit_rows else "clipped"
     weight = f", x x^T weighing {self.moment_weight:g}" if self.moment_weight else ""
     return (
-      f"Released once, over all {unit}s: the sums of {what}, of features clipped to norm "
+      f"Released once, over all {unit}s: the sums of {what}, of features {bounded} to norm "
       f"{self.feature_norm:g} and targets clipped to norm {self.target_norm:g}{weight}. The "
       "clip norm above is the joint bound on one record's part of both, in units of these norms; "
       "the number of records is not used."

@@ -184,7 +184,6 @@ def work(
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
   releasing = mechanism(config, plan, train.num_classes)
-  directions = _directions(config, math.prod(train.x.shape[1:]), random)
   released = train if train.present is None else train.subset(train.present)
   strength = config.privacy.least_squares.ridge
 
@@ -194,6 +193,7 @@ def work(
     # Statistics of the inputs have the key of no step.
     key = jax.random.fold_in(random.noise, 0)
     inputs = released.x
+    directions = _directions(config, math.prod(inputs.shape[1:]), random)
     if directions is not None:
       inputs = releasing.projected(released.x, directions)
     weights = releasing(key, inputs, targets).ridge(strength)
@@ -229,12 +229,6 @@ def _directions(config: TrainConfig, width: int, random: Streams) -> np.ndarray 
   count = config.privacy.least_squares.directions
   if count is None:
     return None
-  if count > width:
-    raise UserError(
-      f"must be at most {width}, the numbers of one example",
-      field="privacy.least_squares.directions",
-      value=count,
-    )
   drawn = jax.random.normal(random.init, (width, count), jnp.float32)
   return np.linalg.qr(np.asarray(drawn, np.float64))[0]
 
@@ -269,6 +263,13 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
     raise UserError(f"{told}: needs two classes or more")
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
+  count = config.privacy.least_squares.directions
+  if count is not None and count > width:
+    raise UserError(
+      f"must be at most {width}, the numbers of one example",
+      field="privacy.least_squares.directions",
+      value=count,
+    )
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
   if shapes != {"params": {saved.HEAD: wanted}}:
     raise UserError(
