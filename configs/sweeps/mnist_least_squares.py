@@ -3,7 +3,8 @@
   python -m launch.sweep --config=configs/sweeps/mnist_least_squares.py \\
     --workdir=runs/mnist_least_squares
 
-Hardware: 2 CPU cores, beside much other work, 75 to 106 s a run. Numbers: results/mnist_least_squares.
+Hardware: 2 CPU cores, beside much other work, 75 to 106 s a run.
+Numbers: results/mnist_least_squares.
 """
 
 from dpjax.experiments.sweeps.grid import SweepConfig
