@@ -297,6 +297,8 @@ def _planned(
     "ridge": config.privacy.least_squares.ridge,
     "directions": config.privacy.least_squares.directions,
   }
+  if config.resident is not None:
+    found["resident"] = config.resident
   if plan.statistics is not None:
     found["normalization"] = fields.name_of(config.privacy, "normalization")
     found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
