@@ -13,6 +13,7 @@ mechanism that is private under another relation refuses that default.
 | statistics of numbers     | BoundedMean, Histogram, Quantile                       |
 | statistics of channels    | ChannelStatistics                                      |
 | how features are spread   | Whitening                                              |
+| a linear model            | LeastSquares                                           |
 | any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
 | what teachers agree on    | GNMax, ConfidentGNMax                                  |
 | which queries stand out   | SparseVector                                           |
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
   from dpjax.mechanisms.budget import ShardCharge as ShardCharge
   from dpjax.mechanisms.channel_statistics import ChannelMoments as ChannelMoments
   from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
+  from dpjax.mechanisms.least_squares import LeastSquares as LeastSquares
+  from dpjax.mechanisms.least_squares import NoisyMoments as NoisyMoments
+  from dpjax.mechanisms.least_squares import centred_labels as centred_labels
+  from dpjax.mechanisms.least_squares import centred_norm as centred_norm
   from dpjax.mechanisms.response import RandomizedResponse as RandomizedResponse
   from dpjax.mechanisms.selection import Exponential as Exponential
   from dpjax.mechanisms.selection import PermuteAndFlip as PermuteAndFlip

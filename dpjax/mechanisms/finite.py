@@ -188,18 +188,24 @@ def fine_step(scale: float) -> float:
 
 
 def noised(
-  draw: Callable, key: jax.Array, high: jax.Array, low: jax.Array, scale: float
+  draw: Callable,
+  key: jax.Array,
+  high: jax.Array,
+  low: jax.Array,
+  scale: Any,
+  step: float | None = None,
 ) -> jax.Array:
   """Computes high + low + draw(key, like, scale), rounded to a multiple of `fine_step`.
 
-  The small parts are added up first, so the result is that of adding exactly and rounding.
+  The small parts are added up first, so the result is that of adding exactly and rounding. A
+  `step` that is given is `fine_step` of a scale that is being traced.
 
   >>> out = noised(source.laplace, jax.random.key(0), jnp.zeros(3), jnp.ones(3), 1.0)
   >>> bool((out * 2**7 == jnp.round(out * 2**7)).all())
   True
   """
   scale = source.check_scale(scale, low.dtype, "scale")
-  step = fine_step(scale)
+  step = fine_step(scale) if step is None else step
   # 0 unless the step exceeds the unit to which high was cut.
   beside = jnp.remainder(high, step)
   noisy = source.snap((low + beside) + draw(key, low, scale), step)

@@ -22,7 +22,7 @@ from dpjax import accounting, data, federated, models, secure, training, trees
 from dpjax.data import digits, published, registry, shakespeare, tff
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
-from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central import build, one_release
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.types import Example
 
@@ -213,6 +213,13 @@ def training_run(config: Any) -> Any:
   build.check(config)
   whole = build.streams(config, bytes(32))
   random = whole._replace(noise=_KEY, local=_KEY, sampler=3)
+  if config.privacy.method == "least_squares":
+    loaded = build.load_data(config)
+    work = one_release.started(config, loaded, random)
+    promise = work.promise
+    said = [promise.statement(1), promise.budget, promise.step_event(0)]
+    key = jax.random.key_data(random.init).tolist()
+    return plain([*said, work.planned(), key, loaded[0].x[:40], loaded[0].y])
   options: dict[str, Any] = {}
 
   def spied(loss_fn: Any, plan: Any, tx: Any, **given: Any) -> Any:

@@ -29,7 +29,8 @@ from dpjax.auditing.games.game import (
   together,
   two_sided,
 )
-from dpjax.mechanisms import whitening
+from dpjax.mechanisms import least_squares, whitening
+from dpjax.mechanisms.least_squares import LeastSquares
 from dpjax.mechanisms.whitening import Whitening
 from dpjax.types import ArrayTree
 
@@ -317,6 +318,61 @@ def _noisy_means(mechanism: Whitening, keys: Any, high: Any, low: Any, norm: Any
   return jax.vmap(mechanism.noisy_mean_of, in_axes=(0, 0, 0, None))(keys, high, low, norm)
 
 
+def _least_squares(kind: Callable) -> list[Game]:
+  """Games of rows (x1, x2, y); drawn by `moments`, as the mechanism works on the host."""
+  made = functools.partial(kind, feature_norm=1.0, target_norm=1.0)
+  loud = made(noise_multiplier=1.0)
+  swap = made(noise_multiplier=1.0, neighboring_relation=_REPLACE)
+  nobody = np.zeros((0, 3), np.float32)
+  far = _f(0.0, 1e4, 1e4).reshape(1, 3)
+  # The pair that attains the joint bound: x at an angle of 120 degrees, the same target.
+  turned = _f(-1e4 * math.sqrt(3) / 2, -0.5e4, 1e4).reshape(1, 3)
+  strange = np.concatenate([far, _f(_NAN, 1e4, 1e4).reshape(1, 3)])
+  rows = (
+    (_ADD, (loud, "no record, a long one", nobody, far)),
+    (_ADD, (loud, "NaN added", far, strange)),
+    (_REPLACE, (swap, "a row turns by 120 degrees", far, turned)),
+  )
+  return [
+    dataclasses.replace(one, outputs=functools.partial(_moments_of, row[0], row[2:]))
+    for relation, row in rows
+    for one in _games(linear, relation, row)
+  ]
+
+
+def _moments_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
+  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
+  # A broken twin makes its own releases from those of the mechanism that it breaks.
+  drawn = made.at_once(moments, keys, data[world]) if hasattr(made, "at_once") else None
+  drawn = moments(made, keys, data[world]) if drawn is None else drawn
+  return np.reshape(drawn, (n, -1)).astype(np.float64)
+
+
+def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.ndarray:
+  """Returns the releases of `LeastSquares` on few rows, for many keys at once.
+
+  Args:
+    keys: [n], keys of the draws.
+    rows: [examples, d + 1], the target last.
+
+  Returns:
+    [n, d + d + d (d - 1) / 2]: x y^T, then diagonal and upper triangle of x x^T.
+  """
+  xx, xy = least_squares.exact_sums(mechanism, rows[:, :-1], rows[:, -1:])
+  beside = xx[np.triu_indices(len(xx), 1)]
+  sums = (xy.ravel(), np.diagonal(xx), beside)
+  feature = float(mechanism.feature_norm)
+  units = (feature * float(mechanism.target_norm), feature**2, feature**2)
+  # As `LeastSquares.noisy` splits its key.
+  split = jax.vmap(lambda key: jax.random.split(key, 3))(keys)
+  places = (2, 0, 1)
+  parts = [
+    unit * least_squares.drawn_at_once(split[:, place], part, std)
+    for part, std, unit, place in zip(sums, mechanism.stds, units, places)
+  ]
+  return np.concatenate(parts, axis=1)
+
+
 def _randomized_response(kind: Callable) -> list[Game]:
   return _games(
     frequency,
@@ -465,6 +521,7 @@ _PLAYED = {
   "Quantile": _quantile,
   "ChannelStatistics": _channel_statistics,
   "Whitening": _whitening,
+  "LeastSquares": _least_squares,
   "RandomizedResponse": _randomized_response,
   "Exponential": _selection,
   "PermuteAndFlip": _selection,

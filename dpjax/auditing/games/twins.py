@@ -166,11 +166,12 @@ def reason(twin: BrokenTwin) -> str:
 # Mechanisms in which whole records are counted twice. For others the answer is doubled.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
-  "RandomizedResponse",
+  *("RandomizedResponse", "LeastSquares"),
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 # Mechanisms whose number of records is private, so that public data have another number.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
+_COUNTED += ("LeastSquares",)
 _PUBLIC_RECORDS = 2
 # Public data of a second release. Zeros would hide that it reuses the first noise.
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}
@@ -252,6 +253,8 @@ def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
       found[name] /= louder
   if "clip_norms" in found:
     found["clip_norms"] = tuple(plant.clip * norm for norm in found["clip_norms"])
+  if "feature_norm" in found:
+    found["feature_norm"] *= plant.clip
   if "upper" in found:
     middle = (found["lower"] + found["upper"]) / 2
     half = plant.clip * (found["upper"] - found["lower"]) / 2

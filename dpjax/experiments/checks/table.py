@@ -45,6 +45,12 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
       field="privacy.method",
       value=config.privacy.method,
     )
+  if config.privacy.method == "least_squares":
+    raise UserError(
+      "has no steps to check; launch.audit --only=LeastSquares plays games against it",
+      field="privacy.method",
+      value=config.privacy.method,
+    )
   loaded = build.load_data(config) if loaded is None else loaded
   whole = data.digest(loaded[0])
   run = build.assemble(config, loaded, _streams(config, whole))

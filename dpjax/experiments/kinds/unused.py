@@ -33,6 +33,7 @@ _DECLARED = "a table, a text file or a folder of images"
 # fields that a loss of a whole batch does not read
 _OF_ONE_EXAMPLE = ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
 _OF_ONE_EXAMPLE += ("augmult",)
+_PRIVATE = "privacy.method='dp_sgd', 'dp_ftrl' or 'least_squares'"
 
 
 def of_training(config: TrainConfig) -> Unused:
@@ -54,9 +55,10 @@ def of_training(config: TrainConfig) -> Unused:
     of_data(config.data)
     | of_model(config.model)
     | needs(grouped, "privacy.normalization='per_example'", "model.options.num_groups")
-    | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", "data.num_examples")
+    | needs(private, _PRIVATE, "data.num_examples")
     | needs(False, "users that the data name (launch.federate)", "data.num_users")
-    | needs(private, "privacy.method='dp_sgd' or 'dp_ftrl'", *named)
+    | needs(private, _PRIVATE, *named)
+    | _at_once(config)
     | needs(reported, "a private privacy.method or audit.enabled", "privacy.delta")
     | needs(
       privacy.clip_schedule != "constant",
@@ -74,6 +76,14 @@ def of_training(config: TrainConfig) -> Unused:
     | needs(not config.release, "release=False", "diagnostics")
     | needs(config.loss != "contrastive", "a loss of one example", *_OF_ONE_EXAMPLE)
   )
+
+
+def _at_once(config: TrainConfig) -> Unused:
+  if config.privacy.method != "least_squares":
+    return {"privacy.least_squares": "privacy.method='least_squares'"}
+  from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+  return one_release.unread(config)
 
 
 def of_data(data: DataConfig, *, of_leaf: bool = False) -> Unused:

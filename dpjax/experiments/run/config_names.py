@@ -88,6 +88,13 @@ _LATER: dict[str, Any] = {
   "normalization": {"name": "per_example"},
   "mirrored": False,
   "colours": "rgb",
+  "least_squares": {
+    "feature_norm": 1.0,
+    "unit_rows": True,
+    "moment_weight": 1.0,
+    "ridge": 0.3,
+    "directions": None,
+  },
   "trainable": {"name": "all"},
   "safetensors": False,
   "pretrained": None,

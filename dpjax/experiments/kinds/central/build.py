@@ -155,6 +155,10 @@ def check(config: TrainConfig) -> None:
   embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
+  if config.privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+    one_release.check(config)
   starting_point.check(config)
   row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, unused.of_training(config))
@@ -339,6 +343,9 @@ def assemble(
   """Builds every object of a run, deterministically from (config, data, streams). The
   streams default to those of config and data."""
   check(config)
+  if config.privacy.method == "least_squares":
+    told = "has no steps, which are needed here; 'dp_sgd' has"
+    raise UserError(told, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
@@ -449,6 +456,10 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   whole = lambda *parts: work(config, assemble(config, *parts))
+  if config.privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release
+
+    whole = functools.partial(one_release.started, config)
   return job_on_data(config, digest(config), load_data, with_features, loaded, whole)
 
 

@@ -180,12 +180,31 @@ class FtrlConfig(WithChoices):
 
 
 @dataclasses.dataclass
+class LeastSquaresConfig:
+  """The release of privacy.method='least_squares'; see `dpjax.mechanisms.LeastSquares`."""
+
+  feature_norm: Annotated[
+    float, rules.within_range(1e-30, 1e30), "bound on the inputs of one example"
+  ] = 1.0
+  unit_rows: Annotated[bool, "scales every example to it; false: longer ones alone"] = True
+  moment_weight: Annotated[
+    float, rules.within_range(0, 1e4), "of inputs' second moments beside those with classes"
+  ] = 1.0
+  ridge: Annotated[float, rules.within_range(0, 1e6), "in norms of their noise"] = 0.3
+  directions: Annotated[
+    int | None, COUNT, "public random ones, to which inputs are projected; none: all"
+  ] = None
+
+
+@dataclasses.dataclass
 class PrivacyConfig(WithChoices):
   """The guarantee of a run. Give `epsilon`, `noise_multiplier` or `attacker`: one of them."""
 
-  method: Annotated[str, "dp_sgd | dp_ftrl | sgd (no clipping, no noise, no epsilon)"] = (
-    "dp_sgd"
-  )
+  method: Annotated[
+    str,
+    "dp_sgd | dp_ftrl | least_squares (one release, no steps) | sgd (no clipping, no noise, no "
+    "epsilon)",
+  ] = "dp_sgd"
   epsilon: Annotated[common.Epsilon, "target; the noise multiplier is calibrated to it"] = (
     2.0
   )
@@ -238,6 +257,7 @@ class PrivacyConfig(WithChoices):
     "factors of the noise multiplier, each for an equal share of the steps; []: constant",
   ] = dataclasses.field(default_factory=list)
   ftrl: FtrlConfig = dataclasses.field(default_factory=FtrlConfig)
+  least_squares: LeastSquaresConfig = dataclasses.field(default_factory=LeastSquaresConfig)
   normalization: Annotated[
     PerExample | ByStatistics | Whitened,
     Choice(NORMALIZATIONS),

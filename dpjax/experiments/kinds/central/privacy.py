@@ -22,6 +22,7 @@ from dpjax.validate import UserError, Verbatim
 PRIVATE_METHODS = {
   "dp_sgd": "clipped gradients, fresh noise in every step; privacy is amplified by the sampler",
   "dp_ftrl": "clipped gradients, noise that is correlated over the steps",
+  "least_squares": "noisy second moments of clipped inputs, one release and no steps",
 }
 METHODS = {**PRIVATE_METHODS, "sgd": "no clipping, no noise, no epsilon"}
 SAMPLERS = sampling.used_for("examples")
@@ -41,8 +42,7 @@ def check(config: TrainConfig) -> None:
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
-      f"needs privacy.method='dp_sgd' or 'dp_ftrl', not {privacy.method!r}; "
-      "without noise nothing may be released",
+      f"needs a private privacy.method, not {privacy.method!r}",
       field="release",
       value=True,
     )
@@ -240,6 +240,13 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   of which only the shapes are read, are needed for clipping="per_layer".
   """
   privacy = config.privacy
+  promises = privacy.method != "sgd"
+  noise = privacy.noise_multiplier if promises else 0.0
+  make = maker(privacy.epsilon, noise, attack_of(privacy) if promises else None)
+  if privacy.method == "least_squares":
+    from dpjax.experiments.kinds.central import one_release  # no other method needs it
+
+    return one_release.make_plan(config, num_examples, make)
   clip = _clip(config, params)
   rule = privacy.clipping
   shares = rule.shares(clip) if isinstance(rule, transforms.PerLayer) else None
@@ -247,9 +254,6 @@ def make_plan(config: TrainConfig, num_examples: int, params: Any = None) -> Pla
   # Padded for all examples, it cannot overflow; a smaller batch is fitted later.
   whole = sampler(config, num_examples)
   statistics = normalization.mechanism(config, num_examples, whole)
-  promises = privacy.method != "sgd"
-  noise = privacy.noise_multiplier if promises else 0.0
-  make = maker(privacy.epsilon, noise, attack_of(privacy) if promises else None)
   plan = make(
     sampler=whole,
     num_steps=config.num_steps,

@@ -1,0 +1,39 @@
+"""Digits, 1,437 images of 8x8: a linear model by least squares in one release, and by DP-SGD.
+
+  python -m launch.sweep --config=configs/sweeps/least_squares.py --workdir=runs/least_squares
+
+Hardware: 2 CPU cores. Time: a minute. Numbers: results/least_squares.
+"""
+
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.sweeps.grid import SweepConfig
+
+VARIANTS = {
+  "least squares": {
+    "privacy.method": "least_squares",
+    "privacy.least_squares.moment_weight": 0.5,
+  },
+  "DP-SGD": {
+    "privacy.sampling_prob": 1.0,
+    "privacy.l2_clip_norm": 0.5,
+    "optimizer.learning_rate": 16.0,
+    "ema_decay": 0.9,
+    "num_steps": 20,
+  },
+}
+
+
+def get_config() -> SweepConfig:
+  """Runs of a linear model on the pixels, by two methods."""
+  base = fields.replace_all(
+    TrainConfig(), {"model.name": "linear", "privacy.epsilon": None}
+  )
+  return SweepConfig(
+    base=base,
+    grid={"privacy.epsilon": [0.1, 0.2, 0.5, 1.0]},
+    variants=VARIANTS,
+    series="variant",
+    seeds=[0, 1, 2],
+    title="digits, linear model",
+  )

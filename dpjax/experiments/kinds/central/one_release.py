@@ -1,0 +1,305 @@
+"""privacy.method='least_squares': a linear model from noisy sums of the data, in one release.
+
+There are no steps and no batches: every example is in the one release of `mechanisms.LeastSquares`,
+which is accounted as one Gaussian sum over all of them. Private statistics of the inputs
+(`privacy.normalization`) come before it and are part of the same epsilon.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+import textwrap
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import data, gradients, mechanisms, metrics, sampling, validate
+from dpjax.experiments.config import fields
+from dpjax.experiments.config.attacker import attack_of
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import build, normalization, privacy
+from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import promise, provenance, saved
+from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.mechanisms import finite, least_squares
+from dpjax.plan import Plan
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+LEAST_SQUARES = "least_squares"
+_REPLACE = "replace_one"
+# Fields of steps, which a release at once does not have.
+_OF_STEPS = ("trainable", "pretrained", "safetensors", "loss", "optimizer", "num_steps")
+_OF_STEPS += ("grad_method", "microbatch_size", "memory_budget_gb", "mesh", "slices")
+_OF_STEPS += ("augmentation", "augmult", "ema_decay", "eval_every", "checkpoint_every")
+_OF_STEPS += ("diagnostics", "privacy.l2_clip_norm", "privacy.clipping", "privacy.sampler")
+_OF_STEPS += ("privacy.clip_schedule", "privacy.clip_schedule_final", "privacy.capacity")
+_OF_STEPS += ("privacy.sampling_prob", "privacy.noise_levels")
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeData(sampling.UnamplifiedSampler):
+  """Every example takes part in every step: noise alone, proved under each relation.
+
+  Args:
+    capacity: public bound on the number of examples; the release itself needs none.
+
+  >>> WholeData(capacity=4).draw(3, seed=0, step=0).tolist()
+  [0, 1, 2]
+  """
+
+  law: ClassVar[str] = "none"
+
+  capacity: int
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(1, capacity=self.capacity)
+
+  @property
+  def slots(self) -> int:
+    return self.capacity
+
+  def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
+    del seed, step
+    if num_examples > self.capacity:
+      # Not the number itself, which is private.
+      raise UserError(
+        "is less than the number of examples", field="capacity", value=self.capacity
+      )
+    return np.arange(num_examples)
+
+
+def check(config: TrainConfig) -> None:
+  """Raises UserError for errors that can be found without data."""
+  told = f"with privacy.method={LEAST_SQUARES!r}"
+  if config.audit.enabled:
+    raise UserError(
+      f"must be False {told}: canaries are gradients of steps, and there are none; "
+      "launch.audit plays a game against the release itself",
+      field="audit.enabled",
+      value=True,
+    )
+  if config.privacy.noise_multiplier == 0:
+    raise UserError(f"must be > 0 {told}", field="privacy.noise_multiplier", value=0)
+
+
+def unread(config: TrainConfig) -> Unused:
+  """Returns the fields that a release does not read, each with the condition that it needs."""
+  matrix = config.privacy.least_squares.moment_weight > 0
+  return needs(False, "steps, as of privacy.method='dp_sgd'", *_OF_STEPS) | needs(
+    matrix, "privacy.least_squares.moment_weight > 0", "privacy.least_squares.ridge"
+  )
+
+
+def bound(config: TrainConfig) -> float:
+  """Returns the bound on one record's part of both sums, in units of their norms.
+
+  Under replace_one it is half of the joint sensitivity: the accountant counts the bound of one
+  record twice there.
+  """
+  chosen = config.privacy.least_squares
+  relation = config.privacy.neighboring_relation
+  joint = least_squares.joint_sensitivity(chosen.moment_weight, relation)
+  return joint / 2 if relation == _REPLACE else joint
+
+
+def make_plan(config: TrainConfig, num_examples: int, make: Callable[..., Plan]) -> Plan:
+  """Returns the plan of the one release, statistics of the inputs included.
+
+  Args:
+    num_examples: public.
+    make: makes a plan from all but its noise (`privacy.maker`).
+  """
+  asked = config.privacy
+  sampler = WholeData(capacity=num_examples + 1)
+  return make(
+    sampler=sampler,
+    num_steps=1,
+    l2_clip_norm=gradients.Clip(bound(config)),
+    normalize_by=1.0,
+    delta=asked.delta,
+    neighboring_relation=asked.neighboring_relation,
+    accountant=asked.accountant,
+    statistics=normalization.mechanism(config, num_examples, sampler),
+  )
+
+
+def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.LeastSquares:
+  """Returns the mechanism with the noise of the plan."""
+  chosen = config.privacy.least_squares
+  relation = str(plan.neighboring_relation)
+  # The plan's multiplier is relative to one record's bound, the mechanism's to the sensitivity.
+  hops = 2 if relation == _REPLACE else 1
+  return mechanisms.LeastSquares(
+    noise_multiplier=plan.noise_multiplier / hops,
+    feature_norm=chosen.feature_norm,
+    target_norm=mechanisms.centred_norm(num_classes),
+    moment_weight=chosen.moment_weight,
+    unit_rows=chosen.unit_rows,
+    neighboring_relation=relation,
+  )
+
+
+@bounds.names_fields
+def started(
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: Streams
+) -> Work:
+  """Returns the work of a run on (train, test), as `build.load_data` returns them."""
+  train, test = loaded
+  _, model, params = build.start(config, train, random)
+  plan = privacy.make_plan(config, privacy.public_size(config, train))
+  return work(
+    config, random, plan, train=train, test=test, apply=model.apply, params=params
+  )
+
+
+def work(
+  config: TrainConfig,
+  random: Streams,
+  plan: Plan,
+  *,
+  train: data.Dataset,
+  test: data.Dataset,
+  apply: Callable[[Params, Any], Any],
+  params: Params,
+) -> Work:
+  """Returns the release as a training of one step.
+
+  Args:
+    train, test: inputs of the model, before private statistics normalise them.
+    apply: (params, x [B, ...]) -> outputs [B, K] of the model.
+    params: its first parameters, of which only the shapes are read.
+  """
+  _check_model(config, train, params)
+  statistics = normalization.released(plan, random, train)
+  if statistics is not None:
+    train, test = (normalization.normalized(part, statistics) for part in (train, test))
+  releasing = mechanism(config, plan, train.num_classes)
+  released = train if train.present is None else train.subset(train.present)
+  strength = config.privacy.least_squares.ridge
+
+  def step(state: Any, draw: Any) -> tuple[Any, None]:
+    del draw
+    targets = mechanisms.centred_labels(released.y, train.num_classes)
+    # Statistics of the inputs have the key of no step.
+    key = jax.random.fold_in(random.noise, 0)
+    inputs = released.x
+    directions = _directions(config, math.prod(inputs.shape[1:]), random)
+    if directions is not None:
+      inputs = releasing.projected(released.x, directions)
+    weights = releasing(key, inputs, targets).ridge(strength)
+    # A linear model of projected inputs is one of the inputs themselves.
+    weights = weights if directions is None else directions @ weights
+    head = state["params"]["params"][saved.HEAD]
+    kernel = jnp.asarray(weights, jnp.float32).reshape(head["kernel"].shape)
+    new = {"kernel": kernel, "bias": jnp.zeros_like(head["bias"])}
+    return {"params": {"params": {saved.HEAD: new}}, "step": state["step"] + 1}, None
+
+  def scores(state: Any) -> dict[str, float]:
+    return metrics.evaluate(apply, state["params"], test)
+
+  return Work(
+    num_steps=1,
+    init=lambda: {"params": jax.tree.map(jnp.zeros_like, params), "step": jnp.int32(0)},
+    step=step,
+    draws=lambda start: range(start, 1),
+    released=lambda state: normalization.beside(state["params"], statistics),
+    evaluate=scores,
+    promise=promised(config, plan, releasing),
+    save_every=1,
+    steps_are="releases",
+    before_steps=None if statistics is None else statistics._asdict(),
+    planned=functools.partial(_planned, config, plan, releasing),
+    describe=lambda state, facts, rows: {"device": provenance.device(1, None)},
+  )
+
+
+def _directions(config: TrainConfig, width: int, random: Streams) -> np.ndarray | None:
+  """Returns orthonormal columns [width, directions], drawn by the public key of the first
+  parameters."""
+  count = config.privacy.least_squares.directions
+  if count is None:
+    return None
+  drawn = jax.random.normal(random.init, (width, count), jnp.float32)
+  return np.linalg.qr(np.asarray(drawn, np.float64))[0]
+
+
+def promised(
+  config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
+) -> Promise:
+  """Returns the guarantee of the run, and in words what was released."""
+  asked = promise.asked(attack_of(config.privacy), plan.delta)
+  words = [asked, textwrap.fill(releasing.statement(), 92, break_on_hyphens=False)]
+  if config.release:
+    # The sums of a release have their own grid, finer than that of a step.
+    fine = min(finite.fine_step(std) for std in releasing.stds)
+    grid = f"is rounded to multiples of {fine:g} or more, in units of the norms,"
+    text = " ".join(promise.released(plan).split())
+    text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
+    assert count == 1
+    words.append(textwrap.fill(text, 92, break_on_hyphens=False))
+  return promise.noted(
+    promise.of_plan(plan, plan.sampler.slots - 1, budget=config.privacy.epsilon_budget),
+    "\n\n".join(text for text in words if text),
+  )
+
+
+def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
+  """Raises UserError for anything but classes, numbers and one linear layer."""
+  told = f"privacy.method={LEAST_SQUARES!r}"
+  data.needs_classes(train, told)
+  if train.x.dtype == np.int32:
+    raise UserError(f"{told}: needs inputs of numbers, data.name holds tokens")
+  if train.num_classes < 2:
+    raise UserError(f"{told}: needs two classes or more")
+  shapes = jax.tree.map(jnp.shape, params)
+  width = math.prod(train.x.shape[1:])
+  count = config.privacy.least_squares.directions
+  if count is not None and count > width:
+    raise UserError(
+      f"must be at most {width}, the numbers of one example",
+      field="privacy.least_squares.directions",
+      value=count,
+    )
+  wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
+  if shapes != {"params": {saved.HEAD: wanted}}:
+    raise UserError(
+      f"must be linear with {told}, such as 'linear' or 'scatter_linear'; put other layers into "
+      "the features",
+      field="model.name",
+      value=config.model.name,
+    )
+
+
+def _planned(
+  config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
+) -> dict[str, Any]:
+  """Returns facts that are known before the release."""
+  found: dict[str, Any] = {
+    "task": "classification",
+    "dataset": config.data.name,
+    "model": config.model.name,
+    "method": LEAST_SQUARES,
+    "noise_multiplier": plan.noise_multiplier,
+    "l2_clip_norm": plan.l2_clip_norm.norms,
+    "sampler": "every example, once",
+    "normalize_by": plan.normalize_by,
+    "moment_weight": releasing.moment_weight,
+    "ridge": config.privacy.least_squares.ridge,
+    "directions": config.privacy.least_squares.directions,
+  }
+  if config.resident is not None:
+    found["resident"] = config.resident
+  if plan.statistics is not None:
+    found["normalization"] = fields.name_of(config.privacy, "normalization")
+    found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
+  return found

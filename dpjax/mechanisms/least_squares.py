@@ -1,0 +1,462 @@
+"""Private least squares: the sums x x^T and x y^T of clipped rows in one Gaussian release.
+
+A linear model that minimises squared error needs nothing else of the data: the second moments of
+its inputs x and their products with the targets y. Both sums are released once, with one noise,
+under one joint sensitivity; every ridge, every repair of the noisy matrix and every threshold is
+post-processing (Wang 2018, arXiv:1803.02596; Dwork et al. 2014, "Analyze Gauss"). Mehta et al.
+2022, arXiv:2211.13403, fit the last layer of image classifiers so.
+
+Joint sensitivity
+-----------------
+Rows are clipped to |z| <= 1 and |t| <= 1 and turned into one vector
+
+  v(z, t) = (w U(z z^T), z t^T),
+
+where U is the upper triangle of a symmetric matrix with the entries beside the diagonal times
+sqrt(2), so that |U(M)| is the Frobenius norm of M, and w is `moment_weight`.
+
+1. add_or_remove_one, replace_special: |v|^2 = w^2 |z|^4 + |z|^2 |t|^2 <= w^2 + 1, and every row of
+   norms 1 attains it.
+2. replace_one, with p, q the norms of z, z', r, u those of t, t', c = <z, z'>, s = <t, t'>:
+
+     |v - v'|^2 = w^2 (p^4 + q^4 - 2 c^2) + p^2 r^2 + q^2 u^2 - 2 c s.
+
+   For fixed norms the last factor may be s = -r u sign(c), with |c| <= p q. The free maximum over
+   |c| lies at |c| = r u / (2 w^2) and adds r^2 u^2 / (2 w^2), so that in every case
+
+     |v - v'|^2 <= 2 w^2 + 2 + 1 / (2 w^2).
+
+   For w^2 >= 1/2 rows of norm 1 attain it (in two dimensions or more). For w^2 < 1/2 the bound is
+   4: where r u <= 2 w^2 p q, the added term is at most 2 w^2 p^2 q^2 and the whole at most
+   w^2 (p^2 + q^2)^2 + p^2 + q^2 <= 4 w^2 + 2 <= 4. Elsewhere |c| = p q, and the whole is at most
+   (p + q)^2 (1 + w^2 (p - q)^2) <= m^2 (1 + (2 - m)^2 / 2) with m = p + q, which increases in m
+   and is 4 at m = 2. A row and its mirror image, (z, t) and (-z, t), attain it.
+
+   Two separate releases at these scales would compose to 2 w^2 + 4 (squared), and twice the
+   bound of an added row to 4 w^2 + 4: both are larger wherever w > 1 / 2.
+
+With weight a on the diagonal of U in place of 1, the expected square of the Frobenius norm of the
+noise on the matrix is proportional to max(a^2, 1 - (1 - a^2) / d) (1 / a^2 + (d - 1) / 2). It
+falls until a = 1 and rises from there on, so the weights are those of U.
+
+The weight w trades noise on the matrix for noise on the products. To first order, the weights
+b -> (A + ridge)^-1 b err by (A + ridge)^-1 (noise_b - noise_A W), and the two terms have variances
+in the ratio |W|^2 / (2 w^2) to 1 in units of the release. The sum of both is least at
+w^2 = |W| / sqrt(2), for the norm |W| of one column of weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from dpjax import validate
+from dpjax.data.rows import Rows
+from dpjax.mechanisms import finite, stated
+from dpjax.mechanisms.additive import Gaussian
+from dpjax.noise import source
+from dpjax.types import ArrayLike
+from dpjax.validate import UserError
+
+# Most features of an example: a matrix of 2^26 entries.
+MAX_FEATURES = 2**13
+MAX_TARGETS = 2**13
+# Rows are integers in units of 2^-19 of their norm. A product of two of them is a multiple of
+# 2^-38, and 2^24 rows sum to at most 2^62 of these, which int64 holds.
+_BITS = 19
+# A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
+_CHUNK = 2**14
+# Entries of a chunk, so that one of wide rows takes 64 MB at most.
+_CHUNK_ENTRIES = 2**23
+# Rows are scaled this far inside their bound: more than float64 loses in a norm.
+_INSIDE = 1 - 1e-9
+_WEIGHTS = (1e-4, 1e4)
+# Sums that get their noise at a time.
+_BLOCK = 2**16
+
+
+class NoisyMoments(NamedTuple):
+  """Released sums of a data set: everything here may be published."""
+
+  xx: np.ndarray | None  # [d, d] symmetric, sum of x x^T; None where moment_weight is 0
+  xy: np.ndarray  # [d, k] sum of x y^T
+  xx_std: float  # of the noise on a diagonal entry of xx; beside it, this / sqrt(2)
+  xy_std: float  # of the noise on every entry of xy
+
+  @property
+  def noise_norm(self) -> float:
+    """Size of the spectral norm of the noise on xx: about xx_std sqrt(2 d).
+
+    A symmetric Gaussian matrix with variance s^2 / 2 beside its diagonal has a norm near
+    2 (s / sqrt(2)) sqrt(d) (Bai and Yin 1988). Public: it follows from the noise alone.
+    """
+    return 0.0 if self.xx is None else self.xx_std * math.sqrt(2 * len(self.xy))
+
+  def ridge(self, strength: float = 1.0, penalty: float = 0.0) -> np.ndarray:
+    """Returns the weights (xx + r I)^-1 xy with r = strength * noise_norm + penalty: [d, k].
+
+    Negative eigenvalues of the noisy matrix count as 0, which brings it closer to the true
+    one, which has none. Without a matrix the weights are xy itself. Post-processing: free.
+
+    Args:
+      strength: of the ridge, in units of the norm of the noise. Wang 2018 buys the least
+        eigenvalue as a release of its own; this rule is public.
+      penalty: a further ridge, in units of xx.
+
+    Raises:
+      UserError: no ridge, for a matrix that is singular.
+
+    >>> exact = NoisyMoments(np.diag([3.0, 1.0]), np.array([[4.0], [2.0]]), 0.0, 0.0)
+    >>> exact.ridge(penalty=1.0).tolist()
+    [[1.0], [1.0]]
+    """
+    validate.non_negative(strength=strength, penalty=penalty)
+    if self.xx is None:
+      return self.xy.copy()
+    values, vectors = np.linalg.eigh(self.xx)
+    raised = np.maximum(values, 0.0) + float(strength) * self.noise_norm + float(penalty)
+    # A matrix without noise and without rows has no inverse.
+    least = raised.min()
+    if not least > np.finfo(np.float64).eps * raised.max():
+      raise UserError(
+        "must be > 0, for the matrix is singular", field="penalty", value=penalty
+      )
+    return vectors @ ((vectors.T @ self.xy) / raised[:, None])
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastSquares:
+  """Noisy sums of x x^T and x y^T over rows x [n, d] and targets y [n, k], in one release.
+
+  Further axes of x are one row: [n, ...] is [n, d].
+
+  Args:
+    noise_multiplier: std of the noise / `l2_sensitivity`, in units of the vector v above.
+    feature_norm: rows of x are clipped to this l2 norm.
+    target_norm: rows of y are clipped to this l2 norm. For K classes as `centred_labels`, it is
+      sqrt(1 - 1 / K).
+    moment_weight: w, the weight of x x^T beside x y^T; 0: x x^T is not released, and costs
+      nothing.
+    unit_rows: also lengthens shorter rows of x to `feature_norm`; a row of zeros stays one. Then
+      every row fills its bound, and no row's length is used.
+    neighboring_relation: relation of the guarantee.
+
+  Guarantee: one Gaussian release with the joint sensitivity of the module, for one row. The
+  number of rows is not used: under add_or_remove_one it is private. Rows are rounded toward zero
+  to integers, and their products are summed exactly; the noise is drawn in float64, on a grid
+  (`finite`). The noise on an entry is divided by the entry's weight, in place of a multiplication
+  of the sum, so that nothing is rounded before it is added.
+
+  | rows                            | outcome                                 |
+  | ------------------------------- | --------------------------------------- |
+  | NaN, infinity in x or y         | the row counts as zero                  |
+  | longer than the norm            | clipped, each by itself                 |
+  | no rows                         | noise around zero                       |
+
+  >>> rng = np.random.default_rng(0)
+  >>> x = rng.normal(size=(500, 3)) / 4
+  >>> mechanism = LeastSquares(noise_multiplier=1e-3)
+  >>> found = mechanism(jax.random.key(0), x, x @ np.array([[0.5], [0.0], [-0.5]]))
+  >>> found.ridge(strength=0.1).round(1).tolist()
+  [[0.5], [0.0], [-0.5]]
+  >>> round(mechanism.l2_sensitivity, 4)  # sqrt(1 + 1)
+  1.4142
+  """
+
+  noise_multiplier: float
+  feature_norm: float = 1.0
+  target_norm: float = 1.0
+  moment_weight: float = 1.0
+  unit_rows: bool = False
+  neighboring_relation: str = "add_or_remove_one"
+
+  def __post_init__(self) -> None:
+    stated.positive(
+      noise_multiplier=self.noise_multiplier,
+      feature_norm=self.feature_norm,
+      target_norm=self.target_norm,
+    )
+    stated.flag(unit_rows=self.unit_rows)
+    # Called for its check alone.
+    _ = self.l2_sensitivity
+    validate.one_of(stated.RELATIONS, neighboring_relation=self.neighboring_relation)
+
+  @property
+  def l2_sensitivity(self) -> float:
+    """Largest move of the vector v by one record, under `neighboring_relation`."""
+    return joint_sensitivity(self.moment_weight, self.neighboring_relation)
+
+  @property
+  def stds(self) -> tuple[float, ...]:
+    """Returns the std of the noise on each entry, in units of the norms: of x y^T; and, where
+    x x^T is released, of its diagonal and beside it."""
+    std = float(self.noise_multiplier) * self.l2_sensitivity
+    if not self.moment_weight:
+      return (std,)
+    diagonal = std / float(self.moment_weight)
+    # An entry beside the diagonal weighs sqrt(2) in v, so its noise is that much smaller.
+    return std, diagonal, diagonal / math.sqrt(2)
+
+  def event(self, neighboring_relation: str = "add_or_remove_one") -> stated.DpEvent:
+    """Event for `dpjax.accounting`, under `neighboring_relation`."""
+    return stated.gaussian_event(
+      float(self.noise_multiplier), self.neighboring_relation, neighboring_relation
+    )
+
+  def __call__(self, key: jax.Array, x: ArrayLike | Rows, y: ArrayLike) -> NoisyMoments:
+    """Returns the noisy sums over all rows. `Rows` are read once, in chunks."""
+    return self.noisy(key, *exact_sums(self, x, y))
+
+  def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
+    """Returns the clipped rows of x [n, ...] in public directions [d, m]: [n, m] float64.
+
+    Fewer numbers of an example take less noise. Directions with orthonormal columns lengthen no
+    row; the mechanism bounds the result all the same. NOT private.
+
+    >>> mechanism = LeastSquares(1.0, feature_norm=5.0)
+    >>> mechanism.projected(np.array([[3.0, 4.0]]), np.array([[0.0], [1.0]])).round(3).tolist()
+    [[4.0]]
+    """
+    given: Any = x if isinstance(x, Rows) else finite.array("x", x)
+    columns = np.asarray(finite.array("directions", directions), np.float64)
+    width = math.prod(given.shape[1:])
+    if columns.ndim != 2 or len(columns) != width:
+      raise UserError(
+        f"must have shape [{width}, m], not {columns.shape}", field="directions"
+      )
+    whole = np.round(columns * 2.0**_BITS)
+    if not (np.abs(whole).sum(axis=0) <= 2.0**33).all():
+      raise UserError("must be finite, in columns of norm 1", field="directions")
+    out = np.zeros((len(given), columns.shape[1]))
+    start = 0
+    for rows in _chunks(given, width):
+      units = _integers(rows, self.feature_norm, filled=self.unit_rows)
+      # Exact, so that a row's last bits do not follow from its place or from the other rows:
+      # entries of at most 2^19 times sums of at most 2^33.
+      out[start : start + len(rows)] = units @ whole
+      start += len(rows)
+    return out * (float(self.feature_norm) * 2.0 ** (-2 * _BITS))
+
+  def noisy(self, key: jax.Array, xx: np.ndarray, xy: np.ndarray) -> NoisyMoments:
+    """Adds the noise to sums of `exact_sums`."""
+    finite.check_key(key)
+    diagonal_key, beside_key, product_key = jax.random.split(key, 3)
+    feature = float(self.feature_norm)
+    product = feature * float(self.target_norm)
+    std, *of_matrix = self.stds
+    products = product * _drawn(product_key, xy, std)
+    if not of_matrix:
+      return NoisyMoments(None, products, 0.0, product * std)
+    diagonal_std, beside_std = of_matrix
+    rows, columns = np.triu_indices(len(xx), 1)
+    matrix = np.zeros(xx.shape)
+    matrix[rows, columns] = _drawn(beside_key, xx[rows, columns], beside_std)
+    matrix += matrix.T
+    matrix[np.diag_indices(len(xx))] = _drawn(diagonal_key, np.diagonal(xx), diagonal_std)
+    return NoisyMoments(
+      feature**2 * matrix, products, feature**2 * diagonal_std, product * std
+    )
+
+  def statement(self, unit: str = "example") -> str:
+    """States the release in words.
+
+    >>> print(LeastSquares(noise_multiplier=2.0, moment_weight=0.0).statement())
+    Released once, over all examples: the sums of x y^T, of features clipped to norm 1 and ...
+    """
+    what = "x x^T (upper triangle) and x y^T" if self.moment_weight else "x y^T"
+    bounded = "scaled" if self.unit_rows else "clipped"
+    weight = f", x x^T weighing {self.moment_weight:g}" if self.moment_weight else ""
+    return (
+      f"Released once, over all {unit}s: the sums of {what}, of features {bounded} to norm "
+      f"{self.feature_norm:g} and targets clipped to norm {self.target_norm:g}{weight}. The "
+      "clip norm above is the joint bound on one record's part of both, in units of these norms; "
+      "the number of records is not used."
+    )
+
+
+def joint_sensitivity(
+  moment_weight: float, neighboring_relation: str = "add_or_remove_one"
+) -> float:
+  """Returns the largest move of (w U(x x^T), x y^T) by one record, for rows of norm <= 1.
+
+  The proof is that of the module. Source: Dwork et al. 2014 for the matrix alone.
+
+  >>> [round(joint_sensitivity(w, "replace_one"), 4) for w in (0.0, 1.0)]
+  [2.0, 2.1213]
+  """
+  validate.non_negative(moment_weight=moment_weight)
+  validate.one_of(stated.RELATIONS, neighboring_relation=neighboring_relation)
+  # Beyond these the smaller part of the release is lost in the rounding of its noise's scale.
+  if moment_weight and not _WEIGHTS[0] <= moment_weight <= _WEIGHTS[1]:
+    raise UserError(
+      f"must be 0 or in [{_WEIGHTS[0]:g}, {_WEIGHTS[1]:g}]",
+      field="moment_weight",
+      value=moment_weight,
+    )
+  square = float(moment_weight) ** 2
+  if neighboring_relation != "replace_one":
+    return math.sqrt(square + 1)
+  if square < 0.5:
+    return 2.0
+  return math.sqrt(2 * square + 2 + 1 / (2 * square))
+
+
+def centred_labels(y: ArrayLike, num_classes: int) -> np.ndarray:
+  """Returns the rows e_y - 1 / K of classes y [n]: [n, K], of norm sqrt(1 - 1 / K).
+
+  Less noise than with e_y, and the same decisions: the part of the weights that all classes share
+  moves no argmax. A class outside [0, K) gets a row of zeros.
+
+  >>> centred_labels(np.array([1]), 2).tolist()
+  [[-0.5, 0.5]]
+  """
+  validate.integer_at_least(2, num_classes=num_classes)
+  classes = np.asarray(finite.array("y", y))
+  if classes.ndim != 1 or classes.dtype.kind not in "iu":
+    raise UserError(f"must be integers [n], not {classes.dtype}{classes.shape}", field="y")
+  rows = np.zeros((len(classes), num_classes))
+  known = (classes >= 0) & (classes < num_classes)
+  rows[known] = -1 / num_classes
+  rows[np.flatnonzero(known), classes[known]] += 1.0
+  return rows
+
+
+def centred_norm(num_classes: int) -> float:
+  """Returns the norm of a row of `centred_labels`: sqrt(1 - 1 / K).
+
+  >>> round(centred_norm(10), 4)
+  0.9487
+  """
+  validate.integer_at_least(2, num_classes=num_classes)
+  return math.sqrt(1 - 1 / num_classes)
+
+
+def exact_sums(
+  mechanism: LeastSquares, x: ArrayLike | Rows, y: ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (x^T x [d, d], x^T y [d, k]) of the clipped rows, in units of their norms.
+
+  As int64 multiples of 2^-38, without rounding: NOT private. The matrix is empty where
+  `moment_weight` is 0.
+
+  Raises:
+    UserError: no numbers, other shapes, too many rows or features.
+  """
+  given: Any = x if isinstance(x, Rows) else finite.array("x", x)
+  targets = np.asarray(finite.array("y", y))
+  width = math.prod(given.shape[1:])
+  if given.ndim < 2 or not 1 <= width <= MAX_FEATURES:
+    raise UserError(
+      f"must have shape [n, ...] with 1 to {MAX_FEATURES} features, not {given.shape}",
+      field="x",
+    )
+  if targets.ndim != 2 or len(targets) != len(given) or not targets.shape[1]:
+    raise UserError(
+      f"must have shape [{len(given)}, targets], one row for each of x, not {targets.shape}",
+      field="y",
+    )
+  if targets.shape[1] > MAX_TARGETS or len(given) > finite.MAX_RECORDS:
+    raise UserError(
+      f"must have at most {MAX_TARGETS} columns and {finite.MAX_RECORDS} rows, not "
+      f"{targets.shape}",
+      field="y",
+    )
+  side = width if mechanism.moment_weight else 0
+  xx = np.zeros((side, side), np.int64)
+  xy = np.zeros((width, targets.shape[1]), np.int64)
+  start = 0
+  for rows in _chunks(given, width, targets.shape[1]):
+    wanted = np.ascontiguousarray(targets[start : start + len(rows)], np.float64)
+    start += len(rows)
+    units = _integers(rows, mechanism.feature_norm, filled=mechanism.unit_rows)
+    answers = _integers(wanted, mechanism.target_norm)
+    # A row with NaN on either side is left out of both sums.
+    sound = np.isfinite(rows).all(axis=1) & np.isfinite(wanted).all(axis=1)
+    units[~sound] = 0.0
+    if side:
+      # Exact: every partial sum is an integer below 2^53, also in a fused product.
+      xx += (units.T @ units).astype(np.int64)
+    xy += (units.T @ answers).astype(np.int64)
+  return xx, xy
+
+
+def _chunks(x: Any, width: int, other: int = 0) -> Iterator[np.ndarray]:
+  """Yields rows [size, width] in float64, in chunks of one size but for the last."""
+  size = max(1, min(_CHUNK, _CHUNK_ENTRIES // max(width, other)))
+  for start in range(0, len(x), size):
+    rows = np.ascontiguousarray(x[start : start + size], np.float64)
+    yield rows.reshape(len(rows), width)
+
+
+def _integers(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndarray:
+  """Returns rows [n, d] as whole numbers of norm <= 2^19, each row by itself.
+
+  They are clipped to `norm`, or `filled` up to it, and rounded toward zero, which lengthens no
+  row. Rows with NaN or infinity become zero.
+  """
+  sound = np.isfinite(rows).all(axis=1, keepdims=True)
+  rows = np.where(sound, rows, 0.0)
+  largest = np.abs(rows).max(axis=1, keepdims=True)
+  # Divided by the largest entry first: the square of 1e200 is infinite.
+  scaled = rows / np.where(largest > 0, largest, 1.0)
+  lengths = np.sqrt(np.square(scaled).sum(axis=1, keepdims=True))
+  # Share of the bound that the row fills, at most 1; the true length may overflow.
+  with np.errstate(over="ignore", under="ignore"):
+    share = np.minimum(1.0, lengths * (largest / float(norm)))
+  share = np.ones_like(share) if filled else share
+  unit = scaled / np.where(lengths > 0, lengths, 1.0)
+  return np.trunc(unit * (share * _INSIDE * 2.0**_BITS))
+
+
+def _drawn(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
+  """Adds noise of `std` to sums in multiples of 2^-38, in float64."""
+  parts, unit = _parts(sums, std)
+  short = -sums.size % _BLOCK
+  blocks = np.pad(parts, ((0, 0), (0, short))).reshape(2, -1, _BLOCK)
+  noisy = np.zeros(blocks.shape[1:])
+  # float32 noise would carry the last bits of 10^6 sums at once into epsilon (`finite`).
+  with jax.enable_x64(True):
+    for place in range(len(noisy)):
+      block_key = jax.random.fold_in(key, place)
+      noisy[place] = _noised_block(block_key, *blocks[:, place], std / unit)
+  return unit * noisy.ravel()[: sums.size].reshape(sums.shape)
+
+
+def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
+  """Returns the sums with noise for many keys: [n], [m] -> [n, m], of the law of the mechanism."""
+  parts, unit = _parts(sums, std)
+  with jax.enable_x64(True):
+    drawn = _noised_blocks(keys, *parts, std / unit)
+    return unit * np.asarray(drawn)
+
+
+def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
+  """Returns (whole numbers and fractions [2, m], in a unit, which is a power of two)."""
+  # For its checks: the noise is this mechanism's.
+  Gaussian(std, 1.0)
+  bits = 2 * _BITS
+  # Whole numbers and fractions are each exact in float64; their sum may not be.
+  whole = sums >> bits
+  fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits
+  # In units of a power of two, which are exact, every std lies in [1, 2) and has one grid. So one
+  # program serves all of them, in blocks of one shape.
+  unit = math.ldexp(1.0, math.frexp(std)[1] - 1)
+  return np.stack([whole.ravel().astype(np.float64), fraction.ravel()]) / unit, unit
+
+
+@jax.jit
+def _noised_block(
+  key: jax.Array, high: jax.Array, low: jax.Array, std: jax.Array
+) -> jax.Array:
+  """Adds Gaussian noise of a std in [1, 2) to high + low, on the grid of such noise."""
+  draw = functools.partial(source.gaussian, long_tails=True)
+  return finite.noised(draw, key, high, low, std, finite.fine_step(1.0))
+
+
+_noised_blocks = jax.jit(jax.vmap(_noised_block, in_axes=(0, None, None, None)))
