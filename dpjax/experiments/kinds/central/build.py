@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -338,6 +339,7 @@ def assemble(
   streams default to those of config and data."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
+  shape = raw_shape(config.model, test)
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
@@ -371,6 +373,10 @@ def assemble(
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
+
+  def save(folder: pathlib.Path, params: Params) -> None:
+    starting_point.write(config, model, trained.whole(params), folder)
+    write_inputs(config.data, test, shape, folder)
 
   def with_keys(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
@@ -428,10 +434,28 @@ def assemble(
     mesh=mesh,
     keyed=keyed,
     optimizer=tx,
-    save=lambda folder, params: starting_point.write(
-      config, model, trained.whole(params), folder
-    ),
+    save=save,
   )
+
+
+def raw_shape(config: ModelConfig, dataset: data.Dataset) -> tuple[int, ...] | None:
+  """Returns the shape of one example before features; None where it is not known."""
+  if not models.needs_features(config.name):
+    return tuple(dataset.x.shape[1:])
+  return data.identity.source_shape(dataset)
+
+
+def write_inputs(
+  config: DataConfig,
+  dataset: data.Dataset,
+  shape: tuple[int, ...] | None,
+  folder: pathlib.Path,
+) -> None:
+  """Writes the public facts of the model's inputs beside its parameters, for a server."""
+  # Imported here: only the end of a run writes it.
+  from dpjax.experiments.run import model_inputs
+
+  model_inputs.write(folder, model_inputs.of(config, dataset, shape))
 
 
 def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:

@@ -508,6 +508,9 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     evaluate=lambda state: fed.task.evaluate(
       fed.apply, federated.params_of(state), fed.test
     ),
+    write=lambda folder, state: build_central.write_inputs(
+      config.data, fed.test, build_central.raw_shape(config.model, fed.test), folder
+    ),
     promise=fed.promise,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: facts.observed(config, fed, state, info),
