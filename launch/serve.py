@@ -92,7 +92,7 @@ flags.DEFINE_string(
 
 def _shares(name: str) -> tuple[float, ...]:
   """Returns the numbers of a flag."""
-  listed = flags.FLAGS[name].value
+  listed: list[str] = getattr(flags.FLAGS, name)
   try:
     return tuple(float(part) for part in listed)
   except ValueError:

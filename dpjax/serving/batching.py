@@ -30,7 +30,7 @@ class Closed(Exception):
 class _Waiting:
   model: Predictor
   x: np.ndarray
-  answer: asyncio.Future[tuple[np.ndarray, float]]
+  answer: asyncio.Future[np.ndarray]
 
 
 class Batcher:
@@ -89,12 +89,11 @@ class Batcher:
     self._there.set()
     try:
       async with asyncio.timeout(seconds):
-        return (await waiting.answer)[0]
+        return await waiting.answer
     except TimeoutError:
       raise Late from None
 
   async def _work(self) -> None:
-    loop = asyncio.get_running_loop()
     while True:
       await self._there.wait()
       # Others that are under way can still join; a full batch need not wait.
@@ -102,24 +101,29 @@ class Batcher:
         await asyncio.sleep(self._wait)
       batch = self._next()
       if batch:
-        began = time.perf_counter()
-        try:
-          x = np.concatenate([each.x for each in batch])
-          logits = await loop.run_in_executor(self._thread, batch[0].model.logits, x)
-        # Whatever a model raises is the answer to its requests, and not the end of the service.
-        except Exception as error:
-          for each in batch:
-            if not each.answer.done():
-              each.answer.set_exception(error)
-          continue
-        took = time.perf_counter() - began
-        self._computed(batch[0].model, took, len(x))
-        start = 0
-        for each in batch:
-          rows = logits[start : start + len(each.x)]
-          start += len(each.x)
-          if not each.answer.done():
-            each.answer.set_result((rows, took))
+        await self._compute(batch)
+
+  async def _compute(self, batch: list[_Waiting]) -> None:
+    """Answers the requests of one batch, which all have the same model."""
+    loop = asyncio.get_running_loop()
+    model = batch[0].model
+    x = np.concatenate([each.x for each in batch])
+    began = time.perf_counter()
+    try:
+      logits = await loop.run_in_executor(self._thread, model.logits, x)
+    # Whatever a model raises is the answer to its requests, and not the end of the service.
+    except Exception as error:
+      for each in batch:
+        if not each.answer.done():
+          each.answer.set_exception(error)
+      return
+    self._computed(model, time.perf_counter() - began, len(x))
+    start = 0
+    for each in batch:
+      rows = logits[start : start + len(each.x)]
+      start += len(each.x)
+      if not each.answer.done():
+        each.answer.set_result(rows)
 
   def _next(self) -> list[_Waiting]:
     """Takes the first requests of one model, as many as fit in a batch."""

@@ -37,6 +37,18 @@ CLASSES = "predicted"
 MEAN = "mean"
 
 
+def pseudo_count_of(*scales: float) -> float:
+  """Returns what is added to every count, for Laplace noise of these scales.
+
+  Noise that empties a small bin would rule the sum by its logarithm. As many rows as the noise is
+  large make such a bin count as one of which little is known.
+
+  >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)
+  (0.5, 8.0)
+  """
+  return max(PSEUDO_COUNT, *scales)
+
+
 def shares(counts: Any, *, pseudo_count: float = PSEUDO_COUNT) -> np.ndarray:
   """Returns positive shares of counts [k], which noise may have made negative.
 
@@ -88,6 +100,7 @@ def by_chance(
   """
   validate.integer_at_least(1, num_rows=num_rows)
   rng = np.random.default_rng(0)
+  added = pseudo_count_of(reference_scale, window_scale)
   truth = shares(reference)
   size = max(1, round(float(np.maximum(np.asarray(reference, np.float64), 0).sum())))
   drawn = []
@@ -95,7 +108,7 @@ def by_chance(
     counts = rng.multinomial(count, truth, _SIMULATED).astype(np.float64)
     if scale > 0:
       counts += rng.laplace(0.0, scale, counts.shape)
-    drawn.append(shares(counts))
+    drawn.append(shares(counts, pseudo_count=added))
   before, now = drawn
   distances = np.sum((now - before) * np.log(now / before), axis=1)
   return float(np.quantile(distances, 1 - _FALSE_ALARMS))
@@ -268,6 +281,6 @@ def noisy_counts(
     assert isinstance(laplace, mechanisms.Laplace)
     scale = float(laplace.scale)
     # Integers: none of them is rounded before the noise.
-    exact = np.asarray(counts[each.name], np.int64)
+    exact: Any = np.asarray(counts[each.name], np.int64)
     found[each.name] = np.asarray(laplace(noise.new_key(), exact), np.float64).tolist()
   return found, scale

@@ -1,11 +1,11 @@
 """A service over HTTP: strict JSON in, JSON out, one line for every error.
 
-| request                    | answer                                                             |
-| -------------------------- | ------------------------------------------------------------------ |
-| POST /predict              | {"rows": [...], "key": "user-7"} -> id, run, classes or values, ... |
-| POST /feedback             | {"id": "...", "labels": [...]} -> how many were right              |
-| GET /health, GET /metrics  | state as JSON; counters for Prometheus                             |
-| POST /release              | {"action": "offer", "run": "runs/Y"}, with the token of the operator |
+| request                   | answer                                                        |
+| ------------------------- | ------------------------------------------------------------- |
+| POST /predict             | {"rows": [...], "key": "user-7"} -> id, run, classes, ...     |
+| POST /feedback            | {"id": "...", "labels": [...]} -> how many were right         |
+| GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
+| POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
 
 400: no JSON of that kind. 413: too large. 422: JSON that is no input of the model. 429: the queue
 is full. 503: no answer by the deadline, or the service stops. Nothing is decompressed, so there is
@@ -55,7 +55,21 @@ class _Refused(Exception):
   def __init__(self, status: int, message: str):
     super().__init__(message)
     self.status = status
-    self.message = " ".join(message.split())[:400]
+
+
+# Errors that end a request in one line; (0, "") where the line is the error's own.
+_EXPECTED: dict[type[Exception], tuple[int, str]] = {
+  _Refused: (0, ""),
+  UserError: (0, ""),
+  Late: (0, ""),
+  ModelFailed: (0, ""),
+  Full: (429, "the queue is full; send it again later"),
+  Closed: (503, "the service is stopping"),
+  # The client has gone: nobody reads the answer.
+  ClientDisconnect: (400, "the body ended early"),
+  # Deep nesting ends here, or in the parser, by the depth of Python's stack.
+  RecursionError: (400, "must be JSON of fewer levels"),
+}
 
 
 def _json(content: Any, status: int = 200, **headers: str) -> Response:
@@ -209,31 +223,28 @@ class Web:
       began = time.perf_counter()
       try:
         response = await handler(request)
-      except _Refused as error:
-        response = _refusal(error.status, error.message)
-      except UserError as error:
-        response = _refusal(422, " ".join(str(error).split())[:400])
-      except Full:
-        response = _refusal(429, "the queue is full; send it again later")
-      except Late:
-        seconds = self.service.settings.deadline
-        response = _refusal(503, f"no answer within {seconds:g} s; send it again later")
-      except Closed:
-        response = _refusal(503, "the service is stopping")
-      except ModelFailed as error:
-        response = _refusal(503, f"the model failed: {error!s:.200}")
-      # The client has gone: nobody reads an answer.
-      except ClientDisconnect:
-        response = _refusal(400, "the body ended early")
-      # Deep nesting ends here, or in the parser, by the depth of Python's stack.
-      except RecursionError:
-        response = _refusal(400, "must be JSON of fewer levels")
+      except tuple(_EXPECTED) as error:
+        status, message = self._told(error)
+        response = _refusal(status, " ".join(message.split())[:400])
       self._requests.labels(path, str(response.status_code)).inc()
       if path == "/predict":
         self._latency.observe(time.perf_counter() - began)
       return response
 
     return answer
+
+  def _told(self, error: Exception) -> tuple[int, str]:
+    """Returns (status, line) of an expected error."""
+    if isinstance(error, _Refused):
+      return error.status, str(error)
+    if isinstance(error, UserError):
+      return 422, str(error)
+    if isinstance(error, Late):
+      seconds = self.service.settings.deadline
+      return 503, f"no answer within {seconds:g} s; send it again later"
+    if isinstance(error, ModelFailed):
+      return 503, f"the model failed: {error!s:.200}"
+    return _EXPECTED[type(error)]
 
   async def _body(self, request: Request) -> dict[str, Any]:
     """Reads the body of a request, within its bounds of size and time."""
@@ -302,17 +313,7 @@ class Web:
       return rows
     if not _only_numbers(rows):
       raise _Refused(422, "rows: must hold numbers alone")
-    if encoding is None:
-      return rows
-    try:
-      wide = np.asarray(rows)
-    except (ValueError, OverflowError):
-      raise _Refused(422, "rows: must be a rectangular array of numbers") from None
-    if wide.dtype.kind not in "iu" or wide.min() < 0 or wide.max() > 255:
-      raise _Refused(422, "rows: must be integers in [0, 255] with encoding='uint8'")
-    if not model.inputs.unit_range:
-      raise _Refused(422, "encoding: needs a model of images in [0, 1]")
-    return wide.astype(np.uint8)
+    return rows if encoding is None else _bytes_of(rows, model)
 
   async def _feedback(self, request: Request) -> Response:
     body = await self._body(request)
@@ -366,6 +367,19 @@ class Web:
     return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
 
+def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
+  """Returns the bytes of images, which the model divides by 255 as its training did."""
+  try:
+    wide = np.asarray(rows)
+  except (ValueError, OverflowError):
+    raise _Refused(422, "rows: must be a rectangular array of numbers") from None
+  if wide.dtype.kind not in "iu" or not wide.size or wide.min() < 0 or wide.max() > 255:
+    raise _Refused(422, "rows: must be integers in [0, 255] with encoding='uint8'")
+  if not model.inputs.unit_range:
+    raise _Refused(422, "encoding: needs a model of images in [0, 1]")
+  return wide.astype(np.uint8)
+
+
 def _only_numbers(value: Any) -> bool:
   """Whether nested lists hold numbers alone: NumPy would take true for 1."""
   if isinstance(value, list):
@@ -373,55 +387,56 @@ def _only_numbers(value: Any) -> bool:
   return type(value) in (int, float)
 
 
-def protocol(head_seconds: float) -> type[H11Protocol]:
-  """Returns uvicorn's protocol with two repairs.
+class Bounded(H11Protocol):
+  """uvicorn's protocol with two repairs.
 
   A connection whose next request does not begin within `head_seconds` is closed: uvicorn would
   wait for ever for a client that sends one byte of a header at a time. A client that closes its
   side after a request still gets the answer.
   """
 
-  class Bounded(H11Protocol):
-    _timer: asyncio.TimerHandle | None = None
+  head_seconds = 10.0
+  _timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: Any) -> None:
-      super().connection_made(transport)
-      self._watch()
+  def connection_made(self, transport: Any) -> None:
+    super().connection_made(transport)
+    self._watch()
 
-    def data_received(self, data: bytes) -> None:
-      super().data_received(data)
-      self._watch()
+  def data_received(self, data: bytes) -> None:
+    super().data_received(data)
+    self._watch()
 
-    def on_response_complete(self) -> None:
-      super().on_response_complete()
-      self._watch()
+  def on_response_complete(self) -> None:
+    super().on_response_complete()
+    self._watch()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-      if self._timer is not None:
-        self._timer.cancel()
-      super().connection_lost(exc)
+  def connection_lost(self, exc: Exception | None) -> None:
+    if self._timer is not None:
+      self._timer.cancel()
+    super().connection_lost(exc)
 
-    def _watch(self) -> None:
-      """Starts the time of the next head, or ends it where a request is under way."""
-      busy = self.cycle is not None and not self.cycle.response_complete
-      if busy and self._timer is not None:
-        self._timer.cancel()
-        self._timer = None
-      # Bytes that dribble in do not start the time afresh.
-      if not busy and self._timer is None:
-        self._timer = self.loop.call_later(head_seconds, self._expired)
+  def eof_received(self) -> bool:
+    # True keeps the other direction open until the answer is written.
+    return self._busy
 
-    def _expired(self) -> None:
+  @property
+  def _busy(self) -> bool:
+    """Whether a request is under way."""
+    return self.cycle is not None and not self.cycle.response_complete
+
+  def _watch(self) -> None:
+    """Starts the time of the next head, or ends it where a request is under way."""
+    if self._busy and self._timer is not None:
+      self._timer.cancel()
       self._timer = None
-      busy = self.cycle is not None and not self.cycle.response_complete
-      if not busy and not self.transport.is_closing():
-        self.transport.close()
+    # Bytes that dribble in do not start the time afresh.
+    if not self._busy and self._timer is None:
+      self._timer = self.loop.call_later(self.head_seconds, self._expired)
 
-    def eof_received(self) -> bool:
-      # True keeps the other direction open until the answer is written.
-      return self.cycle is not None and not self.cycle.response_complete
-
-  return Bounded
+  def _expired(self) -> None:
+    self._timer = None
+    if not self._busy and not self.transport.is_closing():
+      self.transport.close()
 
 
 def serve(
@@ -454,7 +469,7 @@ def serve(
     ) from None
   config = uvicorn.Config(
     web.app,
-    http=protocol(head_seconds),
+    http=type("Protocol", (Bounded,), {"head_seconds": head_seconds}),
     ws="none",
     lifespan="on",
     access_log=False,

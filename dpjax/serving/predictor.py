@@ -114,6 +114,7 @@ class Predictor:
     sizes: Sequence[int] = SIZES,
   ):
     validate.integer_at_least(1, **{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    self._folder = folder
     self.folder = str(folder.resolve())
     self.name = folder.resolve().name
     self.result = dict(result)
@@ -377,7 +378,7 @@ def _rebuilt(
   arrays = saved.read(file, "params")
   statistics = None
   if normalization.is_private(config):
-    kind = mechanisms.ChannelMoments
+    kind: Any = mechanisms.ChannelMoments
     if isinstance(config.privacy.normalization, Whitened):
       kind = mechanisms.Spread
     prefix = f"{normalization.RELEASED}/"

@@ -70,7 +70,7 @@ class Settings:
   drift_epsilon: float | None = None
   drift_budget: float | None = None
   remembered: int = 100_000
-  rule: Rule = Rule()
+  rule: Rule = dataclasses.field(default_factory=Rule)
 
   def __post_init__(self):
     counts = ("max_rows", "max_queue", "window", "feedback_window", "remembered")
@@ -506,7 +506,11 @@ class Service:
           window_scale=scale,
         )
       chance = self._chance[each.name]
-      value = drift.psi(counts[each.name], self.reference.counts[each.name])
+      value = drift.psi(
+        counts[each.name],
+        self.reference.counts[each.name],
+        pseudo_count=drift.pseudo_count_of(self.reference.scale, scale),
+      )
       self.psi[each.name] = value
       level, bound = "", max(self.settings.psi_warning, chance)
       if value > bound:
@@ -696,13 +700,15 @@ class Service:
     spent = 0.0 if reference is None else reference.epsilon
     trained = result.get("epsilon")
     is_exact = reference is not None and reference.source == "exact"
-    known = isinstance(trained, (int, float)) and not is_exact
+    whole = None
+    if isinstance(trained, (int, float)) and not is_exact:
+      whole = trained + spent
     found["privacy"] = {
       "training_epsilon": trained,
       "training_delta": result.get("delta"),
       "reference": None if reference is None else reference.source,
       "reference_epsilon": None if is_exact else spent,
-      "training_records_epsilon": trained + spent if known else None,
+      "training_records_epsilon": whole,
       "stream_epsilon_per_window": self.settings.drift_epsilon,
       "stream_epsilon": None
       if self.settings.drift_epsilon is None
