@@ -439,15 +439,15 @@ class Bounded(H11Protocol):
       self.transport.close()
 
 
-def serve(
+def server(
   web: Web,
   *,
   host: str,
   port: int,
   head_seconds: float = 10.0,
   ready: Callable[[str, int], None] = lambda host, port: None,
-) -> None:
-  """Serves until SIGINT or SIGTERM, which lets requests that are under way end.
+) -> tuple[uvicorn.Server, socket.socket]:
+  """Returns (a uvicorn server, the socket that it is to serve).
 
   Args:
     host, port: where to listen; port 0: a free one.
@@ -488,6 +488,15 @@ def serve(
       await super().startup(sockets)
       ready(host, listening.getsockname()[1])
 
-  server = Told(config)
+  return Told(config), listening
+
+
+def serve(web: Web, **where: Any) -> None:
+  """Serves until SIGINT or SIGTERM, which lets requests that are under way end.
+
+  Args:
+    where: host, port, head_seconds and ready, as in `server`.
+  """
+  found, listening = server(web, **where)
   with listening, contextlib.suppress(KeyboardInterrupt):
-    server.run([listening])
+    found.run([listening])
