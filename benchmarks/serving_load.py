@@ -10,6 +10,7 @@ taken back, inputs that drift, and a kill -9 in the middle of a release.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import http.client
 import json
@@ -146,7 +147,7 @@ class _Load:
       began = time.monotonic()
       answer = self._answer((self._drifted if drifted else self._bodies)[place])
       if answer is None:
-        return
+        break
       took = time.monotonic() - began
       with self._lock:
         self._times.append(1000 * took)
@@ -160,6 +161,7 @@ class _Load:
           self._local.connection = None
       if self.per_second:
         time.sleep(max(0.0, _CLIENTS / self.per_second - took))
+    self._connection().close()
 
   def _connection(self) -> http.client.HTTPConnection:
     """Returns the thread's connection, which stays open."""
@@ -253,10 +255,11 @@ class _Server:
   def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Returns the answer to a request of the operator."""
     connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-    if body is not None:
-      return _post(connection, path, json.dumps(body).encode()) or {}
-    connection.request("GET", path)
-    return json.loads(connection.getresponse().read())
+    with contextlib.closing(connection):
+      if body is not None:
+        return _post(connection, path, json.dumps(body).encode()) or {}
+      connection.request("GET", path)
+      return json.loads(connection.getresponse().read())
 
   def kinds(self) -> list[str]:
     """Returns the kinds of the journal's lines."""

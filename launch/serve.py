@@ -139,12 +139,10 @@ def main() -> None:
     raise UserError(
       "must be given once, or twice to release the second", field="run", value=given.run
     )
-  try:
-    from dpjax.serving import http
-  except ModuleNotFoundError as error:
-    raise UserError(
-      f"launch.serve needs {error.name}; pip install 'dpjax[serve]'"
-    ) from None
+  from dpjax.serving import http
+
+  if http.MISSING:
+    raise UserError(f"launch.serve needs {http.MISSING[0]}; pip install 'dpjax[serve]'")
   from dpjax.serving import drift, references
   from dpjax.serving.journal import Journal
   from dpjax.serving.predictor import Predictor
@@ -166,13 +164,13 @@ def main() -> None:
   )
   settings = Settings(rule=rule, **{name: getattr(given, name) for name in shared})
   token = _token()
+  if not given.drift:
+    app.refuse_given(("drift_inputs", "reference", "drift_epsilon"), "--drift")
   runs = [Predictor.load(folder) for folder in given.run]
   bins = []
   if given.drift:
     bins = [drift.predicted_bins(runs[0].inputs)]
     bins += [drift.bins_of(text, runs[0].inputs) for text in given.drift_inputs]
-  else:
-    app.refuse_given(("drift_inputs", "reference", "drift_epsilon"), "--drift")
   workdir = pathlib.Path(given.workdir or f"runs/serve_{runs[0].name}")
   # Two services with one journal would both charge, and both promote.
   with writers.alone_in(workdir), Journal(workdir) as journal:

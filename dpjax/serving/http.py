@@ -17,21 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import importlib.util
 import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import prometheus_client
-import uvicorn
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpjax import data
 from dpjax.experiments.run import writers
@@ -39,6 +32,25 @@ from dpjax.serving.batching import Closed, Full, Late
 from dpjax.serving.predictor import Predictor
 from dpjax.serving.service import ModelFailed, Service
 from dpjax.validate import UserError
+
+# Libraries of the extra that are not installed. Tools import every module, also without extras.
+MISSING = [
+  name
+  for name in ("starlette", "uvicorn", "prometheus_client")
+  if importlib.util.find_spec(name) is None
+]
+if TYPE_CHECKING or not MISSING:
+  import prometheus_client
+  import uvicorn
+  from starlette.applications import Starlette
+  from starlette.exceptions import HTTPException
+  from starlette.requests import ClientDisconnect, Request
+  from starlette.responses import Response
+  from starlette.routing import Route
+  from uvicorn.protocols.http.h11_impl import H11Protocol
+else:
+  ClientDisconnect = ConnectionError
+  H11Protocol = object
 
 _TICK_SECONDS = 1.0
 _MOST_KEY = 256
@@ -138,6 +150,8 @@ class Web:
     token: str | None = None,
     load: Callable[[str], Predictor] = Predictor.load,
   ):
+    if MISSING:
+      raise UserError(f"a service over HTTP needs {MISSING[0]}; pip install 'dpjax[serve]'")
     self.service = service
     self._most_bytes = most_bytes
     self._token = token
@@ -483,12 +497,15 @@ def server(
     h11_max_incomplete_event_size=2**14,
   )
 
-  class Told(uvicorn.Server):
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-      await super().startup(sockets)
-      ready(host, listening.getsockname()[1])
+  found = uvicorn.Server(config)
+  start = found.startup
 
-  return Told(config), listening
+  async def startup(sockets: list[socket.socket] | None = None) -> None:
+    await start(sockets)
+    ready(host, listening.getsockname()[1])
+
+  found.startup = startup
+  return found, listening
 
 
 def serve(web: Web, **where: Any) -> None:

@@ -190,6 +190,12 @@ def test_wrong_feedback_is_one_line(served, body, words):
   assert status == 422 and words in json.loads(content)["error"]
 
 
+def test_an_address_of_another_machine_is_one_line(served):
+  application = web.Web(served.service)
+  with pytest.raises(UserError, match="192.0.2.1:8080.*cannot be listened at"):
+    web.server(application, host="192.0.2.1", port=8080)
+
+
 def test_state_is_shown_to_people_and_to_prometheus(served):
   status, body = served.send("/health", None, "GET")
   health = json.loads(body)
