@@ -46,10 +46,12 @@ _TOKEN = "a token of the benchmark"
 # Share of answers whose label is sent back.
 _LABELLED = 0.25
 _START_SECONDS = 300
+# A stage of a release waits for its requests and labels, which a busy machine sends slowly.
+_EVENT_SECONDS = 1200
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 _FLAGS = (
-  "--port=0", "--drift_inputs=mean", "--window=500", "--feedback_window=200", "--stages=0.1,0.5",
-  "--stage_requests=200", "--stage_labels=60", "--latency_ms=0", "--deadline=60",
+  "--port=0", "--drift_inputs=mean", "--window=500", "--feedback_window=100", "--stages=0.1,0.5",
+  "--stage_requests=100", "--stage_labels=30", "--latency_ms=0", "--deadline=60",
 )  # fmt: skip
 
 
@@ -303,6 +305,7 @@ def measure(
   per_second: float = 80.0,
   whole: bool = False,
   say: Callable[[str], None] = lambda line: None,
+  save: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
   """Plays the load; returns its phases and events.
 
@@ -312,6 +315,7 @@ def measure(
     per_second: requests a second, but for the first phase, which sends as many as it can.
     whole: with a release that is taken back, drift, and a kill.
     say: told each phase.
+    save: gets what there is of the result after each phase.
   """
   folder = pathlib.Path(folder)
   runs = trained(folder)
@@ -331,6 +335,13 @@ def measure(
       ("a kill -9", 0.15),
       ("after it", 0.15),
     ]
+  result: dict[str, Any] = {
+    "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    "clients": _CLIENTS,
+    "requests_per_second_asked": per_second,
+    "phases": [],
+    "events": events,
+  }
   load.start()
   try:
     for name, share in plan:
@@ -342,31 +353,28 @@ def measure(
       phases.append(load.phase(name))
       load.per_second = per_second
       say(json.dumps(dataclasses.asdict(phases[-1])))
+      result["phases"] = [dataclasses.asdict(phase) for phase in phases]
+      for what in ("requests", "lost", "other_bits"):
+        result[what] = sum(phase[what] for phase in result["phases"])
+      # After each phase, so that an interrupted load keeps its results.
+      save(result)
   finally:
     load.stop()
     events["exit_code"] = server.stop()
   events["journal"] = dict(collections.Counter(server.kinds()))
-  return {
-    "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-    "clients": _CLIENTS,
-    "requests_per_second_asked": per_second,
-    "phases": [dataclasses.asdict(phase) for phase in phases],
-    "requests": sum(phase.requests for phase in phases),
-    "lost": sum(phase.lost for phase in phases),
-    "other_bits": sum(phase.other_bits for phase in phases),
-    "events": events,
-  }
+  save(result)
+  return result
 
 
 def _until(server: _Server, holds: Callable[[dict[str, Any]], bool], what: str) -> float:
   """Waits until /health holds; returns the seconds."""
   began = time.monotonic()
-  while time.monotonic() - began < _START_SECONDS:
+  while time.monotonic() - began < _EVENT_SECONDS:
     if holds(server.ask("/health")):
       return round(time.monotonic() - began, 1)
     time.sleep(0.2)
   raise UserError(
-    f"{what} did not happen within {_START_SECONDS} s: {server.ask('/health')}"
+    f"{what} did not happen within {_EVENT_SECONDS} s: {server.ask('/health')}"
   )
 
 

@@ -425,9 +425,8 @@ def _serve(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     per_second=options.per_second,
     whole=whole,
     say=lambda line: print(line, file=sys.stderr, flush=True),
+    save=lambda found: None if out is None else serving_load.write(found, out),
   )
-  if out is not None:
-    serving_load.write(result, out)
   print(serving_load.table(result))
 
 

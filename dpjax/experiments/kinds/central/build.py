@@ -30,6 +30,7 @@ from dpjax import (
   parallel as processes,
 )
 from dpjax.data.dataset import first_line
+from dpjax.data.identity import source_shape
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -442,7 +443,7 @@ def raw_shape(config: ModelConfig, dataset: data.Dataset) -> tuple[int, ...] | N
   """Returns the shape of one example before features; None where it is not known."""
   if not models.needs_features(config.name):
     return tuple(dataset.x.shape[1:])
-  return data.identity.source_shape(dataset)
+  return source_shape(dataset)
 
 
 def write_inputs(
