@@ -79,6 +79,7 @@ def test_sizes_with_other_bits_are_left_out(runs):
   assert not Predictor(mixing, runs[0].result, runs[0]._folder, sizes=(8,)).row_exact
 
 
+@pytest.mark.slow
 def test_a_run_of_scattering_features_is_served_without_its_data(tmp_path, monkeypatch):
   config = dataclasses.replace(
     CONFIG, model=configs.ModelConfig("scatter_linear"), num_steps=1, eval_every=1
@@ -213,11 +214,15 @@ def test_bytes_of_images_are_divided_as_in_training(runs):
 
 
 def test_only_bounded_sizes_are_compiled(runs, raw):
-  jitted = predictor._jitted(runs[0]._model.apply)
-  before = jitted._cache_size()
+  """Of a model of its own, so that no other test has compiled for it."""
+  model = runs[0]._model
+  fresh = dataclasses.replace(model, apply=lambda params, x: model.apply(params, x))
+  run = Predictor(fresh, runs[0].result, runs[0]._folder, sizes=(8, 32))
+  jitted = predictor._jitted(fresh.apply)
+  assert run.sizes == [8, 32, 500] and jitted._cache_size() == 3
   for size in (1, 2, 3, 5, 9, 17, 33, 65, 129, 300, 360):
-    runs[0](raw[:size])
-  assert jitted._cache_size() == before
+    run(raw[:size])
+  assert jitted._cache_size() == 3
 
 
 def test_an_old_run_is_read_from_its_data(folders, tmp_path, raw, runs, capsys):

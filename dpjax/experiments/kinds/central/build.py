@@ -340,7 +340,7 @@ def assemble(
   streams default to those of config and data."""
   check(config)
   train, test = load_data(config) if loaded is None else loaded
-  shape = raw_shape(config.model, test)
+  write_inputs = inputs_writer(config.data, config.model, test)
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
@@ -377,7 +377,7 @@ def assemble(
 
   def save(folder: pathlib.Path, params: Params) -> None:
     starting_point.write(config, model, trained.whole(params), folder)
-    write_inputs(config.data, test, shape, folder)
+    write_inputs(folder)
 
   def with_keys(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
@@ -439,24 +439,21 @@ def assemble(
   )
 
 
-def raw_shape(config: ModelConfig, dataset: data.Dataset) -> tuple[int, ...] | None:
-  """Returns the shape of one example before features; None where it is not known."""
-  if not models.needs_features(config.name):
-    return tuple(dataset.x.shape[1:])
-  return source_shape(dataset)
+def inputs_writer(
+  config: DataConfig, model: ModelConfig, dataset: data.Dataset
+) -> Callable[[pathlib.Path], None]:
+  """Returns a function that writes the public facts of a model's inputs into the run's folder.
 
-
-def write_inputs(
-  config: DataConfig,
-  dataset: data.Dataset,
-  shape: tuple[int, ...] | None,
-  folder: pathlib.Path,
-) -> None:
-  """Writes the public facts of the model's inputs beside its parameters, for a server."""
-  # Imported here: only the end of a run writes it.
+  They are read now: a declaration that is gone at the end of a run must not cost the run.
+  """
+  # Imported here: the launcher's start is not to wait for it.
   from dpjax.experiments.run import model_inputs
 
-  model_inputs.write(folder, model_inputs.of(config, dataset, shape))
+  shape = source_shape(dataset)
+  if not models.needs_features(model.name):
+    shape = tuple(dataset.x.shape[1:])
+  facts = model_inputs.of(config, dataset, shape)
+  return lambda folder: model_inputs.write(folder, facts)
 
 
 def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
