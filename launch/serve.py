@@ -144,16 +144,16 @@ def main() -> None:
   if http.MISSING:
     raise UserError(f"launch.serve needs {http.MISSING[0]}; pip install 'dpjax[serve]'")
   from dpjax.serving import drift, references
-  from dpjax.serving.journal import Journal
+  from dpjax.serving.journal import ServiceJournal
   from dpjax.serving.predictor import Predictor
-  from dpjax.serving.rollout import Rule
-  from dpjax.serving.service import Service, Settings
+  from dpjax.serving.rollout import StageRule
+  from dpjax.serving.service import Service, ServiceSettings
 
   # Every mistake of a flag is told before a model is loaded.
   shared = ("max_rows", "max_queue", "wait_ms", "deadline", "window", "feedback_window")
   shared += ("psi_warning", "psi_alarm", "latency_ms", "accuracy_drop")
   shared += ("drift_epsilon", "drift_budget")
-  rule = Rule(
+  rule = StageRule(
     stages=_stages(len(given.run)),
     requests=given.stage_requests,
     seconds=given.stage_seconds,
@@ -162,7 +162,7 @@ def main() -> None:
     labels=given.stage_labels,
     accuracy_drop=given.accuracy_drop,
   )
-  settings = Settings(rule=rule, **{name: getattr(given, name) for name in shared})
+  settings = ServiceSettings(rule=rule, **{name: getattr(given, name) for name in shared})
   token = _token()
   if not given.drift:
     app.refuse_given(("drift_inputs", "reference", "drift_epsilon"), "--drift")
@@ -173,7 +173,7 @@ def main() -> None:
     bins += [drift.bins_of(text, runs[0].inputs) for text in given.drift_inputs]
   workdir = pathlib.Path(given.workdir or f"runs/serve_{runs[0].name}")
   # Two services with one journal would both charge, and both promote.
-  with writers.alone_in(workdir), Journal(workdir) as journal:
+  with writers.alone_in(workdir), ServiceJournal(workdir) as journal:
     reference = references.make(
       given.reference,
       runs[0],

@@ -11,11 +11,11 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.serving.drift import Bins as Bins
   from dpjax.serving.drift import psi as psi
-  from dpjax.serving.journal import Journal as Journal
+  from dpjax.serving.journal import ServiceJournal as ServiceJournal
   from dpjax.serving.predictor import Predictor as Predictor
   from dpjax.serving.rollout import Rollout as Rollout
-  from dpjax.serving.rollout import Rule as Rule
+  from dpjax.serving.rollout import StageRule as StageRule
   from dpjax.serving.service import Service as Service
-  from dpjax.serving.service import Settings as Settings
+  from dpjax.serving.service import ServiceSettings as ServiceSettings
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

@@ -26,14 +26,14 @@ NAME = "journal.jsonl"
 COUNTS = "counts.json"
 
 
-class Journal:
+class ServiceJournal:
   """The journal of one service, in a folder of its own.
 
   >>> import tempfile
   >>> with tempfile.TemporaryDirectory() as folder:
-  ...   with Journal(folder) as journal:
+  ...   with ServiceJournal(folder) as journal:
   ...     journal.write("stage", share=0.1)
-  ...   [line["kind"] for line in Journal(folder).lines]
+  ...   [line["kind"] for line in ServiceJournal(folder).lines]
   ['stage']
 
   Args:
@@ -108,7 +108,7 @@ class Journal:
     """Closes the file."""
     self._file.close()
 
-  def __enter__(self) -> Journal:
+  def __enter__(self) -> ServiceJournal:
     return self
 
   def __exit__(self, *error: object) -> None:

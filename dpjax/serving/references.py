@@ -23,7 +23,7 @@ from dpjax.experiments.run import writers
 from dpjax.mechanisms import BudgetLedger
 from dpjax.serving import drift
 from dpjax.serving.drift import Bins
-from dpjax.serving.journal import Journal
+from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor
 from dpjax.serving.service import Reference, digest_of
 from dpjax.validate import UserError
@@ -35,7 +35,7 @@ def make(
   text: str,
   run: Predictor,
   bins: Sequence[Bins],
-  journal: Journal,
+  journal: ServiceJournal,
   *,
   epsilon: float | None = None,
   exact: bool = False,
@@ -98,7 +98,11 @@ def _of_file(path: str, bins: Sequence[Bins]) -> dict[str, Any]:
 
 
 def _of_training(
-  run: Predictor, bins: Sequence[Bins], journal: Journal, epsilon: float | None, exact: bool
+  run: Predictor,
+  bins: Sequence[Bins],
+  journal: ServiceJournal,
+  epsilon: float | None,
+  exact: bool,
 ) -> Reference:
   if exact == (epsilon is not None):
     raise UserError(

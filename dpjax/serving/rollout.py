@@ -36,7 +36,7 @@ def position(key: str, salt: str) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class StageRule:
   """When a stage of a release ends, and how.
 
   Args:
@@ -96,7 +96,7 @@ class Rollout:
     stage: place in `rule.stages`.
     counts: counts of ("old", "new") in this stage.
 
-  >>> rollout = Rollout(Rule(stages=(0.25, 1.0), requests=2), salt="run")
+  >>> rollout = Rollout(StageRule(stages=(0.25, 1.0), requests=2), salt="run")
   >>> sum(rollout.is_new(str(user)) for user in range(10_000)) // 100
   24
   >>> for _ in range(2):
@@ -107,7 +107,7 @@ class Rollout:
 
   def __init__(
     self,
-    rule: Rule,
+    rule: StageRule,
     salt: str,
     *,
     stage: int = 0,

@@ -22,9 +22,9 @@ from dpjax.mechanisms import Overspent
 from dpjax.serving import drift, rollout
 from dpjax.serving.batching import Batcher, Closed, Full, Late
 from dpjax.serving.drift import Bins
-from dpjax.serving.journal import Journal
+from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor
-from dpjax.serving.rollout import Rollout, Rule
+from dpjax.serving.rollout import Rollout, StageRule
 from dpjax.validate import UserError
 
 # Number and times of requests are not hidden, so a row is replaced and none comes or goes.
@@ -38,7 +38,7 @@ _DEVIATIONS = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ServiceSettings:
   """Bounds of a service.
 
   Args:
@@ -70,7 +70,7 @@ class Settings:
   drift_epsilon: float | None = None
   drift_budget: float | None = None
   remembered: int = 100_000
-  rule: Rule = dataclasses.field(default_factory=Rule)
+  rule: StageRule = dataclasses.field(default_factory=StageRule)
 
   def __post_init__(self):
     counts = ("max_rows", "max_queue", "window", "feedback_window", "remembered")
@@ -154,15 +154,15 @@ class Service:
   def __init__(
     self,
     runs: Sequence[Predictor],
-    journal: Journal,
+    journal: ServiceJournal,
     *,
     bins: Sequence[Bins] = (),
     reference: Reference | None = None,
-    settings: Settings | None = None,
+    settings: ServiceSettings | None = None,
     clock: Callable[[], float] = time.monotonic,
     load: Callable[[str], Predictor] = Predictor.load,
   ):
-    self.settings = Settings() if settings is None else settings
+    self.settings = ServiceSettings() if settings is None else settings
     self.journal = journal
     self.bins = tuple(bins)
     self.old = runs[0]

@@ -9,7 +9,7 @@ from dpjax import data
 from dpjax.experiments.run.model_inputs import ModelInputs
 from dpjax.serving import drift, references
 from dpjax.serving.drift import Bins
-from dpjax.serving.journal import Journal
+from dpjax.serving.journal import ServiceJournal
 from dpjax.validate import UserError
 
 
@@ -158,7 +158,7 @@ def test_exact_training_counts_are_refused_unless_they_are_asked_for(
   runs, tmp_path, capsys
 ):
   bins = _bins(runs[0])
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     with pytest.raises(UserError, match="training rows are private"):
       references.make("training", runs[0], bins, journal)
     with pytest.raises(UserError, match="training rows are private"):
@@ -177,32 +177,32 @@ def test_exact_training_counts_are_refused_unless_they_are_asked_for(
 
 def test_a_noisy_reference_is_charged_once_and_before_its_noise(runs, tmp_path):
   bins = _bins(runs[0])
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     first = references.make("training", runs[0], bins, journal, epsilon=0.5)
   assert first.source == "noised" and first.epsilon == 0.5 and first.scale == 2 / 0.5
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     kinds = [line["kind"] for line in journal.lines]
     assert kinds == ["reference_charge", "reference"]
     assert journal.lines[0]["neighboring_relation"] == "add_or_remove_one"
     again = references.make("training", runs[0], bins, journal, epsilon=0.5)
   # A restart takes the same noise: a second draw would be a second release.
   assert again.counts == first.counts and again.epsilon == 0.5
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     # Other bins, or another model, are another release.
     other = references.make("training", runs[0], bins[:1], journal, epsilon=0.25)
   assert other.epsilon == 0.75
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     assert references.make("training", runs[1], bins, journal, epsilon=0.5).epsilon == 0.5
 
 
 def test_a_charge_without_its_noise_is_spent(runs, tmp_path):
   """Killed between the charge and the noise: nobody knows what was drawn."""
   bins = _bins(runs[0])
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     references.make("training", runs[0], bins, journal, epsilon=0.5)
     path = journal.path
   path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     assert references.make("training", runs[0], bins, journal, epsilon=0.5).epsilon == 1.0
 
 
@@ -212,7 +212,7 @@ def test_references_of_users_are_refused(runs, tmp_path):
   try:
     run.result = before | {"unit": "user"}
     with (
-      Journal(tmp_path) as journal,
+      ServiceJournal(tmp_path) as journal,
       pytest.raises(UserError, match="a user has many rows"),
     ):
       references.make("training", run, _bins(run), journal, epsilon=1.0)
@@ -226,7 +226,7 @@ def test_public_data_and_released_counts_are_free(runs, tmp_path):
   path.write_text(
     '{"predicted": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "mean": [1,1,1,1,1,1,1,1,1,1]}'
   )
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     public = references.make("public:digits", runs[0], bins, journal)
     held = references.make(str(path), runs[0], bins, journal)
     assert references.make("stream", runs[0], bins, journal) is None

@@ -16,9 +16,9 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from dpjax import data
-from dpjax.serving import Rule, Service, Settings, drift
+from dpjax.serving import Service, ServiceSettings, StageRule, drift
 from dpjax.serving import http as web
-from dpjax.serving.journal import Journal
+from dpjax.serving.journal import ServiceJournal
 from dpjax.validate import UserError
 
 _TOKEN = "sixteen letters.."
@@ -31,12 +31,12 @@ class _Served:
   """A service in a thread, which ends with the file."""
 
   def __init__(self, folder, runs):
-    settings = Settings(
+    settings = ServiceSettings(
       max_rows=64, max_queue=64, deadline=2.0, window=100, latency_ms=0.0, wait_ms=0.0,
-      rule=Rule(stages=(0.5, 1.0), requests=5, latency_ms=0.0),
+      rule=StageRule(stages=(0.5, 1.0), requests=5, latency_ms=0.0),
     )  # fmt: skip
     self.runs = {run.folder: run for run in runs}
-    self.journal = Journal(folder)
+    self.journal = ServiceJournal(folder)
     self.ready = threading.Event()
     self.stopping = None
     bins = [drift.predicted_bins(runs[0].inputs)]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from dpjax import data
-from dpjax.serving import Rollout, Rule, Service, Settings, drift
+from dpjax.serving import Rollout, Service, ServiceSettings, StageRule, drift
 from dpjax.serving.batching import Batcher, Full, Late
-from dpjax.serving.journal import Journal
+from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.service import ModelFailed, digest_of
 from dpjax.validate import UserError
 
-_RULE = Rule(stages=(0.25, 0.5), requests=40, latency_ms=0.0)
-_SETTINGS = Settings(
+_RULE = StageRule(stages=(0.25, 0.5), requests=40, latency_ms=0.0)
+_SETTINGS = ServiceSettings(
   window=100, feedback_window=60, wait_ms=0.0, latency_ms=0.0, rule=_RULE
 )
 
@@ -48,7 +48,7 @@ def _service(folder, runs, bins=None, load=None, **changes):
   settings = dataclasses.replace(_SETTINGS, **changes)
   more = {} if load is None else {"load": load}
   bins = _bins(runs[0]) if bins is None else bins
-  service = Service(runs, Journal(folder), bins=bins, settings=settings, **more)
+  service = Service(runs, ServiceJournal(folder), bins=bins, settings=settings, **more)
   _OPENED.append(service)
   return service
 
@@ -222,7 +222,7 @@ def test_latency_is_told_above_its_bound_alone(runs, tmp_path):
 
 
 def test_a_key_keeps_its_model_and_shares_grow():
-  rollout = Rollout(Rule(stages=(0.1, 0.5, 1.0)), salt="run")
+  rollout = Rollout(StageRule(stages=(0.1, 0.5, 1.0)), salt="run")
   keys = [f"user-{number}" for number in range(4000)]
   before = {key for key in keys if rollout.is_new(key)}
   assert abs(len(before) / 4000 - 0.1) < 0.02
@@ -231,7 +231,7 @@ def test_a_key_keeps_its_model_and_shares_grow():
   assert before < after and abs(len(after) / 4000 - 0.5) < 0.03
   rollout.advance()
   assert all(map(rollout.is_new, keys))
-  other = Rollout(Rule(stages=(0.1,)), salt="other")
+  other = Rollout(StageRule(stages=(0.1,)), salt="other")
   # Another release begins with other users.
   assert len(before & {key for key in keys if other.is_new(key)}) < 100
 
@@ -254,7 +254,9 @@ def test_a_key_keeps_its_model_and_shares_grow():
 )  # fmt: skip
 def test_a_stage_ends_by_its_rule(counts, p99, elapsed, wanted):
   labels = 50 if "labels" in counts else 0
-  rule = Rule(stages=(0.1, 0.5), requests=100, seconds=10.0, error_rate=0.01, labels=labels)
+  rule = StageRule(
+    stages=(0.1, 0.5), requests=100, seconds=10.0, error_rate=0.01, labels=labels
+  )
   old = {"requests": 900, "right": 54, "labels": 60}
   rollout = Rollout(rule, "run", counts={"new": counts, "old": old})
   assert rollout.decision(p99_ms=p99, elapsed=elapsed)[0] == wanted
@@ -270,7 +272,7 @@ def test_a_stage_ends_by_its_rule(counts, p99, elapsed, wanted):
 )  # fmt: skip
 def test_a_wrong_rule_is_refused(wrong):
   with pytest.raises(UserError):
-    Rule(**wrong)
+    StageRule(**wrong)
 
 
 def test_a_release_goes_through_its_stages_and_a_start_afterwards_knows(
@@ -305,7 +307,7 @@ def test_a_release_goes_through_its_stages_and_a_start_afterwards_knows(
   later = _service(tmp_path / "other", runs[:1], load=lambda _: runs[1])
   assert later.old is runs[1]
   with (
-    Journal(tmp_path / "other") as journal,
+    ServiceJournal(tmp_path / "other") as journal,
     pytest.raises(UserError, match="is not the run that the journal released"),
   ):
     Service(runs[:1], journal, load=lambda _: runs[0])
@@ -417,7 +419,7 @@ def test_a_window_that_was_charged_is_not_released_again(runs, tmp_path, digits)
     await service.tick()
 
   asyncio.run(play())
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     journal.write("charge", what="x", of="drift", number=0, epsilon=1.0, spent=1.0)
   again = _service(tmp_path, runs[:1], drift_epsilon=1.0)
   assert again._window.number == 1 and again._window.rows == 0
@@ -425,7 +427,7 @@ def test_a_window_that_was_charged_is_not_released_again(runs, tmp_path, digits)
 
 
 def test_a_journal_that_somebody_changed_is_refused(tmp_path):
-  with Journal(tmp_path) as journal:
+  with ServiceJournal(tmp_path) as journal:
     for number in range(3):
       journal.write("alarm", number=number)
   assert journal.path.stat().st_mode & 0o077 == 0
@@ -433,10 +435,13 @@ def test_a_journal_that_somebody_changed_is_refused(tmp_path):
   for changed in (lines[:1] + lines[2:], [b"x\n", *lines[1:]], [b"[]\n", *lines]):
     journal.path.write_bytes(b"".join(changed))
     with pytest.raises(UserError, match="is not what a service wrote there"):
-      Journal(tmp_path)
+      ServiceJournal(tmp_path)
   (tmp_path / "counts.json").write_text("[]")
   journal.path.write_bytes(b"")
-  with Journal(tmp_path) as journal, pytest.raises(UserError, match="not what a service"):
+  with (
+    ServiceJournal(tmp_path) as journal,
+    pytest.raises(UserError, match="not what a service"),
+  ):
     journal.saved_counts()
 
 
@@ -507,4 +512,4 @@ def test_the_queue_is_bounded_and_deadlines_hold(runs, digits):
 )  # fmt: skip
 def test_wrong_settings_are_refused(wrong):
   with pytest.raises(UserError):
-    Settings(**wrong)
+    ServiceSettings(**wrong)
