@@ -401,7 +401,7 @@ def _only_numbers(value: Any) -> bool:
   return type(value) in (int, float)
 
 
-class Bounded(H11Protocol):
+class PatientProtocol(H11Protocol):
   """uvicorn's protocol with two repairs.
 
   A connection whose next request does not begin within `head_seconds` is closed: uvicorn would
@@ -483,7 +483,7 @@ def server(
     ) from None
   config = uvicorn.Config(
     web.app,
-    http=type("Protocol", (Bounded,), {"head_seconds": head_seconds}),
+    http=type("Protocol", (PatientProtocol,), {"head_seconds": head_seconds}),
     ws="none",
     lifespan="on",
     access_log=False,

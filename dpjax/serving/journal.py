@@ -33,7 +33,8 @@ class ServiceJournal:
   >>> with tempfile.TemporaryDirectory() as folder:
   ...   with ServiceJournal(folder) as journal:
   ...     journal.write("stage", share=0.1)
-  ...   [line["kind"] for line in ServiceJournal(folder).lines]
+  ...   with ServiceJournal(folder) as journal:
+  ...     [line["kind"] for line in journal.lines]
   ['stage']
 
   Args:

