@@ -17,7 +17,7 @@ Leave out exactly one of --epsilon, --noise_multiplier, --num_steps and --sampli
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --sampling_prob=0.01
   python -m launch.account --epsilon=2 --noise_multiplier=1.1 --num_steps=4000
 
-  # fixed-size batches without replacement: replace_one, proved by RDP only
+  # fixed-size batches without replacement: replace_one, or add_or_remove_one by name
   python -m launch.account --sampler=fixed_size --noise_multiplier=4 --num_examples=60000 \\
     --batch_size=600 --num_steps=4000
 
@@ -92,6 +92,7 @@ _QUESTION_FLAGS = (
   "statement",
   "capacity",
   "gdp",
+  "zcdp",
   "tradeoff",
   *bounded.ATTACK_FLAGS,
   *bounded.FLAGS,
@@ -142,6 +143,7 @@ def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
   )
   flag("string", "curve", None, folder)
   flag("bool", "gdp", False, "add the central limit's approximation, NOT a bound")
+  flag("bool", "zcdp", False, "add rho of zero-concentrated DP, blind to sampling")
   attack = "print the largest true positive rates of any attack, and mu of Gaussian DP"
   flag("bool", "tradeoff", False, attack)
   guarantee = "in place of --epsilon, for the noise: "
@@ -356,15 +358,16 @@ def _check_one_missing(question: Question) -> None:
     raise UserError(f"{', '.join(missing)}: give all but one of these")
 
 
-def table(answers: Iterable[Question], *, gdp: bool = False) -> str:
-  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too."""
+def table(answers: Iterable[Question], *, gdp: bool = False, zcdp: bool = False) -> str:
+  """Formats each answer by each accountant, in columns; with `gdp` the approximation, too, and
+  with `zcdp` its bound."""
   header = ("accountant", "noise_multiplier", "sampling_prob", "num_steps", "epsilon")
-  lines = [header, *(row for answer in answers for row in _rows(answer, gdp))]
+  lines = [header, *(row for answer in answers for row in _rows(answer, gdp, zcdp))]
   widths = [max(map(len, column)) for column in zip(*lines)]
   return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
-def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
+def _rows(answer: Question, gdp: bool, zcdp: bool) -> list[tuple[str, ...]]:
   known = (
     accounting.lower(answer.noise_multiplier or 0.0, digits=6),
     accounting.upper(answer.sampling_prob or 0.0, digits=6),
@@ -380,6 +383,11 @@ def _rows(answer: Question, gdp: bool) -> list[tuple[str, ...]]:
   if answer.steps_per_pass > 1 and by in allowed:
     poisson = answer._replace(sampler="poisson")
     rows.append((f"poisson ({by})", *known, _up(solve.epsilon_of(poisson, by))))
+  if zcdp:
+    relation = answer.neighboring_relation
+    rho = accounting.zcdp(solve.run_event(answer), neighboring_relation=relation)
+    name = f"zcdp (rho {accounting.upper(rho, digits=6)})"
+    rows.append((name, *known, _up(accounting.epsilon_of_zcdp(rho, delta=answer.delta))))
   return rows + ([_approximated(answer, known)] if gdp else [])
 
 
@@ -563,7 +571,7 @@ def main() -> None:
     return bounded.show(bounded.runs(values, levels))
   asked = questions(values)
   answers = [solve.solve(question) for question in asked]
-  print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp)}")
+  print(f"{headline(asked[0])}\n{table(answers, gdp=values.gdp, zcdp=values.zcdp)}")
   notes = filter(None, map(note_on_training, answers))
   sys.stderr.writelines(f"{note}\n" for note in notes)
   # An attacker's numbers were requested, or are the ones that the noise was solved for.

@@ -713,7 +713,35 @@ def _noise_costs() -> list[Row]:
   return [[words, *cells(strategy)] for words, strategy in _COSTS.items()]
 
 
+def _votes() -> list[Row]:
+  """PATE on MNIST: the paper's row, then the runs, seeds of one setting together."""
+  published = json.loads((_RESULTS / "pate" / "mnist.json").read_text())["published"]
+  rows = [
+    ["Papernot et al. 2018, Confident-GNMax", str(published["epsilon"]),
+     "of the votes, in expectation", str(published["num_answers"]), _NONE,
+     share(published["test_accuracy"])]
+  ]  # fmt: skip
+  settings: dict[tuple[str, str], list[dict[str, str]]] = {}
+  for row in entries("pate/mnist.csv"):
+    settings.setdefault((row["method"], row["epsilon"]), []).append(row)
+  names = {"gnmax": "GNMax", "confident_gnmax": "Confident-GNMax"}
+  for (method, epsilon), seeds in settings.items():
+    answers = sorted({row["num_answers"] for row in seeds})
+    means = [
+      sum(float(row[name]) for row in seeds) / len(seeds)
+      for name in ("label_accuracy", "test_accuracy")
+    ]
+    label = names[method] if len(seeds) == 1 else f"{names[method]}, {len(seeds)} seeds"
+    rows.append([label, f"{float(epsilon):.2f}", "proved", *answers, *map(share, means)])
+  return rows
+
+
 TABLES = [
+  Table(
+    "docs/pate.md",
+    ["", "epsilon", "kind", "labels", "right labels", "accuracy"],
+    _votes,
+  ),
   Table("README.md", ["data", "epsilon", "paper", "ours", "config"], _readme),
   Table("results/README.md", ["config", "data", "epsilon", "time a run"], _seconds),
   _of_data("MNIST", _PLAIN | _PIXELS | _EQUIVARIANT, "mnist_curves", linked=False),
@@ -722,6 +750,14 @@ TABLES = [
   Table(
     "docs/curves.md", ["change", "accuracy"],
     lambda: _curve("ablations_cifar10", _ABLATIONS, values=["3.0"], digits=3, seeds=1),
+  ),
+  Table(
+    "docs/curves.md", ["clipping", "first norm .05", ".5", "5"],
+    lambda: _curve(
+      "clip_rules",
+      {"constant": "constant", "adaptive (quantile)": "adaptive (quantile)", "slack": "slack"},
+      column="privacy.l2_clip_norm", values=["0.05", "0.5", "5.0"], digits=3, seeds=3,
+    ),
   ),
   _of_users("model", "fed_user_level"),
   _of_users("Fashion-MNIST", "fed_user_level_fashion_mnist"),

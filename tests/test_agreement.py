@@ -15,6 +15,7 @@ _SAMPLERS = {
   "user": sampling.UserSampler(prob=0.05, capacity=2000),
   "truncated": sampling.TruncatedPoissonSampler(prob=0.05, capacity=70, num_examples=1000),
   "fixed_size": sampling.FixedSizeSampler(batch_size=50, num_examples=1000),
+  "fixed, joining": sampling.FixedSizeSampler(50, num_examples=1000, size_is_public=False),
   "shuffled": sampling.ShuffledSampler(batch_size=50, num_examples=1000),
 }
 _NO_EVENT = sampling.ShuffledSampler(batch_size=50)
@@ -25,7 +26,8 @@ _PROVED = {
   "poisson": {_ADD: _BOTH, _ZERO: _BOTH},
   "user": {_ADD: _BOTH, _ZERO: _BOTH},
   "truncated": {_ZERO: ("pld",)},
-  "fixed_size": {_REPLACE: ("rdp",)},
+  "fixed_size": {_REPLACE: _BOTH},
+  "fixed, joining": {_ADD: _BOTH},
   "shuffled": {_REPLACE: _BOTH, _ZERO: _BOTH},
 }
 _WAYS_OUT = ("use accountant=", "is accounted under", "is proved only under", "dpjax.")
@@ -71,7 +73,10 @@ def test_p13_p14_an_event_alone_is_refused_too(name, accountant, relation):
   shuffled epoch is one Gaussian, which knows nothing of a sampler: the plan refuses.)"""
   event = _SAMPLERS[name].event(accounting.gaussian_event(2.0))
   options = {"neighboring_relation": relation, "accountant": accountant}
-  proved = _PROVED[name].get(relation, ())
+  # The event of a fixed size is proved under both of its samplers' relations.
+  both = {_REPLACE: _BOTH, _ADD: _BOTH}
+  rows = both if name.startswith("fixed") else _PROVED[name]
+  proved = rows.get(relation, ())
   if accountant in proved or (name == "shuffled" and accountant != "gdp"):
     assert accounting.epsilon(event, delta=1e-5, **options) > 0
     return
@@ -105,8 +110,8 @@ def test_p42_only_public_sizes_are_fields():
   """A relation under which the size of the data is hidden never comes with a sampler that
   prints it."""
   for sampler in _SAMPLERS.values():
-    if hasattr(sampler, "num_examples"):
-      assert not accounting.accountants_for(sampler.law, _ADD)
+    if sampler.only_size is not None:
+      assert _ADD not in sampler.proof.relations
   assert not hasattr(_SAMPLERS["poisson"], "num_examples")
 
 

@@ -29,6 +29,8 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate import config as pate
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import switches
@@ -60,6 +62,7 @@ _KINDS = {
   "relevance": RelevanceConfig,
   "attack": AttackConfig,
   "secure": SecureConfig,
+  "pate": PateConfig,
 }
 # What a launcher refuses a config for before it reads data: all of its runs.
 _REFUSED = {
@@ -70,6 +73,7 @@ _REFUSED = {
   "relevance": experiment.points,
   "attack": attack_table.points,
   "secure": secure_table.points,
+  "pate": pate.check,
 }
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
 _OVERRIDE = r"--config\.[\w.]+=\S*[^\s.,;:)]"  # in a sentence

@@ -25,6 +25,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| text | machine |",
   ),
   "docs/gallery.md": ("| flag | what it sets |",),
+  "docs/pate.md": (
+    "| `--config.` | what it sets |",
+    "| relation | who chooses the teacher of a record | why one record changes one vote |",
+    "| number | depends on the votes | may be published | key of result.json |",
+  ),
   "docs/design/how_to_add.md": ("| your sampler | copy |",),
   "docs/correlated.md": (
     (
@@ -123,7 +128,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| what a library may do | what follows |",
     "| message | what to do |",
   ),
-  "docs/papers.md": ("| method | where | source |",),
+  "docs/papers.md": (
+    "| method | where | source |",
+    "| paper | what of it is here | what is not, and why |",
+  ),
   "docs/promises.md": (
     "| kind | its basis |",
     "| | meaning | where it stands |",
@@ -149,7 +157,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| noise | of one number | of each number of a record |",
     "| name | code | why it fails |",
   ),
-  "docs/sampling.md": ("| sampler | who takes part in a step | choose it when |",),
+  "docs/sampling.md": (
+    "| relation | what is public | pair of one step, in clip norms |",
+    "| sampler | relation | accountant | epsilon |",  # which test_exchanged_sample computes
+    "| sampler | who takes part in a step | choose it when |",
+  ),
   "docs/secure.md": (
     "| you want | use | extra |",
     "| task under CKKS | result |",  # once, as it says

@@ -34,6 +34,8 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate import config as pate
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import config as secure
 from dpjax.experiments.kinds.secure.config import SecureConfig
@@ -64,6 +66,7 @@ def _checks():
     "sweep": (grid.SweepConfig, grid.points),
     "secure": (SecureConfig, _secure),
     "relevance": (RelevanceConfig, experiment.points),
+    "pate": (PateConfig, pate.check),
     "attack": (AttackConfig, _attack),
   }
 

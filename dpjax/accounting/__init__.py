@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from dpjax.accounting import overflow as overflow
   from dpjax.accounting import shuffle as shuffle
   from dpjax.accounting import tuning as tuning
+  from dpjax.accounting import votes as votes
   from dpjax.accounting.attack_bounds import Advantage as Advantage
   from dpjax.accounting.attack_bounds import AttackBound as AttackBound
   from dpjax.accounting.attack_bounds import BayesRisk as BayesRisk
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
   from dpjax.accounting.epsilon import delta_curve as delta_curve
   from dpjax.accounting.epsilon import epsilon as epsilon
   from dpjax.accounting.epsilon import epsilon_curve as epsilon_curve
+  from dpjax.accounting.epsilon import epsilon_of_zcdp as epsilon_of_zcdp
   from dpjax.accounting.epsilon import privacy_profile as privacy_profile
+  from dpjax.accounting.epsilon import zcdp as zcdp
   from dpjax.accounting.event_kinds.composition import composed as composed
   from dpjax.accounting.event_kinds.composition import unamplified as unamplified
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
     repeat_and_select_event as repeat_and_select_event,
   )
   from dpjax.accounting.event_kinds.skellam import SkellamDpEvent as SkellamDpEvent
+  from dpjax.accounting.event_kinds.smooth_sensitivity import (
+    SmoothSensitivityDpEvent as SmoothSensitivityDpEvent,
+  )
   from dpjax.accounting.event_kinds.truncated_poisson import (
     truncated_poisson_event as truncated_poisson_event,
   )

@@ -184,6 +184,49 @@ def loss_distribution(
   return _pld(steps), _pld_rounding(steps)
 
 
+def zcdp(event: DpEvent, *, neighboring_relation: str = "add_or_remove_one") -> float:
+  """Returns rho of zero-concentrated DP: every Renyi divergence of order a is at most rho a.
+
+  Reports of DP-FTRL give it. It adds up over releases, and knows no amplification by sampling: a
+  run on samples has the rho of the same run on all records.
+
+  Guarantee: an upper bound (Bun and Steinke 2016, arXiv:1605.02065); exact for Gaussian noise.
+
+  Raises:
+    UserError: a part without such a bound, such as Skellam noise or the best of several runs.
+
+  >>> zcdp(composed(dpa.GaussianDpEvent(2.0), 4))
+  0.5
+  """
+  raw = merged_parts(event)
+  if dpa.NonPrivateDpEvent() in raw:
+    return math.inf
+  # Asked of each part first: otherwise a missing accountant would be named.
+  for part in raw:
+    kind_of(part).zcdp(part)
+  steps = accountable(event, neighboring_relation)
+  # A pass of random allocation is a mixture of one sum, which a replaced record moves by 2 C.
+  if in_two(steps, neighboring_relation):
+    steps = accountable(unamplified(steps), neighboring_relation)
+  return math.fsum(times * kind_of(part).zcdp(part) for part, times in steps.items())
+
+
+def epsilon_of_zcdp(rho: float, *, delta: float) -> float:
+  """Returns the smallest epsilon at `delta` that rho-zCDP proves over the library's orders.
+
+  Guarantee: an upper bound (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
+
+  >>> round(epsilon_of_zcdp(0.125, delta=1e-5), 3)  # of a Gaussian that is 1.993 at this delta
+  2.175
+  """
+  validate.open_unit(delta=delta)
+  if rho == math.inf:
+    return math.inf
+  validate.non_negative(rho=rho)
+  curve = [rho * order for order in ORDERS]
+  return float(rdp_lib.compute_epsilon(ORDERS, curve, delta)[0]) if rho else 0.0
+
+
 def epsilon_curve(
   step_event: DpEvent, steps: Sequence[int], *, delta: float, **counting: Unpack[Counting]
 ) -> np.ndarray:

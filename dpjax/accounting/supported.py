@@ -7,8 +7,15 @@ from typing import Any
 import dp_accounting as dpa
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, Parts, kind_of, merged_parts, parts
-from dpjax.accounting.proved import ACCOUNTANTS, RELATIONS, REPLACE, Proved
+from dpjax.accounting.event_kinds.kind import (
+  DpEvent,
+  Parts,
+  converted,
+  kind_of,
+  merged_parts,
+  parts,
+)
+from dpjax.accounting.proved import ACCOUNTANTS, ADD, RELATIONS, REPLACE, Proved
 from dpjax.validate import UserError, Verbatim
 
 
@@ -40,12 +47,14 @@ def accountable(
   steps = merged_parts(event)
   for part in steps:
     _check_supported(part, str(neighboring_relation), accountant)
+  if neighboring_relation == ADD:
+    return converted(steps, lambda part: kind_of(part).under_add_or_remove_one(part))
   # Replacing in two steps uses the parts as they are; their noise is not halved.
   if neighboring_relation != REPLACE or in_two(steps, neighboring_relation):
     return steps
   # dp_accounting's two accountants read noise under REPLACE_ONE differently, so it is
   # converted here, once.
-  return {kind_of(part).under_replace_one(part): times for part, times in steps.items()}
+  return converted(steps, lambda part: kind_of(part).under_replace_one(part))
 
 
 def in_two(steps: Parts, neighboring_relation: str) -> bool:

@@ -61,7 +61,13 @@ def _records(plan: Plan, coins: np.ndarray) -> _Ids:
     )
   if plan.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
     kept = np.flatnonzero(coins)
-    return _Ids(kept, signs[kept], np.ones(len(kept), bool))
+    # Empty records, the same whatever the coins, where the sampler needs so many.
+    others = plan.sampler.least_size
+    return _Ids(
+      np.concatenate([kept, np.zeros(others, int)]),
+      np.concatenate([signs[kept], np.zeros(others, np.float32)]),
+      np.arange(len(kept) + others) < len(kept),
+    )
   if plan.neighboring_relation == NeighboringRelation.REPLACE_ONE:
     signs = np.where(coins, 1, -1).astype(np.float32)
     present = np.ones_like(coins)

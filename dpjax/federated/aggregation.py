@@ -30,7 +30,6 @@ from dpjax import gradients, noise, transforms, trees, validate
 from dpjax.federated.client import NOISE_KEY, ClientAlgorithm, Sent
 from dpjax.federated.described import aggregator
 from dpjax.plan import Plan
-from dpjax.transforms.adaptive_clipping import centred_count
 from dpjax.types import Array, ArrayTree, ClipLike, ClippedSum
 from dpjax.validate import UserError
 
@@ -192,7 +191,7 @@ def dp_mean(
     if scale is not None:
       weighted = jax.tree.map(lambda leaf: leaf / scale, weighted)
     summed = gradients.clip_and_sum(weighted, zeros, mask, clip)
-    return summed.total, centred_count(summed) if clip.rule.adapts else None
+    return summed.total, clip.rule.query(summed) if clip.rule.adapts else None
 
   def finish(sums: Any, state: Any) -> Any:
     total, count = sums

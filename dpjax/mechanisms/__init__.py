@@ -14,6 +14,7 @@ mechanism that is private under another relation refuses that default.
 | statistics of channels    | ChannelStatistics                                      |
 | how features are spread   | Whitening                                              |
 | any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
+| what teachers agree on    | GNMax, ConfidentGNMax                                  |
 | which queries stand out   | SparseVector                                           |
 """
 
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
   from dpjax.mechanisms.sparse_vector import SparseVector as SparseVector
   from dpjax.mechanisms.sparse_vector import SparseVectorAnswer as SparseVectorAnswer
   from dpjax.mechanisms.sparse_vector import SparseVectorState as SparseVectorState
+  from dpjax.mechanisms.teacher_votes import ConfidentGNMax as ConfidentGNMax
+  from dpjax.mechanisms.teacher_votes import GNMax as GNMax
   from dpjax.mechanisms.whitening import Spread as Spread
   from dpjax.mechanisms.whitening import Whitening as Whitening
 else:

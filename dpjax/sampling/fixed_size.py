@@ -10,41 +10,69 @@ import numpy as np
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.fixed_size import FixedSizeKind
-from dpjax.accounting.proved import Proved
+from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.sampling.batch_sizes import whole_batch_size
 from dpjax.sampling.samplers import DpEvent, SizedSampler, Sizing, generator
 from dpjax.validate import UserError
+
+
+class _ProofOfSize:
+  """The relations of a sampler, which depend on whether its size is public."""
+
+  def __get__(self, sampler: Any, kind: type[Any]) -> Proved:
+    if sampler is None:
+      return FixedSizeKind.proof
+    relations = (REPLACE,) if sampler.size_is_public else (ADD,)
+    return FixedSizeKind.proof._replace(relations=relations)
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedSizeSampler(SizedSampler):
   """`batch_size` distinct examples, drawn uniformly among all subsets of that size.
 
+  A batch has one shape: nothing is padded, and no draw is too large. Both neighbours move the sum
+  by up to 2 l2_clip_norm. So at equal noise Poisson sampling costs less under add_or_remove_one.
+
   Args:
     batch_size: examples per step.
-    num_examples: size of the data, which replace-one adjacency makes public.
+    num_examples: size of the data where it is public; else a public number that the data reach.
+    size_is_public: True: both neighbours have num_examples records, as under replace_one.
+      False: the larger one has num_examples or more, which is how add_or_remove_one is proved. Data
+      of num_examples - 1 records or more are accepted, and batch_size is below num_examples.
 
   >>> FixedSizeSampler(batch_size=2, num_examples=4).draw(4, seed=0, step=0).size
   2
+  >>> joining = FixedSizeSampler(batch_size=2, num_examples=4, size_is_public=False)
+  >>> [joining.draw(n, seed=0, step=0).size for n in (3, 4, 500)]
+  [2, 2, 2]
   """
 
   name: ClassVar[str] = "fixed_size"
-  proof: ClassVar[Proved] = FixedSizeKind.proof
+  proof: ClassVar[Proved] = _ProofOfSize()  # type: ignore[assignment]
   used_for: ClassVar[tuple[str, ...]] = ("examples", "clients")
   answers: ClassVar[str] = "exact"
   small: ClassVar[Any] = (
-    {"batch_size": 4, "num_examples": 4},
-    {"batch_size": 1, "num_examples": 4},
+    {"batch_size": 4, "num_examples": 4, "size_is_public": True},
+    {"batch_size": 1, "num_examples": 4, "size_is_public": True},
+    {"batch_size": 3, "num_examples": 4, "size_is_public": False},
+    {"batch_size": 1, "num_examples": 4, "size_is_public": False},
   )
 
   batch_size: int
   num_examples: int
+  size_is_public: bool = True
 
   def __post_init__(self):
     validate.integer_at_least(1, batch_size=self.batch_size, num_examples=self.num_examples)
-    if self.batch_size > self.num_examples:
+    if not isinstance(self.size_is_public, bool):
       raise UserError(
-        f"must be <= num_examples={self.num_examples}",
+        "must be True or False", field="size_is_public", value=self.size_is_public
+      )
+    most = self.num_examples if self.size_is_public else self.num_examples - 1
+    if self.batch_size > most:
+      raise UserError(
+        f"must be <= num_examples={self.num_examples}"
+        + ("" if self.size_is_public else " - 1, the records that a neighbour may have"),
         field="batch_size",
         value=self.batch_size,
       )
@@ -52,7 +80,14 @@ class FixedSizeSampler(SizedSampler):
   @classmethod
   def sized(cls, size: Sizing) -> Self:
     batch_size = whole_batch_size(size.sampling_prob, size.num_examples)
-    return cls(batch_size=batch_size, num_examples=size.num_examples)
+    if size.neighboring_relation != ADD:
+      return cls(batch_size=batch_size, num_examples=size.num_examples)
+    return cls(
+      batch_size=batch_size,
+      # The batches stay as they are without an audit, and the event counts with fewer records.
+      num_examples=size.num_examples - size.may_leave,
+      size_is_public=False,
+    )
 
   @classmethod
   def nearest_prob(cls, prob: float, num_examples: int) -> float:
@@ -63,14 +98,30 @@ class FixedSizeSampler(SizedSampler):
   def slots(self) -> int:
     return self.batch_size
 
+  @property
+  def only_size(self) -> int | None:
+    return self.num_examples if self.size_is_public else None
+
+  @property
+  def least_size(self) -> int:
+    return self.num_examples if self.size_is_public else self.num_examples - 1
+
   def event(self, inner: DpEvent) -> DpEvent:
     return dp_accounting.SampledWithoutReplacementDpEvent(
       self.num_examples, self.batch_size, inner
     )
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
-    # The event contains the size of the data, so other data would have another event.
-    self.check_size(num_examples)
+    # The event contains a size of the data, so other data would have another event.
+    if self.size_is_public:
+      self.check_size(num_examples)
+    elif num_examples < self.least_size:
+      # The number of records is private here, so it is not shown.
+      raise UserError(
+        "must be a public number that the data reach; they have at least two records fewer",
+        field="num_examples",
+        value=self.num_examples,
+      )
     rng = generator(seed, step)
     # The order inside a batch has no meaning. Sorted, it matches that of Poisson batches.
     return np.sort(rng.choice(num_examples, self.batch_size, replace=False, shuffle=False))

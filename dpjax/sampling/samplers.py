@@ -47,6 +47,7 @@ class Sizing(NamedTuple):
   separation: int | None = None  # steps between two of an example, that the config asks for
   neighboring_relation: str = ""  # of the guarantee; "": none is asked for
   unit: str = "example"  # what one row is, for messages
+  may_leave: int = 0  # records that the coins of an audit may leave out
 
 
 class _ProofOfScheme:
@@ -177,6 +178,11 @@ class Sampler(abc.ABC):
     """The only size of data that it accepts, which makes the size public; None: any."""
     return None
 
+  @property
+  def least_size(self) -> int:
+    """Smallest number of records that it accepts."""
+    return self.only_size or 0
+
   def log_overflow_prob(self, num_examples: int) -> float:
     """log P(a draw from num_examples exceeds the padded batch size), or an upper bound;
     -inf if it cannot."""
@@ -255,7 +261,7 @@ class SizedSampler(Sampler):
   num_examples: int
 
   @property
-  def only_size(self) -> int:
+  def only_size(self) -> int | None:
     return self.num_examples
 
   def check_size(self, num_examples: int) -> None:

@@ -7,7 +7,7 @@ from dpjax import _lazy
 if TYPE_CHECKING:
   from dpjax.transforms.accumulation import AccumulateState as AccumulateState
   from dpjax.transforms.accumulation import accumulate as accumulate
-  from dpjax.transforms.adaptive_clipping import CLIP_RULES as CLIP_RULES
+  from dpjax.transforms.adaptive_clipping import AdaptingClip as AdaptingClip
   from dpjax.transforms.adaptive_clipping import AdaptiveClipping as AdaptiveClipping
   from dpjax.transforms.adaptive_clipping import (
     adaptive_clip_and_noise as adaptive_clip_and_noise,
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
   from dpjax.transforms.dp_sgld import sgld_noise_multiplier as sgld_noise_multiplier
   from dpjax.transforms.dp_sgld import sgld_step_size as sgld_step_size
   from dpjax.transforms.dp_sgld import sgld_temperature as sgld_temperature
+  from dpjax.transforms.every_clip_rule import CLIP_RULES as CLIP_RULES
   from dpjax.transforms.group_noise import PerLayer as PerLayer
   from dpjax.transforms.group_noise import group_stds as group_stds
+  from dpjax.transforms.slack_clipping import SlackClipping as SlackClipping
   from dpjax.transforms.together import assumptions as assumptions
   from dpjax.transforms.together import check_together as check_together
   from dpjax.transforms.together import features as features

@@ -1,4 +1,7 @@
-"""Private adaptive clipping: the clip norm follows a quantile of the gradient norms.
+"""Private adaptive clipping: the clip norm follows what every step releases of the norms.
+
+A rule that adapts releases, beside the noisy sum, one more query of the same rows (`AdaptingClip`).
+Here that is a count, by which the clip norm follows a quantile. `slack_clipping` has another query.
 
 Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping"
 (arXiv:1905.03871), algorithm 1. At step t the noisy share of examples with norm <= C_t
@@ -26,7 +29,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import ChainMap
 from typing import Any, ClassVar
 
 import jax
@@ -45,8 +47,72 @@ from dpjax.validate import UserError
 _COUNT_SHARE = 1 / 20
 
 
+class AdaptingClip(gradients.Flat):
+  """A rule whose clip norm follows a private query, released with the sum at every step.
+
+  Gradients are clipped flat to the present norm. The clip gives the first one. What a rule needs
+  beside that are its query, the noise that covers both, and the factor by which the norm moves.
+  """
+
+  adapts: ClassVar[bool] = True
+  may_be_unbounded: ClassVar[bool] = False
+
+  expected_batch_size: float | None
+
+  def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
+    """Returns the sum over rows of what the rule asks of each, [] or [k]. Sums of parts of a
+    batch add up to that of the batch."""
+    raise NotImplementedError
+
+  def query_unit(self, std: float, normalize_by: float) -> float:
+    """Returns the factor that brings the query to the noise of the sum, `std`.
+
+    Sum and scaled query then get one draw of noise: they are one Gaussian mechanism.
+    """
+    raise NotImplementedError
+
+  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+    """Returns the next clip norm as a multiple of the first one, from the noisy query.
+
+    Args:
+      scale: the present multiple, [].
+      noisy: the noisy query / batch size.
+      clip: the `Clip`, of the first norm.
+    """
+    raise NotImplementedError
+
+  def combined_noise_multiplier(
+    self, noise_multiplier: float, normalize_by: float
+  ) -> float:
+    """Returns the noise multiplier of sum and query as one Gaussian mechanism, from the sum's."""
+    raise NotImplementedError
+
+  def sum_noise_multiplier(self, combined: float, normalize_by: float) -> float:
+    """Returns the sum's noise multiplier from that of sum and query as one mechanism."""
+    raise NotImplementedError
+
+  def statement(self, noise_multiplier: float, normalize_by: float) -> str:
+    """Returns the sentence that a privacy statement must add."""
+    raise NotImplementedError
+
+  def batch_size(self, normalize_by: float) -> float:
+    """Public number by which the query is divided."""
+    return self.expected_batch_size or normalize_by
+
+
+def check_factors(min_factor: float, max_factor: float) -> None:
+  """Raises UserError for multiples of the first clip norm that are out of range."""
+  validate.positive(min_factor=min_factor, max_factor=max_factor)
+  low = validate.MIN_FACTOR
+  high = validate.MAX_FACTOR
+  if not low <= min_factor <= 1:
+    raise UserError(f"must be in [{low:g}, 1]", field="min_factor", value=min_factor)
+  if not 1 <= max_factor <= high:
+    raise UserError(f"must be in [1, {high:g}]", field="max_factor", value=max_factor)
+
+
 @dataclasses.dataclass(frozen=True)
-class AdaptiveClipping(gradients.Flat):
+class AdaptiveClipping(AdaptingClip):
   """Rule and public numbers of a `Clip` whose norm adapts. The clip gives the first norm.
   At each step gradients are clipped flat to the present norm.
 
@@ -62,9 +128,6 @@ class AdaptiveClipping(gradients.Flat):
   1.4142
   """
 
-  adapts: ClassVar[bool] = True
-  may_be_unbounded: ClassVar[bool] = False
-
   target_quantile: float = 0.5
   learning_rate: float = 0.2
   count_noise_std: float | None = None
@@ -78,19 +141,18 @@ class AdaptiveClipping(gradients.Flat):
     sizes = {"count_noise_std": self.count_noise_std}
     sizes["expected_batch_size"] = self.expected_batch_size
     validate.positive(**{name: size for name, size in sizes.items() if size is not None})
-    validate.positive(min_factor=self.min_factor, max_factor=self.max_factor)
-    low = validate.MIN_FACTOR
-    high = validate.MAX_FACTOR
-    if not low <= self.min_factor <= 1:
-      raise UserError(f"must be in [{low:g}, 1]", field="min_factor", value=self.min_factor)
-    if not 1 <= self.max_factor <= high:
-      raise UserError(
-        f"must be in [1, {high:g}]", field="max_factor", value=self.max_factor
-      )
+    check_factors(self.min_factor, self.max_factor)
 
-  def batch_size(self, normalize_by: float) -> float:
-    """Public number by which the count is divided."""
-    return self.expected_batch_size or normalize_by
+  def query(self, summed: ClippedSum, mask: Any = None) -> jax.Array:
+    return centred_count(summed, mask)
+
+  def query_unit(self, std: float, normalize_by: float) -> float:
+    return std / self.count_std(normalize_by) if std else 1.0
+
+  def moved(self, scale: jax.Array, noisy: jax.Array, clip: Any) -> jax.Array:
+    del clip
+    step = jnp.exp(-self.learning_rate * (noisy + 0.5 - self.target_quantile))
+    return jnp.clip(scale * step, self.min_factor, self.max_factor)
 
   def count_std(self, normalize_by: float) -> float:
     """Standard deviation of the noise on the count, in examples."""
@@ -99,17 +161,15 @@ class AdaptiveClipping(gradients.Flat):
   def combined_noise_multiplier(
     self, noise_multiplier: float, normalize_by: float
   ) -> float:
-    """Returns the noise multiplier of gradient and count as one Gaussian mechanism.
-
-    `noise_multiplier` is that of the gradient sum alone.
-    """
     if noise_multiplier == 0:
       return 0.0
     # One example moves the count by 1/2: z^-2 = z_sum^-2 + (2 count_std)^-2 (theorem 1).
     return 1 / math.hypot(1 / noise_multiplier, 1 / (2 * self.count_std(normalize_by)))
 
+  def sum_noise_multiplier(self, combined: float, normalize_by: float) -> float:
+    return (combined**-2 - (2 * self.count_std(normalize_by)) ** -2) ** -0.5
+
   def statement(self, noise_multiplier: float, normalize_by: float) -> str:
-    """Returns the sentence that a privacy statement must add."""
     combined = self.combined_noise_multiplier(noise_multiplier, normalize_by)
     stds = (noise_multiplier, self.count_std(normalize_by), combined)
     of_sum, of_count, of_both = (accounting.lower(std, digits=6) for std in stds)
@@ -121,31 +181,31 @@ class AdaptiveClipping(gradients.Flat):
     )
 
 
-# Every clipping rule by name; rows added to `gradients.RULES` later appear here, too.
-CLIP_RULES = ChainMap[str, type[gradients.ClipRule]](
-  {"adaptive": AdaptiveClipping}, gradients.RULES
-)
-
-
 def _count(summed: ClippedSum, mask: jax.Array) -> jax.Array:
   """sum_i mask_i (1[norm_i <= C] - 1/2); a non-finite norm counts as above C."""
   inside = summed.norms <= summed.l2_bound
   return jnp.sum(jnp.where(mask, jnp.where(inside, 0.5, -0.5), 0.0))
 
 
-def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
-  """Number of rows within the norm, minus half of all rows, []. It is a sum over rows, so
-  counts of parts of a batch add up to that of the batch, exactly below 2^23 rows.
+def rows_that_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
+  """Returns the mask of the rows that a query may ask, [B] bool.
 
-  A ClippedSum knows which rows it holds: counted as real, its padding would let one example
-  move the count by 1, twice what is accounted for.
+  A ClippedSum knows which rows it holds. Asked as if it were real, its padding would let one
+  example move a query by more than is accounted for.
   """
   known = summed.mask
   if known is None:
-    return _count(summed, gradients.checked_mask(mask, summed.norms.shape[0]))
+    return gradients.checked_mask(mask, summed.norms.shape[0])
   if mask is not None:
     known = known & gradients.checked_mask(mask, known.shape[0])
-  return _count(summed, known)
+  return known
+
+
+def centred_count(summed: ClippedSum, mask: Any = None) -> jax.Array:
+  """Number of rows within the norm, minus half of all rows, []. It is a sum over rows, so
+  counts of parts of a batch add up to that of the batch, exactly below 2^23 rows.
+  """
+  return _count(summed, rows_that_count(summed, mask))
 
 
 def adaptive_clip_and_noise(
@@ -156,22 +216,22 @@ def adaptive_clip_and_noise(
   key: jax.Array,
   num_steps: int | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """`clip_and_noise` with a clip norm that follows a quantile of the gradient norms.
+  """`clip_and_noise` with a clip norm that follows what every step releases of the norms.
 
   Args:
-    l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, and of an
-      `AdaptiveClipping`; a number is short for the one by its defaults.
+    l2_clip_norm: a `Clip` of ONE finite number, the first clip norm, and of an `AdaptingClip`, such
+      as `AdaptiveClipping` or `SlackClipping`; a number is short for the first by its defaults.
     noise_multiplier: z_sum; the noise on the sum of step t has standard deviation
       z_sum C_t. The accountant must be told `combined_noise_multiplier` of the rule, which
       is smaller; `dpjax.Plan` does so.
     normalize_by: public divisor of the noisy sum.
-    key: a typed key; one draw per step serves the sum and the count.
+    key: a typed key; one draw per step serves the sum and the query.
     num_steps: as for `clip_and_noise`.
 
   Returns:
     A transform that takes `per_example_grads` with `mask=`, or the ClippedSum of the loss
     DIVIDED by `clip_scale(state)`, clipped to `l2_clip_norm`, which knows its mask; one that
-    was added up from parts, and knows no rows, with the sum of their counts as `count=`.
+    was added up from parts, and knows no rows, with the sum of their queries as `count=`.
 
   Guarantee: update and clip norm of each step are the post-processing of one Gaussian
   mechanism with the combined noise multiplier, for any gradients and any mask.
@@ -188,21 +248,17 @@ def adaptive_clip_and_noise(
   whole = l2_clip_norm if given else gradients.Clip(l2_clip_norm, AdaptiveClipping())
   clip = checked_clip(whole, noise_multiplier, normalize_by, key)
   adaptive = whole.rule
-  if not isinstance(adaptive, AdaptiveClipping):
+  if not isinstance(adaptive, AdaptingClip):
     raise UserError(
-      "must be a Clip of an AdaptiveClipping", field="l2_clip_norm", value=clip
+      "must be a Clip of an AdaptiveClipping or another AdaptingClip",
+      field="l2_clip_norm",
+      value=clip,
     )
   if num_steps is not None:
     validate.integer_at_least(1, num_steps=num_steps)
   std = noise_std(clip, noise_multiplier)
   batch_size = adaptive.batch_size(normalize_by)
-  # In units in which its noise equals that of the sum: one draw, one mechanism.
-  unit = std / adaptive.count_std(normalize_by) if std else 1.0
-
-  def moved(scale: jax.Array, noisy_count: jax.Array) -> jax.Array:
-    share = noisy_count / batch_size + 0.5
-    step = jnp.exp(-adaptive.learning_rate * (share - adaptive.target_quantile))
-    return jnp.clip(scale * step, adaptive.min_factor, adaptive.max_factor)
+  unit = adaptive.query_unit(std, normalize_by)
 
   def init_fn(params) -> ScaledState:
     check_start(params)
@@ -213,12 +269,13 @@ def adaptive_clip_and_noise(
     check_arguments(extra_args)
     scaled = unscaled(updates, state.scale)
     summed = clipped_sum(scaled, params, mask, clip)
-    count = centred_count(summed, mask) if count is None else count
-    # Sum and count get one draw of noise: the event is ONE Gaussian mechanism.
+    count = adaptive.query(summed, mask) if count is None else count
+    # Sum and query get one draw of noise: the event is ONE Gaussian mechanism.
     queries = {"sum": summed.total, "count": count * unit}
     noisy, inner = noise.add_gaussian(state.inner, queries, std, num_steps=num_steps)
-    # Only the noisy count moves the norm, so the new norm is post-processing.
-    after = ScaledState(inner, moved(state.scale, noisy["count"] / unit), state.steps + 1)
+    # Only the noisy query moves the norm, so the new norm is post-processing.
+    scale = adaptive.moved(state.scale, noisy["count"] / unit / batch_size, clip)
+    after = ScaledState(inner, scale, state.steps + 1)
     return trees.scale(noisy["sum"], state.scale / normalize_by), after
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)

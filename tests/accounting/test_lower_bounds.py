@@ -59,6 +59,11 @@ def _halves(prob, far):
   return here, (((1 - prob, prob), (0.0, -1.0)) if far else ((1.0,), (0.0,)))
 
 
+def _pushed_out(prob):
+  """The record's gradient is C where everybody else's is -C, and a batch has one size."""
+  return ((1 - prob, prob), (-1.0, 1.0)), ((1.0,), (-1.0,))
+
+
 def _kept(sampler):
   """Chance of one record to be in a batch that is cut to the capacity."""
   others = np.arange(sampler.num_examples)
@@ -72,7 +77,7 @@ _ATTACKS = {
   sampling.PoissonSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
   sampling.UserSampler: lambda s, far: (_halves(s.prob, far), 1.0, 6),
   sampling.FixedSizeSampler: lambda s, far: (
-    _halves(s.batch_size / s.num_examples, far), 1.0, 6,
+    _pushed_out(s.batch_size / s.num_examples), 1.0, 6,
   ),
   sampling.TruncatedPoissonSampler: lambda s, far: (_halves(_kept(s), far), 1.0, 6),
   sampling.ShuffledSampler: lambda s, far: (  # the sum of an epoch
@@ -97,6 +102,7 @@ def _samplers(prob):
   yield sampling.PoissonSampler(prob, _N + 1)
   yield sampling.UserSampler(prob, _N + 1)
   yield sampling.FixedSizeSampler(size, _N)
+  yield sampling.FixedSizeSampler(min(size, _N - 1), _N, size_is_public=False)
   yield sampling.TruncatedPoissonSampler(prob, size, _N)
   yield sampling.ShuffledSampler(_N // 3, _N)
   yield sampling.CyclicSampler(2, _N)
@@ -119,7 +125,7 @@ def test_no_epsilon_is_below_what_an_attack_can_see(prob, z, log_delta):
     "a sampler needs an entry of _ATTACKS and a line of _samplers"
   )
   for sampler in _samplers(prob):
-    for relation in accounting.proved_for(sampler.law).relations:
+    for relation in sampler.proof.relations:
       pair, spread, releases = _ATTACKS[type(sampler)](sampler, relation == "replace_one")
       for accountant in _accountants(sampler):
         plan = Plan(
@@ -213,8 +219,8 @@ def test_a_ledger_of_unlike_plans_costs_no_less_than_each_and_all_together():
   assert accounting.Ledger.from_json(ledger.to_json()).epsilon(1e-5) == whole
   with pytest.raises(UserError):  # what has no common proof has no common number
     ledger.charge(
-      accounting.fixed_size_event(
-        dpa.GaussianDpEvent(1.0), num_examples=10, batch_size=2
+      accounting.truncated_poisson_event(
+        dpa.GaussianDpEvent(1.0), sampling_prob=0.1, num_examples=10, capacity=2
       ),
       num_steps=1, l2_clip_norm=1.0, noise_key_id="z", first_step=0,
       neighboring_relation="add_or_remove_one",

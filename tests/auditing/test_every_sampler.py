@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax import accounting, auditing, data, sampling
+from dpjax import auditing, data, sampling
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
   AuditConfig,
@@ -54,8 +54,13 @@ def _every_sampler():
 _PAIRS = [
   pytest.param(sampler, relation, id=f"{type(sampler).__name__}-{relation}")
   for sampler in _every_sampler()
-  for relation in accounting.proved_for(sampler.law).relations
+  for relation in sampler.proof.relations
 ]
+_JOINING = pytest.param(
+  sampling.FixedSizeSampler(30, _N, size_is_public=False),
+  "add_or_remove_one",
+  id="FixedSizeSampler-add_or_remove_one",
+)
 
 
 def test_a_sampler_with_a_field_that_has_no_value_here_is_told_where_to_give_one():
@@ -89,7 +94,7 @@ def _plan(sampler, relation, **changes):
   return plan
 
 
-@pytest.mark.parametrize(("sampler", "relation"), _PAIRS)
+@pytest.mark.parametrize(("sampler", "relation"), [*_PAIRS, _JOINING])
 def test_gradient_canaries_run_and_stay_below_the_proof(sampler, relation):
   plan = _plan(sampler, relation, slices=2)
   scores = auditing.gradient_canaries(plan, num_canaries=100, seed=1, key=jax.random.key(0))
@@ -159,6 +164,7 @@ _CONFIGS = [
   *((s, r, "dp_sgd") for s, r in [
     ("poisson", "add_or_remove_one"), ("poisson", "replace_special"),
     ("truncated_poisson", "replace_special"), ("fixed_size", "replace_one"),
+    ("fixed_size", "add_or_remove_one"),
     ("shuffled", "replace_one"), ("shuffled", "replace_special"),
   ]),
   *((s, "add_or_remove_one", "sgd") for s in SAMPLERS if s != "users"),  # rows are no people
@@ -188,7 +194,6 @@ def test_a_training_run_with_canaries_draws_all_of_its_batches(sampler, relation
     method=method, epsilon=None, noise_multiplier=None if method == "sgd" else 2.0,
     sampler=sampler if method != "dp_ftrl" else "poisson", neighboring_relation=str(relation),
     ftrl=_ftrl(sampler) if method == "dp_ftrl" else FtrlConfig(),
-    accountant="rdp" if (sampler, method) == ("fixed_size", "dp_sgd") else "pld",
     sampling_prob=0.25,
   )  # fmt: skip
   config = TrainConfig(

@@ -200,7 +200,9 @@ def test_what_has_no_law_is_not_said_to_be_unsampled():
     ({"neighboring_relation": "replace_special"}, "PartSampler is proved only under"),
   ],
 )
-def test_what_cannot_count_a_sampler_names_the_sampler(changes, message):
+def test_what_cannot_count_a_sampler_names_the_sampler(changes, message, monkeypatch):
+  row = dpjax.accounting.Proved(("replace_one",), ("rdp",))
+  monkeypatch.setitem(dpjax.accounting.PROVED, "fixed_size", row)
   with pytest.raises(UserError, match=message):
     _subject(PartSampler(), **changes)
 

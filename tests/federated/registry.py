@@ -132,6 +132,9 @@ PRIVATE = {
   "adaptive": lambda: central(
     plan(l2_clip_norm=Clip(CLIP, transforms.AdaptiveClipping())), NOISE
   ),
+  "slack": lambda: central(
+    plan(l2_clip_norm=Clip(CLIP, transforms.SlackClipping(num_slots=2))), NOISE
+  ),
   "scheduled": lambda: central(
     plan(l2_clip_norm=Clip(CLIP, schedule=(1.0, 0.5, 0.5))), NOISE
   ),

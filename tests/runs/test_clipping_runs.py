@@ -36,6 +36,7 @@ def _config(**overrides):
 _RUNS = {
   "automatic": {"privacy.clipping": "automatic"},
   "adaptive, release": {"privacy.clipping": "adaptive", "release": True},
+  "slack": {"privacy.clipping": "slack"},
   "noise by layer": {
     "privacy.clipping": "per_layer",
     "privacy.clipping.noise": "uniform",
@@ -60,7 +61,7 @@ def test_a_run_ends_with_true_facts(name, tmp_path):
   charged_more = name.startswith("adaptive")
   assert (result["epsilon"] > flat * 1.0001) == charged_more
   rows = writers.read_metrics(tmp_path / "run")
-  changing = charged_more or name.startswith("schedule")
+  changing = charged_more or name.startswith(("schedule", "slack"))
   assert all(("l2_clip_norm" in row) == changing for row in rows)
   assert ("final_l2_clip_norm" in result) == changing
   if name == "dp_sgld":  # h (n std)^2 / 2 with h = rate / n

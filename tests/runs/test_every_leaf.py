@@ -24,6 +24,8 @@ from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import unused as fed_unused
 from dpjax.experiments.kinds.federated.config import FedConfig
+from dpjax.experiments.kinds.pate import config as pate
+from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
@@ -300,7 +302,7 @@ def test_a_field_that_nothing_reads_is_found():
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
 _DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
-_DEFAULTS += [AttackConfig(), SecureConfig()]
+_DEFAULTS += [AttackConfig(), SecureConfig(), PateConfig()]
 
 
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
@@ -392,6 +394,8 @@ def _any_check(config):
     return attack_table.points(config)
   if isinstance(config, SecureConfig):
     return secure_table.points(config)
+  if isinstance(config, PateConfig):
+    return pate.check(config)
   return _check(config)
 
 

@@ -10,6 +10,7 @@ from dpjax.accounting.event_kinds import (
   randomized_response,
   repeat_and_select,
   skellam,
+  smooth_sensitivity,
   truncated_poisson,
 )
 from dpjax.accounting.event_kinds.kind import register
@@ -27,5 +28,6 @@ register(
   truncated_poisson.TruncatedPoissonKind(),
   random_allocation.RandomAllocationKind(),
   skellam.SkellamKind(),
+  smooth_sensitivity.SmoothSensitivityKind(),
   repeat_and_select.RepeatAndSelectKind(),
 )

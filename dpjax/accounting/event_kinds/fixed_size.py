@@ -6,26 +6,47 @@ from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, sampled
-from dpjax.accounting.proved import REPLACE, Proved
+from dpjax.accounting.event_kinds.kind import (
+  ORDERS,
+  DpEvent,
+  EventKind,
+  amplified,
+  kind_of,
+  sampled,
+)
+from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
+from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp
+from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
+
+# Above it a share of the records is no float.
+_MOST_RECORDS = 2**63 - 1
 
 
 class FixedSizeKind(EventKind):
-  """Gaussian noise on a subset drawn without replacement.
+  """Gaussian noise on a subset of b records, drawn without replacement, of n or more.
 
-  Proved for the exchange of a record, by RDP (Wang, Balle and Kasiviswanathan 2019,
-  arXiv:1808.00087). Accounting it as Poisson sampling would be wrong (pitfall P14).
+  Exchanging a record: `dpjax.accounting.exchanged_sample` has the proof.
+
+  Adding or removing one. Let n be the size of the larger data set, and q = b / n. Draw b of the
+  other records, and one of them, j. With the record x, the batch is these with probability 1 - q,
+  and else has x in the place of j. So, around the sum of the b, the outputs are
+  (1 - q) N(0) + q N(x - j) with the record, and N(0) without it. Both x and j have norm C at most.
+  As divergences are jointly convex, both directions are at most those of
+  (1 - q) N(0) + q N(2 C) and N(0): the pair of Poisson sampling at twice the sensitivity. It is
+  exact where all others pull against the record. A joining record pushes another one out, so it
+  would be wrong to account a Poisson sample of the same noise (pitfall P14).
   """
 
   name = "sampled_without_replacement"
   event = dpa.SampledWithoutReplacementDpEvent
   fields = ("source_dataset_size", "sample_size", "event")
   scheme = "fixed_size"
-  proof = Proved((REPLACE,), ("rdp",))
-  rdp_relation = "REPLACE_ONE"
+  proof = Proved((REPLACE, ADD))
 
   def elements(self, event: Any) -> Iterable[tuple[DpEvent, int]]:
     size = event.sample_size
@@ -47,6 +68,37 @@ class FixedSizeKind(EventKind):
       part.source_dataset_size, part.sample_size, inner
     )
 
+  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+    # A joining record takes the place of another one: the sum moves by up to 2 C.
+    inner = kind_of(part.event).under_replace_one(part.event)
+    return poisson_sampled_event(inner, sampling_prob=self.joining_prob(part))
+
+  def rdp(self, part: Any) -> np.ndarray:
+    return exchanged_rdp(
+      sampling_prob=self.joining_prob(part),
+      noise_multiplier=2 * part.event.noise_multiplier,
+      orders=np.array(ORDERS),
+    )
+
+  def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    return exchanged_pld(
+      sampling_prob=self.joining_prob(part),
+      noise_multiplier=2 * part.event.noise_multiplier,
+      interval=interval,
+    )
+
+  # These two only guide the choice of a grid.
+  def renyi_two(self, part: Any) -> float:
+    whole = kind_of(part.event).renyi_two(part.event)
+    return amplified(whole, self.joining_prob(part) ** 2)
+
+  def largest_loss(self, part: Any) -> float:
+    whole = kind_of(part.event).largest_loss(part.event)
+    return amplified(whole, self.joining_prob(part))
+
+  def zcdp(self, part: Any) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
   def gaussian_noise(self, part: Any) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
 
@@ -56,21 +108,29 @@ class FixedSizeKind(EventKind):
   def describe(self, part: Any, unit: str) -> str:
     return (
       f"{kind_of(part.event).describe(part.event, unit)} on a fixed-size sample (assumed: "
-      f"{part.sample_size} distinct {unit}s of {part.source_dataset_size}, drawn afresh and "
-      "uniformly)"
+      f"{part.sample_size} distinct {unit}s of {part.source_dataset_size} or more, drawn afresh "
+      "and uniformly)"
     )
 
 
 def fixed_size_event(event: DpEvent, *, num_examples: int, batch_size: int) -> DpEvent:
   """Returns `event` on `batch_size` distinct records drawn uniformly out of `num_examples`.
 
-  Such an event can be accounted only under replace_one and by RDP (pitfall P14).
+  Args:
+    event: a Gaussian sum; its noise multiplier is std / l2_clip_norm under both relations.
+    num_examples: number of records or fewer. Under add_or_remove_one that is a public lower bound
+      on the size of the larger neighbour.
+    batch_size: records in each batch.
+
+  Raises:
+    UserError: batch_size above num_examples, or numbers below 1.
 
   >>> from dpjax.accounting import gaussian_event
   >>> fixed_size_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  validate.integer_at_least(1, num_examples=num_examples, batch_size=batch_size)
+  validate.integer_in(1, _MOST_RECORDS, num_examples=num_examples)
+  validate.integer_at_least(1, batch_size=batch_size)
   if batch_size > num_examples:
     raise UserError(
       f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size

@@ -33,6 +33,10 @@ class GaussianKind(AdditiveNoiseKind):
   def mu_squared(self, part: Any) -> tuple[float, bool]:
     return part.noise_multiplier**-2, True
 
+  def zcdp(self, part: Any) -> float:
+    # Bun and Steinke 2016, arXiv:1605.02065, proposition 1.6; exact.
+    return 0.5 / part.noise_multiplier**2
+
   def gaussian_noise(self, part: Any) -> float:
     return part.noise_multiplier
 

@@ -117,6 +117,11 @@ class EventKind:
     sum by that much. Default: unchanged, for events whose proof already covers replacement."""
     return part
 
+  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+    """Returns the part as adding or removing a record sees it. Default: unchanged. A sample of
+    fixed size differs: a joining record pushes another one out."""
+    return part
+
   def unamplified(self, part: Any) -> DpEvent:
     """Returns an event without amplification that costs no less, or None where it would not
     help."""
@@ -127,8 +132,7 @@ class EventKind:
     relation = dpa.NeighboringRelation[self.rdp_relation]
     with quiet():
       curve = rdp_lib.RdpAccountant(neighboring_relation=relation).compose(part).rdp
-    # A divergence that rounds to zero or below would make any number of steps free.
-    return np.maximum(curve, _RDP_ROUNDING)
+    return curve
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
     """Returns the privacy loss distribution on a grid of this interval. It is pessimistic
@@ -151,6 +155,13 @@ class EventKind:
       field="event",
       value=part,
     )
+
+  def zcdp(self, part: Any) -> float:
+    """Returns rho of zero-concentrated DP: the Renyi divergence is at most rho a, at every order a.
+
+    It knows no amplification, so a sampled part has the rho of the mechanism that it samples.
+    """
+    raise UserError("has no bound by zCDP here", field="event", value=part)
 
   def gaussian_noise(self, part: Any) -> float | None:
     """Returns the noise multiplier of the Gaussian sums that the part accounts for.
@@ -324,6 +335,15 @@ def merged_parts(event: DpEvent) -> Counter[DpEvent]:
   return counts
 
 
+def converted(steps: Parts, convert: Callable[[DpEvent], DpEvent]) -> Counter[DpEvent]:
+  """Returns the parts, each as `convert` gives it, as often as it ran."""
+  # Two parts may become one, such as a sample of fixed size beside a Poisson sample.
+  counts: Counter[DpEvent] = Counter()
+  for part, times in steps.items():
+    counts[convert(part)] += times
+  return counts
+
+
 def with_noise(
   noise_multiplier: float, rebuild: Callable[[float], DpEvent]
 ) -> list[tuple[DpEvent, int]]:
@@ -377,7 +397,8 @@ def _rdp_once(cls: type, part: DpEvent) -> np.ndarray:
   # The class is part of the cache's key: a user's event may claim equality with another
   # one.
   del cls
-  return kind_of(part).rdp(part)
+  # A divergence that rounds to zero or below would make any number of steps free.
+  return np.maximum(kind_of(part).rdp(part), _RDP_ROUNDING)
 
 
 def describe(event: DpEvent, unit: str) -> str:
@@ -395,6 +416,15 @@ def amplified(loss: float, prob: float) -> float:
   if loss < 1:
     return math.log1p(prob * math.expm1(loss))
   return loss + math.log(prob + (1 - prob) * math.exp(-loss))
+
+
+def zcdp_of_pure(loss: float) -> float:
+  """Returns rho of a mechanism of pure epsilon `loss` (Bun and Steinke 2016, proposition 3.3).
+
+  >>> zcdp_of_pure(1.0)
+  0.5
+  """
+  return loss**2 / 2
 
 
 @contextlib.contextmanager

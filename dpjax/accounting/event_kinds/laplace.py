@@ -9,7 +9,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
 from dpjax.accounting.event_kinds.additive_noise import AdditiveNoiseKind
-from dpjax.accounting.event_kinds.kind import DpEvent
+from dpjax.accounting.event_kinds.kind import DpEvent, zcdp_of_pure
 
 
 class LaplaceKind(AdditiveNoiseKind):
@@ -25,6 +25,9 @@ class LaplaceKind(AdditiveNoiseKind):
   def renyi_two(self, part: Any) -> float:
     # With little noise the pure bound 1 / z is smaller than the Gaussian guess.
     return min(1 / part.noise_multiplier**2, 1 / part.noise_multiplier)
+
+  def zcdp(self, part: Any) -> float:
+    return zcdp_of_pure(self.largest_loss(part))
 
   def largest_loss(self, part: Any) -> float:
     # The loss of Laplace noise is bounded: pure differential privacy.

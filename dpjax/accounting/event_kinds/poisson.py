@@ -83,6 +83,9 @@ class PoissonSampledKind(EventKind):
     square = part.sampling_probability**2 * math.expm1(part.event.noise_multiplier**-2)
     return square, False
 
+  def zcdp(self, part: Any) -> float:
+    return kind_of(part.event).zcdp(part.event)
+
   def gaussian_noise(self, part: Any) -> float | None:
     return kind_of(part.event).gaussian_noise(part.event)
 

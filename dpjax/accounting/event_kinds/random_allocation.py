@@ -82,6 +82,11 @@ class RandomAllocationKind(EventKind):
     noise = self.unamplified(part)
     return amplified(kind_of(noise).largest_loss(noise), part.num_steps**-0.5)
 
+  def zcdp(self, part: Any) -> float:
+    # The record's step is drawn without looking at it, so the pass is a mixture of one sum.
+    noise = self.unamplified(part)
+    return kind_of(noise).zcdp(noise)
+
   def gaussian_noise(self, part: Any) -> float:
     return part.noise_multiplier
 

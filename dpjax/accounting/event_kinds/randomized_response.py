@@ -10,7 +10,7 @@ import dp_accounting as dpa
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
 from dpjax import validate
-from dpjax.accounting.event_kinds.kind import DpEvent, EventKind
+from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, zcdp_of_pure
 from dpjax.accounting.proved import RELATIONS, Proved
 from dpjax.accounting.text import upper
 
@@ -52,6 +52,9 @@ class RandomizedResponseKind(EventKind):
     loss = self.largest_loss(part)
     # The divergence of a pure epsilon is at most epsilon, and about its square where small.
     return min(loss, math.expm1(min(loss, 1.0)) ** 2)
+
+  def zcdp(self, part: Any) -> float:
+    return zcdp_of_pure(self.largest_loss(part))
 
   def largest_loss(self, part: Any) -> float:
     share = part.noise_parameter / part.num_buckets

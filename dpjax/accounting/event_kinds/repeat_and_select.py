@@ -15,6 +15,7 @@ from dpjax.accounting.event_kinds.kind import (
   ORDERS,
   DpEvent,
   EventKind,
+  converted,
   describe,
   kind_of,
   merged_parts,
@@ -60,10 +61,15 @@ class RepeatAndSelectKind(EventKind):
 
   def under_replace_one(self, part: Any) -> DpEvent:
     # Replacing a record moves the sums of every run, so each part is converted.
-    runs = {
-      kind_of(inner).under_replace_one(inner): times
-      for inner, times in merged_parts(part.event).items()
-    }
+    runs = converted(
+      merged_parts(part.event), lambda inner: kind_of(inner).under_replace_one(inner)
+    )
+    return _of_runs(runs, part.mean, part.shape)
+
+  def under_add_or_remove_one(self, part: Any) -> DpEvent:
+    runs = converted(
+      merged_parts(part.event), lambda inner: kind_of(inner).under_add_or_remove_one(inner)
+    )
     return _of_runs(runs, part.mean, part.shape)
 
   def rdp(self, part: Any) -> np.ndarray:

@@ -82,6 +82,11 @@ class TruncatedPoissonKind(EventKind):
     noise = _noise_of(part)
     return amplified(kind_of(noise).largest_loss(noise), part.sampling_probability)
 
+  def zcdp(self, part: Any) -> float:
+    # The draw does not look at the record, and a zeroed one keeps its place in it.
+    noise = _noise_of(part)
+    return kind_of(noise).zcdp(noise)
+
   def gaussian_noise(self, part: Any) -> float:
     return part.noise_multiplier
 

@@ -402,6 +402,56 @@ def _sparse_vector(kind: Callable) -> list[Game]:
   ]
 
 
+# Queries of one game about votes: several answers tell what one cannot.
+_VOTES = 16
+
+
+def _votes_game(
+  mechanism: Any, case: str, zero: np.ndarray, one: np.ndarray, relation: str, **num: int
+) -> Game:
+  """Returns a game on the same counts [K] in each query; `num` is how many the event counts."""
+
+  def released(key: jax.Array, counts: jax.Array) -> jax.Array:
+    labels = mechanism(key, counts)
+    # A column for each class, and one for no answer: a score is linear in these.
+    return jax.nn.one_hot(labels + 1, zero.shape[-1] + 1)
+
+  def price(delta: float) -> float:
+    event = mechanism.event(relation, **num)
+    return accounting.epsilon(event, delta=delta, neighboring_relation=relation)
+
+  before = np.tile(zero, (_VOTES, 1))
+  after = np.tile(one, (_VOTES, 1))
+  rules: dict[str, Any] = {"adversary": linear, "relation": relation}
+  played = game(mechanism, case, before, after, released, **rules)
+  return dataclasses.replace(played, claims=claims(price))
+
+
+def _gnmax(kind: Callable) -> list[Game]:
+  swap = functools.partial(kind, neighboring_relation=_REPLACE)
+  rows = ((kind, _ADD), (swap, _REPLACE))
+  return [
+    *(
+      _votes_game(
+        made(std=4.0), f"a vote moves, {_VOTES} queries, {relation}",
+        _f(1, 0), _f(0, 1), relation, num_queries=_VOTES,
+      )
+      for made, relation in rows
+    ),
+    *_games(frequency, _ADD, (kind(std=1.0), "a vote moves, a query", _f(1, 0), _f(0, 1))),
+  ]  # fmt: skip
+
+
+def _confident_gnmax(kind: Callable) -> list[Game]:
+  made = functools.partial(kind, threshold=2.0, check_std=4.0, std=4.0)
+  low = functools.partial(kind, threshold=-1e9, check_std=4.0, std=4.0)
+  num = {"num_checks": _VOTES, "num_answers": _VOTES}
+  return [
+    _votes_game(low(), "a vote moves, all answered", _f(1, 0), _f(0, 1), _ADD, **num),
+    _votes_game(made(), "agreement ends", _f(2, 0), _f(1, 1), _ADD, **num),
+  ]
+
+
 def _named(name: str, games: Callable[[Any], list[Game]]) -> Callable[[Any], list[Game]]:
   """Games under this subject, also for a broken mechanism of another class name."""
   return lambda kind: [dataclasses.replace(one, subject=name) for one in games(kind)]
@@ -422,5 +472,7 @@ _PLAYED = {
   "SampleAndAggregateMean": _aggregate_mean,
   "SampleAndAggregateVote": _aggregate_vote,
   "SparseVector": _sparse_vector,
+  "GNMax": _gnmax,
+  "ConfidentGNMax": _confident_gnmax,
 }
 GAMES = {name: _named(name, games) for name, games in _PLAYED.items()}

@@ -185,9 +185,16 @@ def _adaptive(tx: Callable, base: Callable) -> list[Game]:
   added = {"a record above the quantile added": _AWAY, "NaN added": (math.nan, 0.0)}
   name = "adaptive_clip_and_noise"
   released = transforms.clip_scale
+  slack = transforms.SlackClipping(num_slots=2, learning_rate=0.5)
+  fitted = lambda key: tx(**{**_NUMBERS, "l2_clip_norm": Clip(_CLIP, slack)}, key=key)
+  short = {
+    "slack, a record without a gradient added": (0.0, 0.0),
+    "slack, a record of half the norm added": (0.5 * _CLIP, 0.0),
+  }
   return [
     *_each(name, make, added, noise_multiplier=z, released=released),
     _leaving(name, make, noise_multiplier=z, released=released),
+    *_each(name, fitted, short, noise_multiplier=_Z, released=released),
   ]
 
 

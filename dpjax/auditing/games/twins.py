@@ -94,7 +94,10 @@ NOT_PLANTED: dict[tuple[str, str], str] = {
   },
   **{
     (f"mechanisms.{name}", "clip"): _NO_BOUND
-    for name in ("Histogram", "Quantile", "SampleAndAggregateVote", "RandomizedResponse")
+    for name in (
+      *("Histogram", "Quantile", "SampleAndAggregateVote", "RandomizedResponse"),
+      *("GNMax", "ConfidentGNMax"),
+    )
   },
   **{
     (f"relevance.{name}", "clip"): "shares are on the simplex, and are not clipped"
@@ -244,8 +247,9 @@ def _louder(settings: dict[str, Any], plant: Plant) -> dict[str, Any]:
   for name in ("epsilon", "epsilon_values"):
     if name in found:
       found[name] *= louder
-  if "noise_multiplier" in found:
-    found["noise_multiplier"] /= louder
+  for name in ("noise_multiplier", "std", "check_std"):
+    if name in found:
+      found[name] /= louder
   if "clip_norms" in found:
     found["clip_norms"] = tuple(plant.clip * norm for norm in found["clip_norms"])
   if "upper" in found:

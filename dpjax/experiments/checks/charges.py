@@ -18,7 +18,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from dpjax import accounting, auditing, data, gradients, noise, sampling, trees
+from dpjax import accounting, auditing, data, gradients, noise, sampling, transforms, trees
 from dpjax.experiments.checks import noise_record
 from dpjax.experiments.checks.subject import BATCH, SEED, Row, Subject, not_applicable, row
 from dpjax.experiments.config.fields import to_dict
@@ -108,7 +108,8 @@ def _levels_before(plan: Any) -> list[float]:
 def _multiplier(plan: Any) -> float:
   z = plan.noise_multiplier
   rule = plan.l2_clip_norm.rule
-  if not rule.adapts:
+  # The slack of a gradient is within the clip norm, together with it.
+  if not isinstance(rule, transforms.AdaptiveClipping):
     return z
   # a count of sensitivity 1/2 is released as well
   return (z**-2 + (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5

@@ -58,8 +58,8 @@ def _charged_multiplier(plan: Plan) -> float | None:
   rule = plan.l2_clip_norm.rule
   if charged is None or not rule.adapts:
     return charged
-  # The accounting covers sum and count together. This is the sum's part.
-  return (charged**-2 - (2 * rule.count_std(plan.normalize_by)) ** -2) ** -0.5
+  # The accounting covers sum and query together. This is the sum's part.
+  return rule.sum_noise_multiplier(charged, plan.normalize_by)
 
 
 def _as_z(p: float, looked_at: int = 1) -> float:

@@ -125,7 +125,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.nda
       value=config.train.data.limit,
     )
   drawn_by = privacy.sampler(config.train, n)  # of a half, checked again where it is known
-  sized = drawn_by.only_size is not None
+  sized = drawn_by.least_size > 0
   if sized and n % 2:
     raise UserError(
       f"leaves {n} records, which must be even: {type(drawn_by).__name__} is "

@@ -78,8 +78,8 @@ def _check_clipping(config: TrainConfig) -> None:
   for field, value in asked.items():
     if privacy.clipping.adapts and value not in ([], "constant"):
       raise UserError(
-        "not with privacy.clipping='adaptive', whose clip norm, and so its noise, "
-        "follows the data",
+        f"not with privacy.clipping={fields.name_of(privacy, 'clipping')!r}, whose clip norm, and "
+        "so its noise, follows the data",
         field=f"privacy.{field}",
         value=value,
       )
@@ -177,9 +177,7 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  made = _sampler(
-    privacy, num_examples=num_examples, num_steps=config.num_steps, capacity=capacity
-  )
+  made = _sampler(config, num_examples=num_examples, capacity=capacity)
   if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
     raise UserError(
       f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
@@ -190,17 +188,17 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
   return made
 
 
-def _sampler(
-  privacy: PrivacyConfig, *, num_examples: int, num_steps: int, capacity: int
-) -> sampling.Sampler:
+def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:
+  privacy = config.privacy
   relation = "" if privacy.method == "sgd" else privacy.neighboring_relation
   size = sampling.Sizing(
     sampling_prob=privacy.sampling_prob,
     num_examples=num_examples,
-    num_steps=num_steps,
+    num_steps=config.num_steps,
     slots=capacity,
     capacity=privacy.capacity,
     neighboring_relation=relation,
+    may_leave=config.audit.num_canaries if config.audit.enabled else 0,
   )
   if names.is_path(privacy.sampler):
     return user_code.sampler(privacy.sampler, "privacy.sampler", size)

@@ -202,9 +202,8 @@ def _check_simulated(config: FedConfig) -> None:
 def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
   name = config.privacy.sampler
   prob = config.clients_per_round / num_clients
-  joining = 0
-  if config.audit.enabled and canaries_join(config):
-    joining = audit_settings(config).num_canaries
+  num_canaries = audit_settings(config).num_canaries if config.audit.enabled else 0
+  joining = num_canaries if num_canaries and canaries_join(config) else 0
   size = sampling.Sizing(
     sampling_prob=prob,
     num_examples=num_clients,
@@ -214,6 +213,7 @@ def _sampler(config: FedConfig, num_clients: int) -> sampling.Sampler:
     slots=num_clients + joining + 1,
     neighboring_relation=config.privacy.neighboring_relation,
     unit="user",
+    may_leave=num_canaries - joining,
   )
   if names.is_path(name):
     return user_code.sampler(name, "privacy.sampler", size)

@@ -1,0 +1,1 @@
+"""Configs of `launch.pate`: MNIST as published, and a quickstart."""

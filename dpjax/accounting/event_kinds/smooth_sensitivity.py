@@ -1,0 +1,54 @@
+"""A number that is published with Gaussian noise relative to its smooth sensitivity."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import dp_accounting as dpa
+import numpy as np
+
+from dpjax import validate
+from dpjax.accounting.event_kinds.kind import ORDERS, EventKind
+from dpjax.accounting.proved import RELATIONS, Proved
+from dpjax.accounting.text import lower, upper
+
+
+@dataclasses.dataclass(frozen=True)
+class SmoothSensitivityDpEvent(dpa.DpEvent):
+  """The event of one number with noise of so many times its `beta`-smooth sensitivity."""
+
+  beta: float
+  noise_multiplier: float
+  neighboring_relation: str
+
+
+class SmoothSensitivityKind(EventKind):
+  """The accounting of noise by smooth sensitivity (arXiv:1802.08908, theorem 23)."""
+
+  name = "smooth_sensitivity"
+  event = SmoothSensitivityDpEvent
+  fields = ("beta", "noise_multiplier", "neighboring_relation")
+
+  def rows(self) -> dict[str, Proved]:
+    return {f"smooth sensitivity ({word})": Proved((word,), ("rdp",)) for word in RELATIONS}
+
+  def row_of(self, part: Any) -> tuple[str, Proved]:
+    # What is smooth under one relation is not under another: nothing is converted.
+    scheme = f"smooth sensitivity ({part.neighboring_relation})"
+    return scheme, self.rows()[scheme]
+
+  def elements(self, event: Any) -> list[tuple[dpa.DpEvent, int]]:
+    validate.positive(beta=event.beta, noise_multiplier=event.noise_multiplier)
+    validate.one_of(RELATIONS, neighboring_relation=event.neighboring_relation)
+    return [(event, 1)]
+
+  def rdp(self, part: Any) -> np.ndarray:
+    # Imported here: most runs publish no such number.
+    from dpjax.accounting.votes import SmoothSensitivity
+
+    return SmoothSensitivity(part.beta, part.noise_multiplier).rdp(ORDERS)
+
+  def describe(self, part: Any, unit: str) -> str:
+    multiple = lower(part.noise_multiplier, digits=6)
+    return f"Gaussian noise of {multiple} times a {upper(part.beta, digits=6)}-smooth sensitivity"

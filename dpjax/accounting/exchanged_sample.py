@@ -1,0 +1,207 @@
+"""Privacy loss of one noisy sum over a uniform subset, where one record is exchanged.
+
+A step draws b of n records, all subsets alike, and adds Gaussian noise to the sum of their clipped
+gradients. Norms are in multiples of the clip norm, and z is the noise multiplier.
+
+Let q = b / n, and let the neighbours hold x or y in one place. Draw a set S of b - 1 of the other
+records, and one more record j out of those left. The batch is S with the place, with probability
+q, else S with j. Given S and j the neighbours' outputs are
+
+  P = (1 - q) N(a) + q N(x)  and  Q = (1 - q) N(a) + q N(y),
+
+with a, x and y the three contributions, of norm at most 1 each. By advanced joint convexity (Balle,
+Barthe and Gaboardi 2018, arXiv:1807.01647, theorem 2) the hockey-stick divergence at
+g = 1 + q (g' - 1) >= 1 is, with B = g / g',
+
+  H_g(P, Q) = q H_g'(N(x), (1 - B) N(a) + B N(y)) <= q H_g'(N(2), N(0)),
+
+since x is at most 2 away from a and from y. The same bound holds with P and Q exchanged, and, as
+divergences are jointly convex, for the mean over S and j. Hence the profile
+
+  h(g) = q H_g'(N(2), N(0))   for g >= 1,
+  h(g) = 1 - g + g h(1 / g)   for g < 1
+
+is at least H_g(P, Q) at every g > 0. It is convex, so it is the profile of a pair, which composes
+adaptively (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem 10). At one step it is exact, for
+a = y = -x of norm 1. Over many steps no single pair of data sets is known to reach it (Lebeda et
+al. 2024, arXiv:2405.20769).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld_lib
+from scipy import special
+
+# Beyond it, in standard deviations, a normal has a mass of 1e-23.
+_TAIL = 10.0
+# With a larger shift amplification would save nothing worth having: z <= 1 / 5.
+_LARGEST_SHIFT = 10.0
+# Orders whose integrand lies within this many standard deviations are integrated.
+_FARTHEST = 60.0
+_PANEL = 0.25
+_NODES = 16
+# Of the quadrature, relative: at most 1e-10 against sums in closed form at 200 settings.
+_QUADRATURE = 1e-9
+
+
+def log_ratio(points: np.ndarray, *, sampling_prob: float, shift: float) -> np.ndarray:
+  """Returns log((1 - q) + q N(shift) / N(0)) at outputs of unit noise.
+
+  Args:
+    points: outputs, in standard deviations of the noise.
+    sampling_prob: q, the chance of one record to be in the batch.
+    shift: 2 / noise_multiplier.
+
+  >>> log_ratio(np.array([1.0]), sampling_prob=0.5, shift=2.0)  # halfway: the ratio is 1
+  array([0.])
+  """
+  exponents = shift * points - shift**2 / 2
+  # log(1 - q + q e^t): expm1 keeps the digits of a small t, and a large one would overflow.
+  small = np.log1p(sampling_prob * np.expm1(np.minimum(exponents, 1.0)))
+  rest = (1 - sampling_prob) * np.exp(-np.maximum(exponents, 1.0))
+  large = exponents + np.log(sampling_prob + rest)
+  return np.where(exponents < 1, small, large)
+
+
+def profile(
+  epsilons: np.ndarray, *, sampling_prob: float, noise_multiplier: float
+) -> np.ndarray:
+  """Returns delta at each epsilon of one step; negative epsilons are allowed.
+
+  Guarantee: at least the hockey-stick divergence of any two neighbours, in both directions.
+
+  Args:
+    epsilons: [k].
+    sampling_prob: batch size / number of records.
+    noise_multiplier: std of the noise / clip norm.
+
+  >>> profile(np.array([0.0, 1.0]), sampling_prob=0.5, noise_multiplier=2.0).round(4)
+  array([0.1915, 0.0028])
+  """
+  shift = 2 / noise_multiplier
+  losses = np.abs(np.asarray(epsilons, float))
+  # e^loss = 1 + q (e^inner - 1): the losses of the two Gaussians that the step is a mixture of.
+  # Of a large loss e^loss would overflow.
+  with np.errstate(over="ignore"):
+    inner = np.where(
+      losses < 30,
+      np.log1p(np.expm1(losses) / sampling_prob),
+      losses - np.log(sampling_prob),
+    )
+  threshold = inner / shift + shift / 2
+  above = special.ndtr(shift - threshold)
+  # e^inner is taken into the logarithm of the tail, which alone could underflow.
+  there = np.exp(inner + special.log_ndtr(-threshold))
+  deltas = sampling_prob * np.maximum(above - there, 0.0)
+  mirrored = -np.expm1(-losses) + np.exp(-losses) * deltas
+  return np.where(np.asarray(epsilons) >= 0, deltas, mirrored)
+
+
+def exchanged_pld(
+  *, sampling_prob: float, noise_multiplier: float, interval: float
+) -> pld_lib.PrivacyLossDistribution:
+  """Returns the privacy loss distribution of one step, on a grid of `interval`.
+
+  Guarantee: an upper bound at any interval. The dots of the profile are connected (Doroshenko et
+  al. 2022, arXiv:2207.04380). Both directions have the same distribution.
+
+  Args:
+    sampling_prob: batch size / number of records.
+    noise_multiplier: std of the noise / clip norm.
+    interval: distance of the losses.
+
+  >>> pld = exchanged_pld(sampling_prob=0.5, noise_multiplier=2.0, interval=1e-3)
+  >>> round(pld.get_delta_for_epsilon(1.0), 4)
+  0.0028
+  """
+  shift = 2 / noise_multiplier
+  top = log_ratio(
+    np.array([shift + _TAIL]), sampling_prob=sampling_prob, shift=shift
+  ).item()
+  largest = max(1, int(np.ceil(top / interval)))
+  places = np.arange(-largest, largest + 1)
+  deltas = profile(
+    places * interval, sampling_prob=sampling_prob, noise_multiplier=noise_multiplier
+  )
+  pmf = pld_pmf.create_pmf_pessimistic_connect_dots(
+    interval, places, np.minimum(deltas, 1.0)
+  )
+  return pld_lib.PrivacyLossDistribution(pmf)
+
+
+def exchanged_rdp(
+  *, sampling_prob: float, noise_multiplier: float, orders: np.ndarray
+) -> np.ndarray:
+  """Returns the Renyi divergence of one step at each order, an upper bound, [k].
+
+  With r = (1 - q) + q N(shift) / N(0), the pair of the module's profile has
+
+    e^((a - 1) D_a) = 1 + integral over r > 1 of N(0) (r^a + r^(1 - a) - r - 1).
+
+  Args:
+    sampling_prob: batch size / number of records.
+    noise_multiplier: std of the noise / clip norm.
+    orders: above 1, [k].
+
+  >>> exchanged_rdp(sampling_prob=1.0, noise_multiplier=2.0, orders=np.array([2.0])).round(6)
+  array([1.])
+  """
+  shift = 2 / noise_multiplier
+  orders = np.asarray(orders, float)
+  # Without sampling the pair would be two Gaussians, which dominates.
+  gaussian = orders * shift**2 / 2
+  if shift > _LARGEST_SHIFT:
+    return gaussian
+  near = orders * shift <= _FARTHEST
+  moments = np.empty(len(orders))
+  if near.any():
+    moments[near] = _moments(orders[near], sampling_prob, shift)
+  if not near.all():
+    moments[~near] = _high_moments(orders[~near], sampling_prob, shift)
+  return np.minimum(gaussian, moments / (orders - 1))
+
+
+def _high_moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
+  """Upper bounds on `_moments`: log(1 + the integral of N(0) r^a alone), by the binomial sum."""
+  wanted = np.unique(np.concatenate([np.floor(orders), np.ceil(orders)]))
+  logs = []
+  # Where everybody is in the batch, q = 1, the sum has its last term alone.
+  log_rest = math.log1p(-sampling_prob) if sampling_prob < 1 else -1e300
+  for order in wanted:
+    counts = np.arange(order + 1)
+    binomial = special.gammaln(order + 1) - special.gammaln(counts + 1)
+    binomial -= special.gammaln(order - counts + 1)
+    others = (order - counts) * log_rest
+    # The integral over r > 1 of N(0) e^(k t), t = shift x - shift^2 / 2.
+    tails = special.log_ndtr((counts - 0.5) * shift)
+    tails += counts * (counts - 1) * shift**2 / 2
+    terms = binomial + others + counts * np.log(sampling_prob) + tails
+    logs.append(np.logaddexp(0.0, special.logsumexp(terms)))
+  # Convex in the order, so between integers its chord is an upper bound. The factor covers the
+  # rounding of the sums.
+  return np.interp(orders, wanted, logs) * (1 + 1e-12)
+
+
+def _moments(orders: np.ndarray, sampling_prob: float, shift: float) -> np.ndarray:
+  """log E r^(a - 1) of the pair at each order, [k]."""
+  # The integrand is normal around 0 and around shift * order.
+  start = shift / 2
+  end = max(start, shift * float(orders.max())) + _TAIL + 2
+  edges = np.linspace(start, end, int(np.ceil((end - start) / _PANEL)) + 1)
+  half = np.diff(edges)[:, None] / 2  # [panels, 1]
+  nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+  points = (edges[:-1, None] + half * (1 + nodes)).ravel()
+  log_weights = np.log(half * weights).ravel() - points**2 / 2 - np.log(2 * np.pi) / 2
+  losses = log_ratio(points, sampling_prob=sampling_prob, shift=shift)
+  powers = orders[:, None]
+  # r^a + r^(1 - a) - r - 1 = (r^(a - 1) - 1) (r - r^(1 - a)): no digits cancel.
+  lead = (powers - 1) * losses
+  first = lead + np.log(-np.expm1(-lead))  # e^v - 1 without overflow
+  second = losses + np.log(-np.expm1(-powers * losses))
+  logs = special.logsumexp(log_weights + first + second, axis=1)
+  # The addend covers the quadrature, and what lies beyond the last panel.
+  return np.logaddexp(0.0, logs + _QUADRATURE)

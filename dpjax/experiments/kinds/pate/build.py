@@ -1,0 +1,281 @@
+"""Builds the job of one run of PATE from a `PateConfig`.
+
+Two works in a row: the votes of all teachers, some teachers a step, and then the queries, one a
+step. Only the second publishes anything. Votes lie in checkpoints alone, which are secret.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import data as data_lib
+from dpjax.accounting import Ledger
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.central import features as features_lib
+from dpjax.experiments.kinds.central.config import ModelConfig
+from dpjax.experiments.kinds.pate import vote_costs
+from dpjax.experiments.kinds.pate.config import PateConfig, check
+from dpjax.experiments.run import pieces
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Scores, Work, every, single
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.mechanisms.teacher_votes import UNANSWERED
+from dpjax.training import pate
+from dpjax.validate import UserError
+
+# Teachers of a step: their padded parts are in memory at once.
+_AT_ONCE = 10
+# A query that was not asked, because all answers were given.
+_NOT_ASKED = -2
+
+
+class _Sides(NamedTuple):
+  """The private side and the public one."""
+
+  private: data_lib.Dataset
+  public: data_lib.Dataset
+
+
+def digest(config: PateConfig) -> bytes:
+  """Returns the public digest of everything in the config that shapes the run."""
+  fields = to_dict(config)
+  # The same data may have another location on another machine.
+  fields.pop("data_dir")
+  return streams_lib.config_digest("pate", fields)
+
+
+def load_data(config: PateConfig) -> tuple[Any, Any]:
+  """Returns (private data, public data) without features."""
+  return data_lib.load(config.dataset, data_dir=config.data_dir)
+
+
+@bounds.names_fields
+def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """Builds the job of one run.
+
+  Args:
+    loaded: as `load_data` returns them, to share them between runs.
+  """
+  check(config)
+  read = functools.cache(lambda: _sides(config, loaded or load_data(config)))
+
+  def start(random: Streams) -> Play:
+    sides = read()
+    guarantee = vote_costs.promised(
+      config, sides.private.nominal_size or len(sides.private)
+    )
+    # Here, so that a run that may not begin claims no folder.
+    guarantee.check_budget(Ledger())
+    return functools.partial(_play, config, sides, random, guarantee)
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.dataset,
+    data=lambda: data_lib.digest(read().private),
+    start=start,
+    release=config.release,
+  )
+
+
+def _sides(config: PateConfig, loaded: tuple[Any, Any]) -> _Sides:
+  sides = _Sides(*loaded)
+  if len(sides.public) <= config.num_pool:
+    raise UserError(
+      f"must leave some of the {len(sides.public)} public examples to score the student",
+      field="num_pool",
+      value=config.num_pool,
+    )
+  return sides
+
+
+def _play(
+  config: PateConfig, sides: _Sides, random: Streams, guarantee: Promise, fit: Fit
+) -> Ended:
+  # Both works read them, and a resumed run may need only the second.
+  public = functools.cache(lambda: _features(config, sides.public))
+  counts = np.asarray(fit(_votes_work(config, sides, public)).state["counts"])
+  student = _Student(config, sides, public)
+  return single(_queries_work(config, sides, counts, random, guarantee, student))(fit)
+
+
+def _features(config: PateConfig, dataset: Any) -> np.ndarray:
+  """Returns features [n, d]; each example's follow from it alone, by public constants."""
+  if config.features == "pixels":
+    return np.reshape(np.asarray(dataset.x, np.float32), (len(dataset), -1))
+  options = {"num_groups": config.num_groups}
+  model = ModelConfig(name="scatter_linear", options=options)
+  seen = features_lib.featured(model, dataset, kept=data_lib.cache.folder())
+  return np.reshape(np.asarray(seen.x), (len(dataset), -1))
+
+
+# --- the teachers
+
+
+def _votes_work(
+  config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]
+) -> Work:
+  num_classes = sides.private.num_classes
+
+  @functools.cache
+  def prepared() -> tuple[np.ndarray, np.ndarray, jax.Array]:
+    """Returns (features, part of each record, queries), when the first teacher is trained."""
+    if config.neighboring_relation == "add_or_remove_one":
+      parts = pate.parts_by_content(sides.private.x, sides.private.y, config.num_teachers)
+    else:
+      parts = pate.parts_by_place(len(sides.private), config.num_teachers)
+    queries = public()[: config.num_queries]
+    return _features(config, sides.private), parts, jnp.asarray(queries)
+
+  def fill(state: Arrays, piece: int) -> None:
+    x, parts, queries = prepared()
+    first = piece * _AT_ONCE
+    which = range(first, min(first + _AT_ONCE, config.num_teachers))
+    padded = pate.padded_parts(x, sides.private.y, parts, which, config.teacher_capacity)
+    votes = pate.ridge_votes(
+      padded, queries, penalty=config.teacher_penalty, num_classes=num_classes
+    )
+    state["counts"] += pate.vote_counts(votes, num_classes)
+
+  shape = (config.num_queries, num_classes)
+  return pieces.filled(
+    -(-config.num_teachers // _AT_ONCE),
+    lambda: {"counts": np.zeros(shape, np.int32)},
+    fill,
+    name="teachers",
+    phase="teachers",
+  )
+
+
+# --- the queries and the student
+
+
+class _Student:
+  """The student of published labels; of public examples alone, so it costs nothing."""
+
+  def __init__(self, config: PateConfig, sides: _Sides, public: Callable[[], np.ndarray]):
+    self.config = config
+    self.sides = sides
+    self.public = public
+
+  @functools.cached_property
+  def graph(self) -> pate.PublicGraph:
+    """The public graph, computed once, when the first student is asked for."""
+    seen = self.public()
+    pool = self.config.num_pool
+    return pate.public_graph(
+      seen[:pool],
+      seen[pool:],
+      num_components=self.config.num_components,
+      num_student_components=self.config.num_student_components,
+      num_neighbors=self.config.num_neighbors,
+    )
+
+  @functools.lru_cache(maxsize=2)  # noqa: B019 - as long as the run
+  def _of(self, labels: bytes) -> tuple[np.ndarray, np.ndarray]:
+    published = np.frombuffer(labels, np.int32)
+    pool = np.full(self.config.num_pool, UNANSWERED, np.int32)
+    pool[: len(published)] = published
+    num_classes = self.sides.private.num_classes
+    spread = pate.spread_labels(
+      self.graph, pool, num_classes=num_classes, reach=self.config.reach
+    )
+    weights = pate.student_weights(
+      self.graph, spread, num_classes=num_classes, penalty=self.config.student_penalty
+    )
+    return spread, weights
+
+  def released(self, state: Any) -> dict[str, np.ndarray]:
+    """Returns everything that may leave."""
+    labels = np.asarray(state["labels"])
+    spread, weights = self._of(labels.tobytes())
+    return {"labels": labels, "pool_labels": spread, "student": weights}
+
+  def scores(self, state: Any) -> Scores:
+    """Returns the student's accuracy, and that of the labels it learned from."""
+    labels = np.asarray(state["labels"])
+    pool = self.config.num_pool
+    truth = self.sides.public.y
+    spread, weights = self._of(labels.tobytes())
+    answered = np.flatnonzero(labels >= 0)
+    right = labels[answered] == truth[answered]
+    predicted = np.argmax(self.graph.others @ weights, axis=1)
+    return {
+      "accuracy": float(np.mean(predicted == truth[pool:])),
+      "label_accuracy": float(np.mean(right)) if len(right) else 0.0,
+      "pool_accuracy": float(np.mean(spread == truth[:pool])),
+      "answers": len(answered),
+    }
+
+
+def _queries_work(
+  config: PateConfig,
+  sides: _Sides,
+  counts: np.ndarray,
+  random: Streams,
+  guarantee: Promise,
+  student: _Student,
+) -> Work:
+  mechanism = config.aggregate
+
+  @jax.jit
+  def step(state: Any, draw: Any) -> tuple[Any, None]:
+    query, row = draw
+    label = mechanism(jax.random.fold_in(random.noise, query), row)
+    left = jnp.sum(state["labels"] >= 0) < config.most_answers
+    # Where no answer is left nothing is asked: what was charged stays charged.
+    label = jnp.where(left, label, _NOT_ASKED)
+    return {"labels": state["labels"].at[query].set(label)}, None
+
+  def draws(start: int) -> Iterator[tuple[Any, Any]]:
+    for query in range(start, config.num_queries):
+      yield np.int32(query), jnp.asarray(counts[query], jnp.float32)
+
+  def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
+    labels = np.asarray(state["labels"])
+    told: dict[str, Any] = {
+      "num_teachers": config.num_teachers,
+      "num_queries": config.num_queries,
+      "num_answers": int(np.sum(labels >= 0)),
+      "most_answers": config.most_answers,
+      "answer_std": float(mechanism.std),
+    }
+    if not config.release:
+      right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
+      told["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
+    if config.data_dependent:
+      told |= vote_costs.of_votes(config, counts, labels >= 0)
+    if config.publish_cost:
+      told |= vote_costs.published(config, counts, random.noise)
+    return told
+
+  return Work(
+    num_steps=config.num_queries,
+    init=lambda: {"labels": jnp.full(config.num_queries, _NOT_ASKED, jnp.int32)},
+    step=step,
+    draws=draws,
+    released=student.released,
+    evaluate=student.scores,
+    row_at=lambda query: every(config.eval_every, query, config.num_queries),
+    promise=guarantee,
+    name="queries",
+    phase="queries",
+    steps_are="queries",
+    planned=lambda: {
+      "task": "pate",
+      "dataset": config.dataset,
+      "method": config.aggregator,
+      "model": config.features,
+    },
+    describe=describe,
+  )

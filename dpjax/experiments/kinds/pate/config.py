@@ -1,0 +1,179 @@
+"""Typed configuration of a run of PATE, which a config file returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from dpjax import accounting
+from dpjax.experiments.config import common, rules
+from dpjax.experiments.config import unread as unread_lib
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
+from dpjax.mechanisms.teacher_votes import ConfidentGNMax, GNMax, std_for
+from dpjax.validate import UserError
+
+AGGREGATORS = ("gnmax", "confident_gnmax")
+FEATURES = ("scattering", "pixels")
+
+
+@dataclasses.dataclass
+class PateConfig:
+  """Configuration of a run: teachers on private parts, noisy votes, a student.
+
+  The test set is the public side: its first `num_pool` examples are the student's unlabelled
+  pool, and the others score it.
+  """
+
+  dataset: Annotated[str, "digits | mnist | any name of dpjax.data.load"] = "digits"
+  data_dir: Annotated[
+    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  features: Annotated[str, rules.among(FEATURES), "what teachers and student read"] = (
+    "pixels"
+  )
+  num_groups: Annotated[
+    int, common.COUNT, "of channels, each standardised by itself; of scattering"
+  ] = 27
+  num_teachers: Annotated[int, rules.between(2, rules.MOST_CLIENTS), "private parts"] = 40
+  teacher_capacity: Annotated[
+    int, common.COUNT, "public: most records of a part; others are left out"
+  ] = 60
+  teacher_penalty: Annotated[float, rules.POSITIVE, "of ridge regression"] = 0.01
+  num_pool: Annotated[int, rules.at_least(2), "public examples without labels"] = 200
+  num_queries: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "examples of the pool that are asked about"
+  ] = 40
+  aggregator: Annotated[
+    str,
+    rules.among(AGGREGATORS),
+    "gnmax: every query is answered; confident_gnmax: only where enough teachers agree",
+  ] = "gnmax"
+  max_answers: Annotated[
+    int, common.COUNT, "all are accounted, used or not; of confident_gnmax"
+  ] = 30
+  threshold: Annotated[
+    float, rules.NON_NEGATIVE, "votes that an answer needs; of confident_gnmax"
+  ] = 25.0
+  check_std: Annotated[
+    float, rules.POSITIVE, "noise of a check, in votes; of confident_gnmax"
+  ] = 10.0
+  std: Annotated[
+    float | None, rules.POSITIVE, "noise of a label, in votes; none: what epsilon allows"
+  ] = None
+  epsilon: Annotated[float, rules.POSITIVE, "of all labels together"] = 8.0
+  delta: Annotated[common.Delta, "of the same"] = 1e-5
+  epsilon_budget: common.EpsilonBudget = None
+  neighboring_relation: Annotated[
+    str,
+    rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1])),
+    "add_or_remove_one: a record's content chooses its teacher; replace_one: its place",
+  ] = "add_or_remove_one"
+  num_components: Annotated[int, common.COUNT, "of the public pool, for its graph"] = 50
+  num_student_components: Annotated[int, common.COUNT, "of the student's inputs"] = 50
+  num_neighbors: Annotated[int, common.COUNT, "of an example in the public graph"] = 5
+  reach: Annotated[float, rules.OPEN_UNIT, "how far labels spread"] = 0.985
+  student_penalty: Annotated[float, rules.POSITIVE, "of ridge regression"] = 0.03
+  data_dependent: Annotated[
+    bool, "also compute what these very votes cost: private, not for release"
+  ] = False
+  publish_cost: Annotated[
+    bool, "publish that cost by smooth sensitivity, and pay for it; of gnmax"
+  ] = False
+  cost_order: Annotated[
+    float, rules.POSITIVE, "Renyi order of the published cost, above 1"
+  ] = 14.0
+  cost_beta: Annotated[float, rules.POSITIVE, "of its smooth sensitivity, a teacher"] = 0.02
+  cost_noise: Annotated[
+    float, rules.POSITIVE, "of the published cost, in smooth sensitivities"
+  ] = 12.0
+  eval_every: Annotated[int, common.COUNT, "queries between two students"] = 20
+  seed: common.Seed = 0
+  release: common.Release = False
+
+  @property
+  def aggregate(self) -> GNMax | ConfidentGNMax:
+    """Returns the mechanism that publishes labels."""
+    relation = self.neighboring_relation
+    std = self.std
+    confident = self.aggregator == "confident_gnmax"
+    if std is None:
+      std = std_for(
+        epsilon=self.epsilon,
+        delta=self.delta,
+        num_answers=self.most_answers,
+        num_checks=self.num_queries if confident else 0,
+        check_std=self.check_std,
+      )
+    if confident:
+      return ConfidentGNMax(self.threshold, self.check_std, std, relation)
+    return GNMax(std, relation)
+
+  @property
+  def most_answers(self) -> int:
+    """Returns how many labels are accounted."""
+    return self.max_answers if self.aggregator == "confident_gnmax" else self.num_queries
+
+
+def unread(config: PateConfig) -> Unused:
+  """Returns the fields that a run does not read, each with the condition that it needs.
+
+  >>> sorted(unread(PateConfig()))[:2]
+  ['check_std', 'cost_beta']
+  """
+  confident = config.aggregator == "confident_gnmax"
+  return (
+    needs(
+      confident,
+      "aggregator='confident_gnmax'",
+      *("max_answers", "threshold", "check_std"),
+    )
+    | needs(config.features == "scattering", "features='scattering'", "num_groups")
+    | needs(config.publish_cost, "publish_cost", "cost_order", "cost_beta", "cost_noise")
+    | needs(config.std is None, "std=None, which is solved for", "epsilon")
+  )
+
+
+@bounds.names_fields
+def check(config: PateConfig) -> None:
+  """Raises UserError for errors of a run that can be found without data."""
+  bounds.typed(config)
+  unread_lib.refuse(config, unread(config))
+  if config.num_queries > config.num_pool:
+    raise UserError(
+      f"must be at most num_pool={config.num_pool}",
+      field="num_queries",
+      value=config.num_queries,
+    )
+  if config.most_answers > config.num_queries:
+    raise UserError(
+      f"must be at most num_queries={config.num_queries}",
+      field="max_answers",
+      value=config.max_answers,
+    )
+  if config.num_neighbors >= config.num_pool:
+    raise UserError(
+      f"must be below num_pool={config.num_pool}",
+      field="num_neighbors",
+      value=config.num_neighbors,
+    )
+  if config.release and config.data_dependent:
+    raise UserError(
+      "must be false with release=True: what these votes cost is itself private",
+      field="data_dependent",
+      value=True,
+    )
+  if config.publish_cost and config.aggregator != "gnmax":
+    raise UserError(
+      "is proved for aggregator='gnmax' alone: which queries were answered depends on the votes",
+      field="publish_cost",
+      value=True,
+    )
+  if config.publish_cost and not 1 < config.cost_order < 0.5 / config.cost_beta:
+    raise UserError(
+      f"must be between 1 and 1 / (2 cost_beta) = {0.5 / config.cost_beta:g}",
+      field="cost_order",
+      value=config.cost_order,
+    )
+  # Refuses a noise that cannot be had.
+  _ = config.aggregate

@@ -1,0 +1,213 @@
+"""What a run of PATE costs: its guarantee, and what its very votes cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import accounting
+from dpjax.accounting import votes
+from dpjax.accounting.event_kinds.kind import ORDERS
+from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.run import promise
+from dpjax.experiments.run.promise import Promise
+from dpjax.mechanisms.teacher_votes import ConfidentGNMax
+from dpjax.noise import source
+from dpjax.validate import UserError
+
+# A step is an int32 >= 0, so no query has the key that is made from this number.
+_OF_COST = 2**32 - 1
+# Public: published costs are multiples of it.
+_COST_STEP = 2.0**-12
+
+
+def step_events(config: PateConfig) -> list[accounting.DpEvent]:
+  """Returns the event of each query, in order.
+
+  Where answers are limited, the first query is charged with all of them: how many are used, and
+  when, depends on the votes. What is charged must not.
+  """
+  mechanism = config.aggregate
+  relation = config.neighboring_relation
+  if isinstance(mechanism, ConfidentGNMax):
+    check = mechanism.event(relation, num_checks=1, num_answers=0)
+    answers = mechanism.votes.event(relation, num_queries=config.max_answers)
+    events = [accounting.joined([check, answers])] + [check] * (config.num_queries - 1)
+  else:
+    events = [mechanism.event(relation)] * config.num_queries
+  if config.publish_cost:
+    published = accounting.SmoothSensitivityDpEvent(
+      config.cost_beta, config.cost_noise, relation
+    )
+    events[-1] = accounting.joined([events[-1], published])
+  return events
+
+
+def promised(config: PateConfig, num_records: int) -> Promise:
+  """Returns the guarantee of a run. It is independent of the votes.
+
+  Args:
+    num_records: public size of the private data.
+  """
+  events = step_events(config)
+  accountant = "rdp" if config.publish_cost else "pld"
+  relation = config.neighboring_relation
+  whole = promise.of_event(
+    accounting.joined(events),
+    delta=config.delta,
+    l2_bound=1.0,
+    num_records=num_records,
+    relation=relation,
+    accountant=accountant,
+    budget=config.epsilon_budget,
+  )
+
+  @functools.cache
+  def curve(steps: int) -> float:
+    return accounting.epsilon(
+      accounting.joined(events[:steps]),
+      delta=config.delta,
+      neighboring_relation=relation,
+      accountant=accountant,
+    )
+
+  def statement(steps: int) -> str:
+    told = accounting.privacy_statement(
+      accounting.joined(events[:steps]),
+      num_examples=num_records,
+      delta=config.delta,
+      neighboring_relation=relation,
+      accountants=(accountant,),
+      epsilon_kind=whole.kind,
+    )
+    return "\n\n".join(part for part in (_words(config), told) if part)
+
+  return dataclasses.replace(
+    whole,
+    step_event=lambda step: events[step],
+    remaining_event=lambda start: accounting.joined(events[start:]),
+    curve=curve,
+    statement=statement,
+  )
+
+
+def _words(config: PateConfig) -> str:
+  chooses = "content" if config.neighboring_relation == promise.ADD else "place"
+  text = (
+    f"PATE: {config.num_teachers} teachers on disjoint parts. A record's {chooses} chooses its "
+    "teacher, so one record changes one vote of each query: one count falls by one, another "
+    "rises by one, sqrt(2) in the L2 norm, to which the noise of a label is relative. The "
+    "guarantee is of the published labels, of which of them were given, and of everything that "
+    "is computed from these and from public examples. It does not depend on the votes."
+  )
+  if config.aggregator == "confident_gnmax":
+    text += (
+      f" Each of {config.num_queries} queries is charged with a check of the largest count, "
+      f"sensitivity 1, answered or not. {config.max_answers} answers are charged, used or not."
+    )
+  if config.release:
+    step = source.grid_step(float(config.aggregate.std), 7)
+    text += (
+      " Release mode: the noise key has 256 bits of the operating system's entropy, and noisy "
+      f"counts are rounded to multiples of {step:g}. Votes and checkpoints stay as secret as "
+      "the data."
+    )
+  return textwrap.fill(text, width=92, break_on_hyphens=False)
+
+
+def of_votes(
+  config: PateConfig, counts: np.ndarray, answered: np.ndarray
+) -> dict[str, Any]:
+  """Returns what these very votes cost. PRIVATE: it follows from the votes without noise.
+
+  For Confident-GNMax it is the sum along the answers that were given, as the paper reports it
+  in expectation; nobody has proved it to be an epsilon.
+
+  Args:
+    counts: [num_queries, K]. answered: [num_queries], whether a label was given.
+  """
+  orders = np.asarray(ORDERS)
+  mechanism = config.aggregate
+  total = np.zeros(len(orders))
+  asked = range(len(counts))
+  for query in asked:
+    row = counts[query]
+    if isinstance(mechanism, ConfidentGNMax):
+      total += votes.threshold_rdp(
+        row.max(), mechanism.threshold, mechanism.check_std, orders
+      )
+    if answered[query]:
+      log_q = votes.log_prob_of_others(row, mechanism.std)
+      total += votes.gaussian_votes_rdp(log_q, mechanism.std, orders)
+  return {"not_private/epsilon_data_dependent": _epsilon(orders, total, config.delta)}
+
+
+def published(config: PateConfig, counts: np.ndarray, key: jax.Array) -> dict[str, Any]:
+  """Returns the cost of these votes at one Renyi order, published by smooth sensitivity.
+
+  The number is an estimate of a private quantity. It is no epsilon of a guarantee: that one is
+  the run's own, which contains the cost of this release.
+
+  Args:
+    counts: [num_queries, K], all answered.
+    key: noise key of the run.
+  """
+  order = config.cost_order
+  std = config.aggregate.std
+  num_classes = counts.shape[1]
+  if not votes.conditions_hold(std=std, num_classes=num_classes, order=order):
+    raise UserError(
+      f"smooth sensitivity is not proved there at std={std:g}",
+      field="cost_order",
+      value=order,
+    )
+  cost = 0.0
+  local = np.zeros(config.num_teachers)
+  known: dict[tuple[int, ...], tuple[float, np.ndarray]] = {}
+  for row in counts:
+    # Costs do not depend on which class has which count.
+    name = tuple(sorted(row.tolist()))
+    if name not in known:
+      log_q = votes.log_prob_of_others(row, std)
+      single = float(votes.gaussian_votes_rdp(log_q, std, [order])[0])
+      sensitivity = votes.votes_sensitivity(
+        row, num_teachers=config.num_teachers, std=std, order=order
+      )
+      known[name] = (single, sensitivity)
+    cost += known[name][0]
+    local += known[name][1]
+  release = votes.SmoothSensitivity(config.cost_beta, config.cost_noise)
+  smooth = release.sensitivity(local)
+  of_cost = jax.random.fold_in(key, np.uint32(_OF_COST))
+  # Noise off a grid: one on a grid, times a private scale, would be on a grid that tells it.
+  drawn = float(source.gaussian(of_cost, np.zeros((), np.float32), 1.0, long_tails=True))
+  noisy = cost + smooth * config.cost_noise * drawn
+  # Rounded to a public grid, far above the spacing of floats: which numbers can be published
+  # does not depend on the votes.
+  rdp = round(noisy / _COST_STEP) * _COST_STEP
+  epsilon = (
+    rdp + math.log1p(-1 / order) - (math.log(config.delta) + math.log(order)) / (order - 1)
+  )
+  return {
+    "published_cost": {
+      "order": order,
+      "rdp": rdp,
+      "epsilon_at_this_order": epsilon,
+      "noise_std_in_smooth_sensitivities": config.cost_noise,
+      "what_it_is": "a noisy estimate of what these votes cost, no guarantee",
+    }
+  }
+
+
+def _epsilon(orders: Sequence[float] | np.ndarray, rdp: np.ndarray, delta: float) -> float:
+  """Converts divergences (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, prop. 12)."""
+  orders = np.asarray(orders)
+  found = rdp + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
+  return float(max(0.0, np.nanmin(found)))

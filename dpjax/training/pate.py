@@ -1,0 +1,302 @@
+"""PATE around the votes: disjoint parts, teachers on them, and a student on public examples.
+
+The private records reach a teacher only through `parts_by_content` or `parts_by_place`, and a
+student only through the labels that `dpjax.mechanisms.GNMax` publishes. Everything else here
+reads public examples, and costs nothing.
+
+Source: Papernot et al. 2017, arXiv:1610.05755, and 2018, arXiv:1802.08908. Teachers here are
+ridge regressions in closed form, and the student spreads labels over a graph (Zhou et al. 2004,
+"Learning with local and global consistency"); the papers trained networks for both.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy import sparse
+
+from dpjax import validate
+from dpjax.types import Array, ArrayLike
+from dpjax.validate import UserError
+
+# Public: two data sets that differ in one record use the same map from records to parts.
+_SALT = b"dpjax parts"
+# Rows of a similarity matrix at a time.
+_ROWS = 1000
+# Columns beyond the components that are kept, and passes, of the randomised decomposition
+# (Halko, Martinsson and Tropp 2011, arXiv:0909.4061).
+_OVERSAMPLED = 30
+_PASSES = 2
+# Of a student's scores, which cover the whole pool: they need not spread far.
+_SECOND_REACH = 0.8
+_SECOND_TURNS = 20
+
+
+def parts_by_content(x: np.ndarray, y: np.ndarray, num_parts: int) -> np.ndarray:
+  """Returns the part of each record, [n]: a hash of the record itself.
+
+  Guarantee: one record more or fewer changes one part, whatever the others are. Under
+  replace_one two parts may change.
+
+  >>> x = np.arange(6.0).reshape(3, 2)
+  >>> parts = parts_by_content(x, np.array([0, 1, 0]), 10)
+  >>> parts[1:].tolist() == parts_by_content(x[1:], np.array([1, 0]), 10).tolist()
+  True
+  """
+  validate.integer_at_least(1, num_parts=num_parts)
+  if len(x) != len(y):
+    raise UserError(f"must have a label for each of {len(x)} records", field="y")
+
+  def part(row: np.ndarray, label: np.generic) -> int:
+    hashed = hashlib.blake2b(_SALT, digest_size=8)
+    hashed.update(np.ascontiguousarray(row).tobytes())
+    hashed.update(np.int64(label).tobytes())
+    return int.from_bytes(hashed.digest(), "little") % num_parts
+
+  pairs = zip(np.asarray(x), np.asarray(y))
+  return np.array([part(row, label) for row, label in pairs], np.int32)
+
+
+def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
+  """Returns the part of each record, [n], by its place alone.
+
+  Guarantee: a record that is replaced changes one part. One more or fewer may change all.
+
+  >>> parts_by_place(5, 2).tolist()
+  [0, 1, 0, 1, 0]
+  """
+  validate.integer_at_least(1, num_parts=num_parts)
+  return np.arange(num_records, dtype=np.int32) % num_parts
+
+
+class Parts(NamedTuple):
+  """Records of several parts, padded to one size."""
+
+  x: np.ndarray  # [k, capacity, d]
+  y: np.ndarray  # [k, capacity]
+  mask: np.ndarray  # [k, capacity], 1 for a record
+
+
+def padded_parts(
+  x: np.ndarray, y: np.ndarray, parts: np.ndarray, which: range, capacity: int
+) -> Parts:
+  """Returns the records of the parts `which`; those beyond `capacity` of a part are left out.
+
+  Leaving out changes no other part, so it costs nothing. `capacity` is public: shapes, and so
+  the last bits of every teacher, follow from it and not from the data.
+
+  >>> padded_parts(np.ones((3, 1)), np.zeros(3), np.array([0, 1, 0]), range(2), 2).mask.sum()
+  3.0
+  """
+  validate.integer_at_least(1, capacity=capacity)
+  flat = np.reshape(x, (len(x), -1))
+  out = Parts(
+    np.zeros((len(which), capacity, flat.shape[1]), np.float32),
+    np.zeros((len(which), capacity), np.int32),
+    np.zeros((len(which), capacity), np.float32),
+  )
+  for place, part in enumerate(which):
+    rows = np.flatnonzero(parts == part)[:capacity]
+    out.x[place, : len(rows)] = flat[rows]
+    out.y[place, : len(rows)] = np.asarray(y)[rows]
+    out.mask[place, : len(rows)] = 1
+  return out
+
+
+@functools.partial(jax.jit, static_argnames="num_classes")
+def ridge_votes(
+  parts: Parts, queries: Array, *, penalty: float, num_classes: int
+) -> jax.Array:
+  """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
+
+  A teacher is ridge regression onto one-hot labels, in its dual form. Each is computed from its
+  part alone; all of them at once by `vmap`. An empty part votes for class 0.
+
+  Args:
+    queries: public examples [m, d].
+    penalty: of the squared weights, in mean squared lengths of a part's examples.
+  """
+
+  def teacher(x: Any, y: Any, mask: Any) -> jax.Array:
+    gram = x @ x.T
+    count = jnp.maximum(mask.sum(), 1.0)
+    # Padding has zero rows. Its own diagonal keeps the system solvable and moves nothing.
+    ridge = penalty * jnp.trace(gram) / count + 1e-6
+    targets = (jax.nn.one_hot(y, num_classes) - 1 / num_classes) * mask[:, None]
+    dual = jnp.linalg.solve(gram + ridge * jnp.eye(len(gram)), targets)
+    return jnp.argmax(queries @ (x.T @ dual), axis=1).astype(jnp.int32)
+
+  return jax.vmap(teacher)(*parts)
+
+
+def vote_counts(votes: ArrayLike, num_classes: int) -> np.ndarray:
+  """Counts votes [k, m] -> [m, num_classes]. Not private.
+
+  >>> vote_counts(np.array([[0, 1], [0, 0]]), 3).tolist()
+  [[2, 0, 0], [1, 1, 0]]
+  """
+  votes = np.asarray(votes)
+  return (votes[..., None] == np.arange(num_classes)).sum(axis=0).astype(np.int32)
+
+
+class PublicGraph(NamedTuple):
+  """Public examples as a student sees them."""
+
+  spread: sparse.csr_matrix  # [n, n], normalised similarities of near neighbours
+  pool: np.ndarray  # [n, d], of which some get labels
+  others: np.ndarray  # [m, d], which only the student's model sees
+
+
+def public_graph(
+  pool: np.ndarray,
+  others: np.ndarray,
+  *,
+  num_components: int = 200,
+  num_student_components: int = 320,
+  num_neighbors: int = 5,
+) -> PublicGraph:
+  """Returns the graph of a public pool: near neighbours by cosine in principal components.
+
+  Components count by the square root of their deviation. Whole deviations would let a few
+  components decide who is near; equal ones would let noise do so.
+
+  Args:
+    pool: [n, ...], public. others: [m, ...], public; they shape nothing.
+    num_components: of the graph; fewer where the pool is smaller.
+    num_student_components: of the student's inputs.
+  """
+  validate.integer_at_least(
+    1,
+    num_components=num_components,
+    num_student_components=num_student_components,
+    num_neighbors=num_neighbors,
+  )
+  flat = np.reshape(np.asarray(pool, np.float32), (len(pool), -1))
+  far = np.reshape(np.asarray(others, np.float32), (len(others), -1))
+  if len(flat) <= num_neighbors:
+    raise UserError(
+      f"must be fewer than the pool's {len(flat)} examples",
+      field="num_neighbors",
+      value=num_neighbors,
+    )
+  mean = flat.mean(axis=0)
+  most = max(num_components, num_student_components)
+  directions, deviations = _components(flat - mean, most)
+  seen = (flat - mean) @ directions
+  seen_far = (far - mean) @ directions
+  near = _on_sphere(seen[:, :num_components] / np.sqrt(deviations[:num_components]))
+  # Ridge regression prefers features that are more, and less even, than those of the graph.
+  seen = seen[:, :num_student_components]
+  seen_far = seen_far[:, :num_student_components]
+  weight = deviations[:num_student_components] ** 0.25
+  return PublicGraph(
+    _neighbors(near, num_neighbors),
+    _on_sphere(seen / weight),
+    _on_sphere(seen_far / weight),
+  )
+
+
+def _components(centred: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (directions [d, k], deviations [k]) of the largest principal components."""
+  count = min(most, *centred.shape)
+  width = min(count + _OVERSAMPLED, *centred.shape)
+  # Fixed numbers: the components are a function of the public pool.
+  start = np.random.default_rng(0).normal(size=(len(centred), width)).astype(np.float32)
+  basis, _ = np.linalg.qr(centred.T @ start)
+  for _ in range(_PASSES - 1):
+    basis, _ = np.linalg.qr(centred.T @ (centred @ basis))
+  _, deviations, turned = np.linalg.svd(centred @ basis, full_matrices=False)
+  kept = np.maximum(deviations[:count], 1e-6 * max(float(deviations[0]), 1e-30))
+  return basis @ turned[:count].T, kept
+
+
+def _on_sphere(rows: np.ndarray) -> np.ndarray:
+  return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
+
+
+def _neighbors(rows: np.ndarray, count: int) -> sparse.csr_matrix:
+  """Returns D^-1/2 W D^-1/2, W the symmetric similarities of `count` nearest neighbours."""
+  size = len(rows)
+  columns = np.empty((size, count), np.int64)
+  weights = np.empty((size, count), np.float64)
+  for start in range(0, size, _ROWS):
+    near = rows[start : start + _ROWS] @ rows.T
+    here = np.arange(len(near))
+    # No example is its own neighbour.
+    near[here, start + here] = -np.inf
+    columns[start : start + _ROWS] = np.argpartition(-near, count, axis=1)[:, :count]
+    block = np.take_along_axis(near, columns[start : start + _ROWS], axis=1)
+    weights[start : start + _ROWS] = np.maximum(block, 1e-3)
+  entries = (weights.ravel(), (np.repeat(np.arange(size), count), columns.ravel()))
+  graph = sparse.csr_matrix(entries, shape=(size, size))
+  graph = graph.maximum(graph.T)
+  scale = sparse.diags(np.asarray(graph.sum(axis=1)).ravel() ** -0.5)
+  return (scale @ graph @ scale).tocsr()
+
+
+def spread_labels(
+  graph: PublicGraph,
+  labels: np.ndarray,
+  *,
+  num_classes: int,
+  reach: float = 0.985,
+  num_turns: int = 150,
+) -> np.ndarray:
+  """Returns a label of every example of the pool, [n]: what its neighbours' labels say.
+
+  Post-processing of published labels: it costs nothing. Labels are not clamped, so that a wrong
+  one is outvoted by its neighbourhood.
+
+  Args:
+    labels: [n] of the pool; below 0 where there is none.
+    reach: in (0, 1): share of a turn that comes from the neighbours.
+    num_turns: turns of the iteration.
+  """
+  labels = np.asarray(labels)
+  known = np.flatnonzero(labels >= 0)
+  start = np.zeros((len(labels), num_classes))
+  start[known, labels[known]] = 1
+  # Classes weigh alike, however many of their examples were asked about.
+  start /= np.maximum(start.sum(axis=0), 1)
+  return _spread(graph, start, reach, num_turns)
+
+
+def _spread(
+  graph: PublicGraph, start: np.ndarray, reach: float, num_turns: int
+) -> np.ndarray:
+  found = start.copy()
+  for _ in range(num_turns):
+    found = reach * (graph.spread @ found) + (1 - reach) * start
+  return np.argmax(found / np.maximum(found.sum(axis=0), 1e-300), axis=1).astype(np.int32)
+
+
+def student_weights(
+  graph: PublicGraph, labels: np.ndarray, *, num_classes: int, penalty: float = 0.03
+) -> np.ndarray:
+  """Returns the student [d, num_classes]: ridge regression onto the labels of the whole pool.
+
+  Its scores of the pool are spread over the graph once more, and it learns again from what
+  comes out: it corrects neighbourhoods that no label has reached.
+
+  Args:
+    labels: [n] in [0, num_classes), as `spread_labels` returns them.
+    penalty: of the squared weights.
+  """
+  first = _ridge(graph, np.asarray(labels), num_classes, penalty)
+  scores = np.maximum(graph.pool @ first, 0.0)
+  scores /= np.maximum(scores.sum(axis=0), 1e-300)
+  again = _spread(graph, scores, _SECOND_REACH, _SECOND_TURNS)
+  return _ridge(graph, again, num_classes, penalty).astype(np.float32)
+
+
+def _ridge(
+  graph: PublicGraph, labels: np.ndarray, num_classes: int, penalty: float
+) -> np.ndarray:
+  targets = np.eye(num_classes)[labels] - 1 / num_classes
+  gram = graph.pool.T @ graph.pool + penalty * np.eye(graph.pool.shape[1])
+  return np.linalg.solve(gram, graph.pool.T @ targets)

@@ -1,0 +1,62 @@
+"""Rho of zero-concentrated DP bounds every Renyi divergence, and is exact for Gaussian noise."""
+
+import math
+
+import dp_accounting as dpa
+import numpy as np
+import pytest
+
+from dpjax import accounting
+from dpjax.accounting.event_kinds.kind import ORDERS, rdp_of
+from dpjax.accounting.event_kinds.skellam import SkellamDpEvent
+from dpjax.accounting.supported import accountable
+from dpjax.validate import UserError
+
+_NOISE = dpa.GaussianDpEvent(3.0)
+_EVENTS = {
+  "gaussian": _NOISE,
+  "laplace": dpa.LaplaceDpEvent(2.0),
+  "pure": accounting.pure_dp_event(0.7),
+  "poisson": accounting.poisson_sampled_event(_NOISE, sampling_prob=0.2),
+  "fixed size": accounting.fixed_size_event(_NOISE, num_examples=50, batch_size=10),
+  "allocation": accounting.random_allocation_event(_NOISE, num_steps=5),
+}
+
+
+@pytest.mark.parametrize("name", _EVENTS)
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one"])
+def test_rho_bounds_the_renyi_curve(name, relation):
+  event = accounting.composed(_EVENTS[name], 3)
+  if name == "poisson" and relation == "replace_one":
+    with pytest.raises(UserError, match="poisson with neighboring_relation"):
+      accounting.zcdp(event, neighboring_relation=relation)
+    return
+  rho = accounting.zcdp(event, neighboring_relation=relation)
+  if name == "allocation" and relation == "replace_one":
+    assert rho == pytest.approx(4 * accounting.zcdp(event))
+    return
+  curve = rdp_of(accountable(event, relation, "rdp"))
+  shares = (curve / np.array(ORDERS))[np.isfinite(curve)]
+  assert (shares <= rho * (1 + 1e-9)).all()
+  # Of the right size: at some order no less than a quarter is used.
+  assert shares.max() > 0.25 * rho
+
+
+def test_gaussian_noise_is_exact_and_rho_adds_up():
+  both = dpa.ComposedDpEvent([accounting.composed(_NOISE, 9), dpa.GaussianDpEvent(1.0)])
+  assert accounting.zcdp(both) == pytest.approx(9 / 18 + 0.5)
+  double = accounting.zcdp(both, neighboring_relation="replace_one")
+  assert double == pytest.approx(4 * accounting.zcdp(both))
+  exact = dpa.get_epsilon_gaussian(1.0, 1e-6)
+  assert exact < accounting.epsilon_of_zcdp(0.5, delta=1e-6) < 1.12 * exact
+
+
+def test_the_ends_of_the_range_and_what_has_no_rho():
+  assert accounting.zcdp(dpa.NonPrivateDpEvent()) == math.inf
+  assert accounting.zcdp(dpa.NoOpDpEvent()) == 0
+  assert accounting.epsilon_of_zcdp(0.0, delta=1e-5) == 0
+  assert accounting.epsilon_of_zcdp(math.inf, delta=1e-5) == math.inf
+  with pytest.raises(UserError, match="rho=-1"):
+    accounting.epsilon_of_zcdp(-1, delta=1e-5)
+  with pytest.raises(UserError, match="has no bound by zCDP"):
+    accounting.zcdp(SkellamDpEvent(100.0, 1.0, 1.0), neighboring_relation="replace_one")

@@ -1,0 +1,181 @@
+"""A run of PATE: its guarantee, resuming, release mode, and what is kept from it."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from dpjax import accounting
+from dpjax.accounting import Ledger
+from dpjax.data import from_arrays
+from dpjax.experiments.kinds.pate import build, vote_costs
+from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.run import loop
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+
+@pytest.fixture(scope="module")
+def sides():
+  """Three clear classes, private and public."""
+  rng = np.random.default_rng(0)
+  parts = []
+  for size in (300, 90):
+    y = rng.integers(0, 3, size)
+    x = np.eye(3, 6)[y] + 0.25 * rng.normal(size=(size, 6))
+    shaped = x.astype(np.float32).reshape(size, 1, 6, 1)
+    parts.append(from_arrays(shaped, y, num_classes=3, nominal_size=300))
+  return tuple(parts)
+
+
+def _config(**changes):
+  return PateConfig(
+    **{
+      "num_teachers": 12,
+      "teacher_capacity": 50,
+      "num_pool": 60,
+      "num_queries": 20,
+      "num_components": 6,
+      "eval_every": 10,
+      "delta": 1e-5,
+    }
+    | changes
+  )
+
+
+def _run(config, sides, folder):
+  return loop.train(config, folder, data=sides)
+
+
+@pytest.fixture(scope="module")
+def whole(sides, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("whole")
+  return folder, _run(_config(data_dependent=True), sides, folder)
+
+
+def test_the_epsilon_is_that_of_the_noise_and_the_student_learns(whole):
+  folder, result = whole
+  config = _config(data_dependent=True)
+  assert result["epsilon_kind"] == "proved" and result["epsilon"] <= 8.0
+  by_hand = accounting.epsilon(
+    accounting.gaussian_event(result["answer_std"] / math.sqrt(2 * 20)), delta=1e-5
+  )
+  assert result["epsilon"] == pytest.approx(by_hand, rel=1e-6)
+  ledger = Ledger.from_json(result["ledger"])
+  assert ledger.num_steps == 20 and ledger.epsilon(1e-5) == result["epsilon"]
+  assert result["test_accuracy"] > 0.9 and result["test_label_accuracy"] > 0.8
+  assert "sqrt(2) in the" in result["privacy_statement"]
+  assert result["not_private/epsilon_data_dependent"] > 0
+  rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+  assert [row["step"] for row in rows] == [10, 20]
+  assert rows[0]["epsilon"] < rows[1]["epsilon"]
+  with np.load(folder / "params.npz") as released:
+    # Labels, their spreading and the student leave; votes do not.
+    assert {released[name].shape for name in released} == {(20,), (60,), (6, 3)}
+  assert config.aggregate.std == result["answer_std"]
+
+
+@pytest.mark.parametrize("phase, stop", [("teachers", 1), ("queries", 14)])
+def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, phase, stop):
+  _, result = whole
+  stop_after(monkeypatch, stop, phase=phase)
+  with pytest.raises(loop.Interrupted):
+    _run(_config(data_dependent=True), sides, tmp_path)
+  again = _run(_config(data_dependent=True), sides, tmp_path)
+  assert again["params_sha256"] == result["params_sha256"]
+  assert again["ledger"] == result["ledger"]
+
+
+def test_all_answers_are_charged_and_no_more_are_given(sides, tmp_path):
+  config = _config(
+    aggregator="confident_gnmax", max_answers=4, threshold=6.0, check_std=30.0, std=1.0
+  )
+  result = _run(config, sides, tmp_path)
+  assert result["num_answers"] == 4 < result["num_queries"]
+  mechanism = config.aggregate
+  event = mechanism.event(num_checks=20, num_answers=4)
+  assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
+  # An answer that is never given costs as much: the sum does not follow from the votes.
+  none = dataclasses.replace(config, threshold=1e9)
+  assert vote_costs.promised(none, 300).curve(20) == pytest.approx(
+    result["epsilon"], rel=1e-12
+  )
+  # After the first query all four answers are charged already.
+  first = mechanism.event(num_checks=1, num_answers=1)
+  assert vote_costs.promised(config, 300).curve(1) > accounting.epsilon(first, delta=1e-5)
+
+
+def test_release_mode_writes_nothing_that_follows_from_the_votes(sides, tmp_path):
+  results = [
+    _run(_config(release=True, publish_cost=True, cost_order=4.0), sides, tmp_path / name)
+    for name in ("one", "two")
+  ]
+  for result in results:
+    assert not [name for name in result if name.startswith("not_private")]
+    assert "256 bits" in result["privacy_statement"] and result["release"]
+    assert result["accountant"] == "rdp" and result["epsilon_kind"] == "proved"
+    step = result["published_cost"]["rdp"] / vote_costs._COST_STEP
+    assert step == round(step)
+  # Keys of the operating system: no two releases agree.
+  assert results[0]["published_cost"]["rdp"] != results[1]["published_cost"]["rdp"]
+  # The published number is paid for: more than the labels alone, at the same accountant.
+  alone = accounting.epsilon(
+    accounting.joined(vote_costs.step_events(_config())), delta=1e-5, accountant="rdp"
+  )
+  assert results[0]["epsilon"] > alone
+
+
+def test_a_published_cost_has_the_noise_that_is_charged(sides):
+  """Its spread over keys, relative to the smooth sensitivity by hand."""
+  import jax
+
+  from dpjax.accounting import votes
+
+  config = _config(publish_cost=True, cost_order=4.0)
+  counts = np.array([[12, 0, 0]] * 19 + [[5, 4, 3]])
+  std = config.aggregate.std
+  local = sum(
+    votes.votes_sensitivity(row, num_teachers=12, std=std, order=4.0) for row in counts
+  )
+  smooth = np.max(local * np.exp(-0.02 * np.arange(12)))
+  drawn = [
+    vote_costs.published(config, counts, jax.random.key(seed))["published_cost"]["rdp"]
+    for seed in range(60)
+  ]
+  wanted = smooth * config.cost_noise
+  assert 0.7 * wanted < np.std(drawn) < 1.35 * wanted
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    ({"release": True, "data_dependent": True}, "data_dependent=True: must be false"),
+    (
+      {"aggregator": "confident_gnmax", "max_answers": 5, "publish_cost": True},
+      "publish_cost=True: is proved for aggregator='gnmax' alone",
+    ),
+    ({"publish_cost": True, "cost_beta": 0.2}, "cost_order=14.0: must be between"),
+    ({"num_queries": 61}, "num_queries=61: must be at most num_pool=60"),
+    ({"num_pool": 90}, "num_pool=90: must leave some of the 90 public"),
+    ({"threshold": 3.0}, "threshold=3.0: would be ignored, it needs aggregator"),
+    ({"std": 3.0, "epsilon": 2.0}, "epsilon=2.0: would be ignored, it needs std=None"),
+    ({"neighboring_relation": "replace_special"}, "neighboring_relation="),
+    ({"epsilon": math.nan}, "epsilon=nan"),
+    ({"epsilon_budget": 1.0}, "epsilon_budget"),
+    (
+      {"aggregator": "confident_gnmax", "max_answers": 21},
+      "max_answers=21: must be at most num_queries=20",
+    ),
+  ],
+)
+def test_what_a_run_refuses(sides, tmp_path, changes, message):
+  with pytest.raises(UserError, match=message):
+    _run(_config(**changes), sides, tmp_path / "run")
+  assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_the_digest_leaves_out_where_data_lie():
+  assert build.digest(_config(data_dir="/elsewhere")) == build.digest(_config())
+  assert build.digest(_config(seed=1)) != build.digest(_config())
