@@ -21,7 +21,7 @@ import xml.etree.ElementTree as ElementTree
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "results" / "versions" / "table.csv"
 LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy")
-EXTRAS = "dev,docs,vertical,flower,secure,he,mpc-spu,lm"
+EXTRAS = "dev,docs,vertical,flower,secure,he,mpc-spu,lm,serve"
 _READ = """
 import importlib.metadata, json, platform, sys
 found = {name: importlib.metadata.version(name) for name in sys.argv[1:]}

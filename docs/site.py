@@ -61,7 +61,7 @@ _GROUPS = {
   ),
   "Across parties": ("federated", "secure"),
   "Attacks and audits": ("attacks", "auditing", "relevance"),
-  "Data and models": ("data", "models", "losses", "metrics"),
+  "Data and models": ("data", "models", "losses", "metrics", "serving"),
 }  # fmt: skip
 
 

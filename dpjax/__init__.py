@@ -29,6 +29,7 @@ if TYPE_CHECKING:
   from dpjax import sampling as sampling
   from dpjax import sealed as sealed
   from dpjax import secure as secure
+  from dpjax import serving as serving
   from dpjax import solve as solve
   from dpjax import training as training
   from dpjax import transforms as transforms
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
   from dpjax.sampling import ShuffledSampler as ShuffledSampler
   from dpjax.sampling import TruncatedPoissonSampler as TruncatedPoissonSampler
   from dpjax.sampling import UserSampler as UserSampler
+  from dpjax.serving import Predictor as Predictor
   from dpjax.transforms import clip_and_noise as clip_and_noise
   from dpjax.types import Batch as Batch
   from dpjax.types import ClippedSum as ClippedSum

@@ -21,6 +21,7 @@
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --notimed
+  python -m launch.benchmark --suite=serve --minutes=30 --folder=made --out=runs/serve_load
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
 fast route (ghost), auto, auto over 16 microbatches and in a scan that is written by hand
@@ -83,6 +84,10 @@ of --out is not compiled again.
 --suite=correlated measures a step of DP-SGD under correlated noise, by strategy (--methods),
 against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
 it writes correlated.csv.
+
+--suite=serve starts launch.serve on runs that it trains in --folder, and sends requests over
+loopback: latency, requests a second, what is lost while models are exchanged. With --minutes it
+plays a worse release, drift and a kill -9 as well; it writes serve.json.
 """
 
 from __future__ import annotations
@@ -108,6 +113,7 @@ try:
     noise_error,
     peer_rounds,
     population_cost,
+    serving_load,
     sum_overhead,
     sweep_speed,
     training_speed,
@@ -132,6 +138,7 @@ SUITES = (
   "allocator",
   "compiled",
   "correlated",
+  "serve",
 )
 # Flags that only some suites read.
 _OF_SUITES = {
@@ -139,7 +146,9 @@ _OF_SUITES = {
     *("gradients", "federated", "secure_sums", "data", "allocator"),
     *("correlated", "compiled"),
   ),
-  "folder": ("data",),
+  "folder": ("data", "serve"),
+  "minutes": ("serve",),
+  "per_second": ("serve",),
   "records": ("data",),
   "clients": ("federated", "population"),
   "rounds": ("population",),
@@ -215,7 +224,15 @@ flags.DEFINE_string(
 )
 flags.DEFINE_multi_string("mesh", [], "devices: such as data:8, or data:4,model:2.")
 flags.DEFINE_list("processes", ["1", "2"], "sweeps: how many share the runs.")
-flags.DEFINE_string("folder", None, "data: where the records are made; they stay there.")
+flags.DEFINE_string(
+  "folder", None, "data, serve: where records or runs are made; they stay there."
+)
+flags.DEFINE_float(
+  "minutes", None, "serve: with releases, drift and a kill, for so long.", lower_bound=1
+)
+flags.DEFINE_float(
+  "per_second", 80.0, "serve: requests a second.", lower_bound=1, upper_bound=10_000
+)
 flags.DEFINE_list("records", ["10000", "1000000"], "data: sizes of the sets.")
 flags.DEFINE_list(
   "targets", list(compiled.TARGETS), "compiled: machines that need not be here."
@@ -252,6 +269,7 @@ def main() -> None:
     "allocator": _allocator,
     "compiled": _compiled,
     "correlated": _correlated,
+    "serve": _serve,
   }
   run[options.suite](options, out)
 
@@ -395,6 +413,21 @@ def _population(options: flags.FlagValues, out: pathlib.Path | None) -> None:
       if out is not None:
         population_cost.write(entries, out)
   print(population_cost.table(entries))
+
+
+def _serve(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  if options.folder is None:
+    raise validate.UserError("must be given, for runs and the journal", field="folder")
+  whole = options.minutes is not None
+  result = serving_load.measure(
+    options.folder,
+    seconds=60 * options.minutes if whole else 25.0,
+    per_second=options.per_second,
+    whole=whole,
+    say=lambda line: print(line, file=sys.stderr, flush=True),
+    save=lambda found: None if out is None else serving_load.write(found, out),
+  )
+  print(serving_load.table(result))
 
 
 def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:

@@ -6,7 +6,8 @@
 
 Every field of the config (dpjax/experiments/kinds/central/config.py) can be overridden by its
 dotted name. The run writes to --workdir: config.json, metrics.jsonl, tensorboard/, result.json,
-report.png and .csv, params.npz (the model), checkpoints/ (holds the noise key: secret).
+report.png and .csv, params.npz (the model), inputs.json (what launch.serve needs to know of the
+data, all public), checkpoints/ (holds the noise key: secret).
 Stop it at any time; the same command goes on where it stopped.
 
 --audit trains with canaries and adds epsilon_audited_lower to result.json: a lower bound

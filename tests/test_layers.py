@@ -35,6 +35,7 @@ _LAYERS = (
     "experiments.checks",
     "experiments.plots",
     "experiments.all_kinds",
+    "serving",
   },
 )
 _LEVEL = {room: level for level, rooms in enumerate(_LAYERS) for room in rooms}

@@ -65,3 +65,16 @@ def test_launch_train_imports_its_own_kind_alone_and_few_lines():
   for kind in _OTHER_KINDS:
     assert not [name for name, _ in rows if name.startswith(f"dpjax.{kind}")]
     assert not [name for name, _ in rows if f".kinds.{kind.rstrip('s')}" in name]
+
+
+def test_a_server_is_imported_by_nobody_who_does_not_serve():
+  program = (
+    "import sys, dpjax, launch.train\n"
+    "dpjax.Predictor\n"
+    "names = {name.split('.')[0] for name in sys.modules}\n"
+    "print(sorted(names & {'starlette', 'uvicorn', 'prometheus_client', 'h11'}))\n"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", program], capture_output=True, text=True, cwd=_ROOT, check=True
+  )
+  assert done.stdout == "[]\n"

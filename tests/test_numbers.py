@@ -49,6 +49,13 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| column or row | flags |",
     "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
+  "docs/serve.md": (
+    "| request | body | answer |",
+    "| status | meaning |",
+    "| `--drift_inputs` | bins |",
+    "| `--reference` | rows | cost |",
+    "| rule | effect |",
+  ),
   "docs/attacks.md": (
     "| part | attacks | defences |",
     "| `--config=configs/attack/` or flag | what it does |",

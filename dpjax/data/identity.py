@@ -20,6 +20,8 @@ from dpjax.types import Labelled
 
 # Digest of the source from which `computed` made these data.
 _ORIGIN = "_origin"
+# Attribute: the shape of an example before the rule of `computed`.
+_SOURCE_SHAPE = "_source_shape"
 
 
 def digest(data: Labelled | Federation) -> bytes:
@@ -85,4 +87,16 @@ def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:
   result = dataclasses.replace(source, x=x)
   # Not a field: `replace` makes other data, and must drop it.
   object.__setattr__(result, _ORIGIN, digest(source))
+  object.__setattr__(result, _SOURCE_SHAPE, tuple(source.x.shape[1:]))
   return result
+
+
+def source_shape(dataset: Dataset) -> tuple[int, ...] | None:
+  """Returns the shape of an example before `computed` changed it; None for other data sets.
+
+  >>> from dpjax.data.dataset import from_arrays
+  >>> source = from_arrays(np.ones((2, 1)), [0, 1], num_classes=2)
+  >>> source_shape(computed(source, np.ones((2, 3), np.float32))), source_shape(source)
+  ((1,), None)
+  """
+  return getattr(dataset, _SOURCE_SHAPE, None)

@@ -170,9 +170,55 @@ def _declaration(source: _Held, declaration: Declared) -> Declaration:
   if declaration is None:
     if isinstance(source, Mapping):
       raise UserError("must say what is public about the columns", field="declaration")
-    beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
-    declaration = next((each for each in beside if each.exists()), beside[0])
+    declaration = _beside(source)
   return table_declaration.parsed(declaration, table_declaration.parse)
+
+
+def _beside(source: pathlib.Path) -> pathlib.Path:
+  """Returns the path of the declaration beside a table."""
+  beside = [source.with_suffix(suffix) for suffix in (".toml", ".json")]
+  return next((each for each in beside if each.exists()), beside[0])
+
+
+def declared_content(source: pathlib.Path, declaration: Declared) -> dict[str, Any]:
+  """Returns the content of the declaration of a file: a dict of it, the given file, or the file
+  beside the table."""
+  held = _beside(source) if declaration is None else declaration
+  return dict(held) if isinstance(held, Mapping) else table_declaration.read(held)
+
+
+def inputs(
+  columns: Mapping[str, Sequence[Any]], declaration: Mapping[str, Any]
+) -> np.ndarray:
+  """Returns inputs [n, width] of rows without targets, by the code that reads training rows.
+
+  Args:
+    columns: cells by column, exactly those that the declaration has in `columns`.
+    declaration: a dict, as in `table`.
+
+  Raises:
+    UserError: one line that names row and column, and never shows a cell.
+
+  >>> inputs({"age": [30, None]}, {
+  ...   "columns": {"age": {"lower": 0, "upper": 120, "missing": 60}},
+  ...   "target": {"column": "ill", "values": ["no", "yes"]},
+  ...   "split": {"test_share": 0.5},
+  ... }).tolist()
+  [[0.25], [0.5]]
+  """
+  declared = table_declaration.parsed(declaration, table_declaration.parse)
+  for name in columns:
+    if name not in declared.columns:
+      hint = validate.did_you_mean(name, list(declared.columns))
+      raise UserError(f"column {name!r:.60} is no input of the model{hint}")
+  absent = next((name for name in declared.columns if name not in columns), None)
+  if absent is not None:
+    raise UserError(f"has no column {absent!r:.60}")
+  blocks = table_files.in_memory(columns, list)
+  # How many cells were clipped is private to whoever sent the rows.
+  clipped = dict.fromkeys(declared.columns, 0)
+  parts = [_Cells(block, declared, "row").inputs(clipped) for block in blocks]
+  return np.concatenate(parts) if parts else np.zeros((0, declared.width), np.float32)
 
 
 def _parts(source: _Held, declared: Declaration, field: str | None) -> _Part:

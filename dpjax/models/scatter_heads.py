@@ -8,7 +8,7 @@ statistic of the data set and so costs no privacy.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -50,6 +50,12 @@ def group_standardize(
   return (centred * jax.lax.rsqrt(variance + epsilon)).reshape(x.shape)
 
 
+# One program for each number of groups: a server asks for small blocks again and again.
+@functools.cache
+def _standardizer(num_groups: int) -> Callable[[np.ndarray], jax.Array]:
+  return jax.jit(functools.partial(group_standardize, num_groups=num_groups))
+
+
 def standardized_features(
   features: np.ndarray,
   num_groups: int | None,
@@ -71,7 +77,7 @@ def standardized_features(
   if num_groups is None:
     return features
   out = features if in_place else np.empty_like(features)
-  standardize = jax.jit(functools.partial(group_standardize, num_groups=num_groups))
+  standardize = _standardizer(num_groups)
   for start in range(0, len(features), batch_size):
     out[start : start + batch_size] = standardize(features[start : start + batch_size])
   return out

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax
 from configs.fed import quickstart
 from dpjax import noise
 from dpjax.accounting import Ledger
@@ -214,3 +215,13 @@ def test_the_server_s_optimizer_is_that_of_the_paper(name, schedule):
     }[name]
     rate = build.learning_rate_schedule(config, 5)(step) if schedule == "cosine" else 0.1
     np.testing.assert_allclose(update, rate * m / (np.sqrt(v) + 1e-3), rtol=1e-5)
+
+
+def test_a_finished_run_is_served_with_the_scores_of_its_evaluation(finished):
+  workdir, result = finished
+  run = dpjax.Predictor.load(workdir)
+  test = build.load_data(federate_build.loading.central(_config()), features=False)[1]
+  raw = dpjax.data.load("digits")[1]
+  assert run.inputs.shape == raw.x.shape[1:] and len(test) == len(raw)
+  hits = np.argmax(run(raw.x), axis=1) == raw.y
+  assert hits.mean() == result["test_accuracy"]

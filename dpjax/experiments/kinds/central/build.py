@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,7 @@ from dpjax import (
   parallel as processes,
 )
 from dpjax.data.dataset import first_line
+from dpjax.data.identity import source_shape
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -347,6 +349,7 @@ def assemble(
     told = "has no steps, which are needed here; 'dp_sgd' has"
     raise UserError(told, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
+  write_inputs = inputs_writer(config.data, config.model, test)
   random = streams(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
@@ -381,6 +384,10 @@ def assemble(
   aware = name_of(config.optimizer, "rule") in privacy.NOISE_AWARE
   noise = Noise(plan.noise_std, num_examples) if aware else None
   tx = audit.watched(config, optimizer(config.optimizer, schedule, noise))
+
+  def save(folder: pathlib.Path, params: Params) -> None:
+    starting_point.write(config, model, trained.whole(params), folder)
+    write_inputs(folder)
 
   def with_keys(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
@@ -442,10 +449,25 @@ def assemble(
     mesh=mesh,
     keyed=keyed,
     optimizer=tx,
-    save=lambda folder, params: starting_point.write(
-      config, model, trained.whole(params), folder
-    ),
+    save=save,
   )
+
+
+def inputs_writer(
+  config: DataConfig, model: ModelConfig, dataset: data.Dataset
+) -> Callable[[pathlib.Path], None]:
+  """Returns a function that writes the public facts of a model's inputs into the run's folder.
+
+  They are read now: a declaration that is gone at the end of a run must not cost the run.
+  """
+  # Imported here: the launcher's start is not to wait for it.
+  from dpjax.experiments.run import model_inputs
+
+  shape = source_shape(dataset)
+  if not models.needs_features(model.name):
+    shape = tuple(dataset.x.shape[1:])
+  facts = model_inputs.of(config, dataset, shape)
+  return lambda folder: model_inputs.write(folder, facts)
 
 
 def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:

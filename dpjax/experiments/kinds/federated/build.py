@@ -495,6 +495,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
   if target is not None:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
   total = config.num_rounds
+  write_inputs = build_central.inputs_writer(config.data, config.model, fed.test)
 
   def program() -> made_for.StepProgram:
     if config.execution in ("loop", "pmap"):
@@ -525,6 +526,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
     evaluate=lambda state: fed.task.evaluate(
       fed.apply, federated.params_of(state), fed.test
     ),
+    write=lambda folder, state: write_inputs(folder),
     promise=fed.promise,
     row_at=lambda step: every(config.eval_every, step, total),
     observe=lambda state, info, step: facts.observed(config, fed, state, info),

@@ -1,0 +1,179 @@
+"""Public facts of what a run's model takes and answers, in `inputs.json` beside its params.npz.
+
+A server needs them and must not need the training data: the shape of one example, the names of
+its classes, and the declaration of a table. Everything here is public before the first step.
+result.json holds the digest of the file, as of every file that a run writes for readers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax import data, names, validate
+from dpjax.data import (
+  image_folders,
+  registry,
+  table_declaration,
+  tables,
+  target_kinds,
+)
+from dpjax.experiments.run import writers
+from dpjax.validate import UserError
+
+NAME = "inputs.json"
+_DTYPES = ("float32", "int32")
+_MOST_NUMBERS = 2**26
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInputs:
+  """Public facts of the inputs and answers of a model.
+
+  Args:
+    shape: shape of one example, before it is centred and before its features are computed.
+    dtype: "float32", or "int32" for tokens.
+    num_classes: number of classes or of labels; 1 for a number.
+    vocab_size: number of different tokens; None: the inputs are no tokens.
+    target: None: classes; an `Interval` or `Labels` otherwise.
+    labels: names of the classes or labels, in order; () for a number.
+    unit_range: whether every number of an example lies in [0, 1] by its definition.
+    declaration: declaration of a table; None for other data.
+  """
+
+  shape: tuple[int, ...]
+  dtype: str
+  num_classes: int
+  vocab_size: int | None
+  target: target_kinds.Target | None
+  labels: tuple[str, ...]
+  unit_range: bool
+  declaration: Mapping[str, Any] | None
+
+  def __post_init__(self):
+    validate.one_of(_DTYPES, dtype=self.dtype)
+    sizes = {f"shape[{place}]": size for place, size in enumerate(self.shape)}
+    validate.integer_at_least(1, num_classes=self.num_classes, **sizes)
+    if not self.shape or np.prod(self.shape, dtype=float) > _MOST_NUMBERS:
+      raise UserError(
+        f"must be an example of 1 to {_MOST_NUMBERS} numbers",
+        field="shape",
+        value=self.shape,
+      )
+
+  def zeros(self) -> data.Dataset:
+    """Returns a data set of one example of zeros, which has all of these facts."""
+    y: Any = np.zeros(1, np.int32)
+    if isinstance(self.target, data.Interval):
+      y = np.zeros(1, np.float32)
+    elif self.target is not None:
+      y = np.zeros((1, self.num_classes), np.int32)
+    return data.Dataset(
+      x=np.zeros((1, *self.shape), self.dtype),
+      y=y,
+      name="served",
+      num_classes=self.num_classes,
+      split="test",
+      vocab_size=self.vocab_size,
+      target=self.target,
+    )
+
+
+def of(
+  config: Any, dataset: data.Dataset, shape: tuple[int, ...] | None
+) -> ModelInputs | None:
+  """Returns the facts of a run's data; None where the shape before features is not known.
+
+  Args:
+    config: the `data` of a run's config.
+    dataset: a split of its data.
+    shape: shape of one example, before features.
+  """
+  if shape is None:
+    return None
+  declared = _declaration(config)
+  path = names.is_path(config.name) or config.name.endswith((".npz", "/"))
+  scaled = len(shape) == 3 and (not path or config.center or declared is not None)
+  is_table = tables.is_table(config.name)
+  return ModelInputs(
+    shape=tuple(map(int, shape)),
+    dtype=str(dataset.x.dtype),
+    num_classes=dataset.num_classes,
+    vocab_size=dataset.vocab_size,
+    target=dataset.target,
+    labels=_labels(dataset, declared, is_table),
+    unit_range=is_table or scaled,
+    declaration=declared if is_table else None,
+  )
+
+
+def _declaration(config: Any) -> Mapping[str, Any] | None:
+  """Returns the content of the declaration of a table or a folder of images."""
+  name = config.name
+  path = registry.own_path(name, config.data_dir)
+  held = registry.declared_at(config.declaration, config.data_dir)
+  if tables.is_table(name):
+    return tables.declared_content(path, held)
+  if name.endswith("/") and image_folders.is_image_folder(path, held):
+    source = path / image_folders.DECLARATION if held is None else held
+    return tables.declared_content(path, source)
+  return None
+
+
+def _labels(
+  dataset: data.Dataset, declared: Mapping[str, Any] | None, is_table: bool
+) -> tuple[str, ...]:
+  if isinstance(dataset.target, data.Labels):
+    return dataset.target.names
+  if dataset.target is not None:
+    return ()
+  if declared is not None and is_table:
+    kind = table_declaration.parse(declared).target_kind
+    return tuple(kind.values) if isinstance(kind, table_declaration.Category) else ()
+  if declared is not None:
+    return image_folders.parse(declared).classes
+  return tuple(map(str, range(dataset.num_classes)))
+
+
+def write(folder: pathlib.Path, inputs: ModelInputs | None) -> None:
+  """Writes `inputs.json` into a run's folder; nothing for None."""
+  if inputs is None:
+    return
+  fields = {
+    field.name: getattr(inputs, field.name) for field in dataclasses.fields(ModelInputs)
+  }
+  target = inputs.target
+  if target is not None:
+    fields["target"] = dataclasses.asdict(target)
+  writers.write_json(folder / NAME, fields)
+
+
+def read(folder: pathlib.Path) -> ModelInputs | None:
+  """Reads `inputs.json` of a run's folder; None where there is none.
+
+  Raises:
+    UserError: the file holds something else; one line.
+  """
+  path = folder / NAME
+  if not path.exists():
+    return None
+  held = writers.read_json(path)
+  wanted = [field.name for field in dataclasses.fields(ModelInputs)]
+  if not isinstance(held, dict) or set(held) != set(wanted):
+    raise UserError(f"{str(path)[-120:]}: must have the keys {', '.join(wanted)}")
+  target = held["target"]
+  try:
+    if target is not None:
+      kind = data.Interval if "lower" in target else data.Labels
+      held["target"] = kind(**target)
+    held["shape"] = tuple(held["shape"])
+    held["labels"] = tuple(map(str, held["labels"]))
+    return ModelInputs(**held)
+  except (TypeError, ValueError) as error:
+    raise UserError(
+      f"{str(path)[-120:]}: is not what a run writes there ({error})"
+    ) from None

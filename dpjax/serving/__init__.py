@@ -1,0 +1,21 @@
+"""A finished run as a service: the predictor, its drift, its release by stages, and HTTP.
+
+`Predictor` needs dpjax alone. `http` needs `pip install 'dpjax[serve]'` (Starlette, uvicorn and
+prometheus-client), and nothing else of dpjax imports it.
+"""
+
+from typing import TYPE_CHECKING
+
+from dpjax import _lazy
+
+if TYPE_CHECKING:
+  from dpjax.serving.drift import Bins as Bins
+  from dpjax.serving.drift import psi as psi
+  from dpjax.serving.journal import ServiceJournal as ServiceJournal
+  from dpjax.serving.predictor import Predictor as Predictor
+  from dpjax.serving.rollout import Rollout as Rollout
+  from dpjax.serving.rollout import StageRule as StageRule
+  from dpjax.serving.service import Service as Service
+  from dpjax.serving.service import ServiceSettings as ServiceSettings
+else:
+  __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

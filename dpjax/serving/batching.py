@@ -1,0 +1,155 @@
+"""Concurrent requests computed together: one queue, one thread, batches of a model's own sizes."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from dpjax.serving.predictor import EVALUATION, Predictor
+
+
+class Full(Exception):
+  """Raised where the queue holds as many rows as it may."""
+
+
+class Late(Exception):
+  """Raised where a request was not answered by its deadline."""
+
+
+class Closed(Exception):
+  """Raised where the service is stopping."""
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+  model: Predictor
+  x: np.ndarray
+  answer: asyncio.Future[np.ndarray]
+
+
+class Batcher:
+  """Computes requests together, in the order in which they came.
+
+  A request keeps the model that it was given, so an exchange of models loses none.
+
+  Args:
+    max_queue: most rows that wait.
+    wait_ms: how long the first request of a batch waits for others, in milliseconds.
+    computed: called with (model, seconds, rows) after each batch.
+  """
+
+  def __init__(
+    self,
+    *,
+    max_queue: int,
+    wait_ms: float,
+    computed: Callable[[Predictor, float, int], None] = lambda model, seconds, rows: None,
+  ):
+    self._max_queue = max_queue
+    self._wait = wait_ms / 1000
+    self._computed = computed
+    self._queue: collections.deque[_Waiting] = collections.deque()
+    self._rows = 0
+    self._there = asyncio.Event()
+    self._closing = False
+    # One thread: XLA uses every core for one batch already.
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "dpjax-serve")
+    self._task: asyncio.Task[None] | None = None
+
+  @property
+  def rows(self) -> int:
+    """Number of rows that wait."""
+    return self._rows
+
+  async def logits(self, model: Predictor, x: np.ndarray, *, seconds: float) -> np.ndarray:
+    """Returns the logits of one request.
+
+    Args:
+      model: the model that answers it. x: rows, as `Predictor.raw` returns them.
+      seconds: until its deadline.
+
+    Raises:
+      Full, Late, Closed: it was not computed. Other errors are the model's.
+    """
+    if self._closing:
+      raise Closed
+    if self._rows + len(x) > self._max_queue:
+      raise Full
+    if self._task is None:
+      self._task = asyncio.create_task(self._work())
+    waiting = _Waiting(model, x, asyncio.get_running_loop().create_future())
+    self._queue.append(waiting)
+    self._rows += len(x)
+    self._there.set()
+    try:
+      async with asyncio.timeout(seconds):
+        return await waiting.answer
+    except TimeoutError:
+      raise Late from None
+
+  async def _work(self) -> None:
+    while True:
+      await self._there.wait()
+      # Others that are under way can still join; a full batch need not wait.
+      if self._wait and self._rows < EVALUATION and not self._closing:
+        await asyncio.sleep(self._wait)
+      batch = self._next()
+      if batch:
+        await self._compute(batch)
+
+  async def _compute(self, batch: list[_Waiting]) -> None:
+    """Answers the requests of one batch, which all have the same model."""
+    loop = asyncio.get_running_loop()
+    model = batch[0].model
+    x = np.concatenate([each.x for each in batch])
+    began = time.perf_counter()
+    try:
+      logits = await loop.run_in_executor(self._thread, model.logits, x)
+    # Whatever a model raises is the answer to its requests, and not the end of the service.
+    except Exception as error:
+      for each in batch:
+        if not each.answer.done():
+          each.answer.set_exception(error)
+      return
+    self._computed(model, time.perf_counter() - began, len(x))
+    start = 0
+    for each in batch:
+      rows = logits[start : start + len(each.x)]
+      start += len(each.x)
+      if not each.answer.done():
+        each.answer.set_result(rows)
+
+  def _next(self) -> list[_Waiting]:
+    """Takes the first requests of one model, as many as fit in a batch."""
+    batch: list[_Waiting] = []
+    rows = 0
+    while self._queue:
+      first = self._queue[0]
+      other = batch and first.model is not batch[0].model
+      if other or (batch and rows + len(first.x) > EVALUATION):
+        break
+      self._queue.popleft()
+      self._rows -= len(first.x)
+      # Nobody waits any more for one whose deadline has passed.
+      if not first.answer.done():
+        batch.append(first)
+        rows += len(first.x)
+    if not self._queue:
+      self._there.clear()
+    return batch
+
+  async def close(self, *, seconds: float) -> None:
+    """Refuses new requests, and computes those that wait."""
+    self._closing = True
+    end = time.monotonic() + seconds
+    while self._rows and time.monotonic() < end:
+      await asyncio.sleep(0.01)
+    if self._task is not None:
+      self._task.cancel()
+    self._thread.shutdown(wait=True)

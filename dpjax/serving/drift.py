@@ -1,0 +1,286 @@
+"""Drift of inputs and answers: histograms over public bins, and their distance from a reference.
+
+The population stability index of two histograms with shares p and q is
+`sum_i (p_i - q_i) ln(p_i / q_i)`, the sum of both Kullback-Leibler divergences (Siddiqi 2006,
+"Credit Risk Scorecards"). Practice reads below .1 as no change, above .25 as a large one.
+
+Bins are public: they follow from a declaration or from a flag, never from rows. What is counted in
+them need not be. A histogram of training rows is a query on them, which `noisy_counts` answers
+under noise, at a price of its own (`dpjax.mechanisms.Histogram`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import data, mechanisms, noise, validate
+from dpjax.data import table_declaration
+from dpjax.experiments.run.model_inputs import ModelInputs
+from dpjax.validate import UserError
+
+WARNING = 0.1
+ALARM = 0.25
+# Added to every count, so that an empty bin has a logarithm.
+PSEUDO_COUNT = 0.5
+_PARTS = 10
+_SIMULATED = 2000
+# Share of windows without drift that chance alone may put above the bound of `by_chance`.
+_FALSE_ALARMS = 0.001
+# Rows counted at a time.
+PART = 5000
+CLASSES = "predicted"
+MEAN = "mean"
+
+
+def pseudo_count_of(*scales: float) -> float:
+  """Returns what is added to every count, for Laplace noise of these scales.
+
+  Noise that empties a small bin would rule the sum by its logarithm. As many rows as the noise is
+  large make such a bin count as one of which little is known.
+
+  >>> pseudo_count_of(0.0, 0.0), pseudo_count_of(0.0, 8.0)
+  (0.5, 8.0)
+  """
+  return max(PSEUDO_COUNT, *scales)
+
+
+def shares(counts: Any, *, pseudo_count: float = PSEUDO_COUNT) -> np.ndarray:
+  """Returns positive shares of counts [k], which noise may have made negative.
+
+  >>> shares([0, 9], pseudo_count=0.5).tolist()
+  [0.05, 0.95]
+  """
+  raised = np.maximum(np.asarray(counts, np.float64), 0) + pseudo_count
+  return raised / raised.sum(axis=-1, keepdims=True)
+
+
+def psi(counts: Any, reference: Any, *, pseudo_count: float = PSEUDO_COUNT) -> float:
+  """Returns the population stability index of two histograms over the same bins.
+
+  Args:
+    counts, reference: [k] counts, exact or noisy; a negative one counts as 0.
+    pseudo_count: added to every count.
+
+  >>> round(psi([50, 50], [90, 10], pseudo_count=0), 4)  # .4 ln(5) - .4 ln(5/9)
+  0.8789
+  >>> psi([10, 20], [100, 200], pseudo_count=0)
+  0.0
+  """
+  now = np.asarray(counts, np.float64)
+  before = np.asarray(reference, np.float64)
+  if now.shape != before.shape or now.ndim != 1 or not now.size:
+    raise UserError(f"must be of shape {before.shape}, got {now.shape}", field="counts")
+  if not (np.isfinite(now).all() and np.isfinite(before).all()):
+    raise UserError("must be finite", field="counts")
+  if pseudo_count <= 0 and (now.min() <= 0 or before.min() <= 0):
+    raise UserError("must be > 0 where a bin is empty", field="pseudo_count", value=0)
+  p = shares(now, pseudo_count=pseudo_count)
+  q = shares(before, pseudo_count=pseudo_count)
+  return float(np.sum((p - q) * np.log(p / q)))
+
+
+def by_chance(
+  reference: Any, num_rows: int, *, reference_scale: float = 0.0, window_scale: float = 0.0
+) -> float:
+  """Returns the PSI that a window without drift exceeds once in 1,000, by simulation.
+
+  A small window differs from its reference by chance, and by the noise of both. An alarm that
+  does not allow for that fires without drift. The simulation knows the reference as it was
+  released, so it costs nothing.
+
+  Args:
+    reference: [k] counts of the reference.
+    num_rows: rows of a window.
+    reference_scale, window_scale: scales of the Laplace noise on the counts of each; 0: none.
+  """
+  validate.integer_at_least(1, num_rows=num_rows)
+  rng = np.random.default_rng(0)
+  added = pseudo_count_of(reference_scale, window_scale)
+  truth = shares(reference)
+  size = max(1, round(float(np.maximum(np.asarray(reference, np.float64), 0).sum())))
+  drawn = []
+  for count, scale in ((size, reference_scale), (num_rows, window_scale)):
+    counts = rng.multinomial(count, truth, _SIMULATED).astype(np.float64)
+    if scale > 0:
+      counts += rng.laplace(0.0, scale, counts.shape)
+    drawn.append(shares(counts, pseudo_count=added))
+  before, now = drawn
+  distances = np.sum((now - before) * np.log(now / before), axis=1)
+  return float(np.quantile(distances, 1 - _FALSE_ALARMS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Bins:
+  """Public bins of one number or category of each row.
+
+  Args:
+    name: what is counted: "predicted", "mean", a column of a table, or a place such as "x[3,0]".
+    edges: inner edges of the bins of a number, increasing; len(edges) + 1 bins.
+    places: columns of the inputs that hold a category, one for each of its values; () for a
+      number.
+    place: the input that holds a number; None for "predicted" and "mean".
+    lower, upper: bounds in the units of the edges that the inputs were scaled from to [0, 1].
+  """
+
+  name: str
+  edges: tuple[float, ...] = ()
+  places: tuple[int, ...] = ()
+  place: tuple[int, ...] | None = None
+  lower: float = 0.0
+  upper: float = 1.0
+  num_classes: int = 0
+
+  @property
+  def size(self) -> int:
+    """Number of bins."""
+    return self.num_classes or len(self.places) or len(self.edges) + 1
+
+  def of(self, x: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """Returns the bin of each row, int64 [n].
+
+    Args:
+      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+    """
+    if self.num_classes:
+      return np.asarray(answers, np.int64)
+    if self.places:
+      return np.argmax(x[:, list(self.places)], axis=1)
+    if self.place is not None:
+      values = x[(slice(None), *self.place)].astype(np.float64)
+    elif self.name == CLASSES:
+      # Answers of a regression, in the units of the data.
+      values = np.asarray(answers, np.float64)
+    else:
+      values = x.reshape(len(x), -1).mean(axis=1, dtype=np.float64)
+    scaled = self.lower + values * (self.upper - self.lower) if self.place else values
+    return np.searchsorted(self.edges, scaled, side="right")
+
+
+def predicted_bins(inputs: ModelInputs) -> Bins:
+  """Returns the bins of a model's answers: its classes, or ten equal parts of a number's bounds."""
+  if inputs.target is None:
+    return Bins(CLASSES, num_classes=inputs.num_classes)
+  if isinstance(inputs.target, data.Interval):
+    bounds = inputs.target
+    return Bins(CLASSES, edges=_equal_parts(bounds.lower, bounds.upper))
+  raise UserError("must have one answer for each row, not several labels", field="drift")
+
+
+def bins_of(text: str, inputs: ModelInputs) -> Bins:
+  """Parses a flag: `NAME`, or `NAME:EDGE,EDGE,...`.
+
+  Args:
+    text: NAME is a column of the table, "mean" (of all numbers of a row), or "x[3]", "x[3,0]",
+      ... for one number of an array.
+
+  Raises:
+    UserError: no such input, edges that do not increase, or no public bounds to divide.
+  """
+  name, colon, listed = text.partition(":")
+  edges = _edges(listed) if colon else ()
+  bounds = (0.0, 1.0) if inputs.unit_range else None
+  place: tuple[int, ...] | None = None
+  if inputs.declaration is not None:
+    columns = table_declaration.parse(inputs.declaration).columns
+    kind = columns.get(name)
+    if kind is None:
+      hint = validate.did_you_mean(name, list(columns))
+      raise UserError(f"must name a column{hint}", field="drift_inputs", value=text)
+    before = list(columns.values())[: list(columns).index(name)]
+    is_category = table_declaration.Category
+    first = sum(len(each.values) if isinstance(each, is_category) else 1 for each in before)
+    if isinstance(kind, is_category):
+      if colon:
+        raise UserError("a category has no edges", field="drift_inputs", value=text)
+      return Bins(name, places=tuple(range(first, first + len(kind.values))))
+    bounds = (kind.bounds.lower, kind.bounds.upper)
+    place = (first,)
+  elif name != MEAN:
+    place = _place(name, text, inputs.shape)
+  if not edges:
+    if bounds is None:
+      raise UserError(
+        "must have edges (NAME:EDGE,EDGE): its bounds are not public",
+        field="drift_inputs",
+        value=text,
+      )
+    edges = _equal_parts(*bounds)
+  lower, upper = bounds if inputs.declaration is not None and bounds else (0.0, 1.0)
+  return Bins(name, edges=edges, place=place, lower=lower, upper=upper)
+
+
+def _equal_parts(lower: float, upper: float) -> tuple[float, ...]:
+  inner = np.linspace(lower, upper, _PARTS + 1)[1:-1]
+  return tuple(map(float, inner))
+
+
+def _edges(listed: str) -> tuple[float, ...]:
+  try:
+    edges = tuple(float(edge) for edge in listed.split(","))
+  except ValueError:
+    edges = (math.nan,)
+  if not all(map(math.isfinite, edges)) or list(edges) != sorted(set(edges)):
+    raise UserError("edges must be increasing numbers", field="drift_inputs", value=listed)
+  return edges
+
+
+def _place(name: str, text: str, shape: Sequence[int]) -> tuple[int, ...]:
+  inside = name[2:-1] if name.startswith("x[") and name.endswith("]") else ""
+  parts = [part.strip() for part in inside.split(",")]
+  place = tuple(int(part) if part.isdecimal() else -1 for part in parts)
+  fits = len(place) == len(shape) and all(0 <= i < size for i, size in zip(place, shape))
+  if not fits:
+    raise UserError(
+      f"must be '{MEAN}' or 'x[...]' with {len(shape)} places in {tuple(shape)}",
+      field="drift_inputs",
+      value=text,
+    )
+  return place
+
+
+def exact_counts(
+  bins: Sequence[Bins], x: np.ndarray, answers: np.ndarray
+) -> dict[str, np.ndarray]:
+  """Counts rows by bin, exactly: NOT private."""
+  return {
+    each.name: np.bincount(each.of(x, answers), minlength=each.size)[: each.size]
+    for each in bins
+  }
+
+
+def mechanism(
+  epsilon: float, bins: Bins, relation: str, parts: int
+) -> mechanisms.Histogram:
+  """Returns the histogram mechanism of one of several statistics of the same rows.
+
+  Args:
+    epsilon: of all of them together. parts: their number: a row counts in each.
+  """
+  return mechanisms.Histogram(epsilon / parts, bins.size, neighboring_relation=relation)
+
+
+def noisy_counts(
+  counts: Mapping[str, Any], bins: Sequence[Bins], *, epsilon: float, relation: str
+) -> tuple[dict[str, list[float]], float]:
+  """Returns ({name: noisy counts}, scale of their Laplace noise).
+
+  Guarantee: epsilon-DP for one row under `relation`, by sequential composition of one histogram
+  for each of `bins` (Dwork and Roth 2014, example 3.2 and theorem 3.16). The key is drawn from the
+  operating system and dropped.
+  """
+  found = {}
+  scale = 0.0
+  for each in bins:
+    histogram = mechanism(epsilon, each, relation, len(bins))
+    laplace = histogram.noise
+    assert isinstance(laplace, mechanisms.Laplace)
+    scale = float(laplace.scale)
+    # Integers: none of them is rounded before the noise.
+    exact: Any = np.asarray(counts[each.name], np.int64)
+    found[each.name] = np.asarray(laplace(noise.new_key(), exact), np.float64).tolist()
+  return found, scale

@@ -1,0 +1,519 @@
+"""A service over HTTP: strict JSON in, JSON out, one line for every error.
+
+| request                   | answer                                                        |
+| ------------------------- | ------------------------------------------------------------- |
+| POST /predict             | {"rows": [...], "key": "user-7"} -> id, run, classes, ...     |
+| POST /feedback            | {"id": "...", "labels": [...]} -> how many were right         |
+| GET /health, GET /metrics | state as JSON; counters for Prometheus                        |
+| POST /release             | {"action": "offer", "run": "runs/Y"}, with the operator's token |
+
+400: no JSON of that kind. 413: too large. 422: JSON that is no input of the model. 429: the queue
+is full. 503: no answer by the deadline, or the service stops. Nothing is decompressed, so there is
+no compressed bomb. A body must come within the deadline, and so must the head of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import importlib.util
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dpjax import data
+from dpjax.experiments.run import writers
+from dpjax.serving.batching import Closed, Full, Late
+from dpjax.serving.predictor import Predictor
+from dpjax.serving.service import ModelFailed, Service
+from dpjax.validate import UserError
+
+# Libraries of the extra that are not installed. Tools import every module, also without extras.
+MISSING = [
+  name
+  for name in ("starlette", "uvicorn", "prometheus_client")
+  if importlib.util.find_spec(name) is None
+]
+if TYPE_CHECKING or not MISSING:
+  import prometheus_client
+  import uvicorn
+  from starlette.applications import Starlette
+  from starlette.exceptions import HTTPException
+  from starlette.requests import ClientDisconnect, Request
+  from starlette.responses import Response
+  from starlette.routing import Route
+  from uvicorn.protocols.http.h11_impl import H11Protocol
+else:
+  ClientDisconnect = ConnectionError
+  H11Protocol = object
+
+_TICK_SECONDS = 1.0
+_MOST_KEY = 256
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class _Refused(Exception):
+  """Raised for a request that ends in one line.
+
+  Args:
+    status: of HTTP. message: the line.
+  """
+
+  def __init__(self, status: int, message: str):
+    super().__init__(message)
+    self.status = status
+
+
+# Errors that end a request in one line; (0, "") where the line is the error's own.
+_EXPECTED: dict[type[Exception], tuple[int, str]] = {
+  _Refused: (0, ""),
+  UserError: (0, ""),
+  Late: (0, ""),
+  ModelFailed: (0, ""),
+  Full: (429, "the queue is full; send it again later"),
+  Closed: (503, "the service is stopping"),
+  # The client has gone: nobody reads the answer.
+  ClientDisconnect: (400, "the body ended early"),
+  # Deep nesting ends here, or in the parser, by the depth of Python's stack.
+  RecursionError: (400, "must be JSON of fewer levels"),
+}
+
+
+def _json(content: Any, status: int = 200, **headers: str) -> Response:
+  text = json.dumps(content, allow_nan=False, ensure_ascii=False)
+  named = {name.replace("_", "-"): value for name, value in headers.items()}
+  return Response(f"{text}\n", status, named, "application/json")
+
+
+def _refusal(status: int, message: str) -> Response:
+  retry = {"retry_after": "1"} if status in (429, 503) else {}
+  return _json({"error": message}, status, **retry)
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+  """Parses the JSON object of a request, strictly.
+
+  Raises:
+    _Refused: 400; no UTF-8 or JSON, too deep, NaN or infinity, a key twice, no object.
+  """
+
+  def constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+  def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(items)
+    if len(found) < len(items):
+      raise ValueError("a key stands twice")
+    return found
+
+  try:
+    found = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
+  # ValueError: also no UTF-8, and an integer of more digits than Python reads.
+  except (ValueError, RecursionError) as error:
+    raise _Refused(400, f"must be JSON ({str(error)[:120]})") from None
+  if not isinstance(found, dict):
+    raise _Refused(400, "must be a JSON object")
+  return found
+
+
+def _fields(body: dict[str, Any], needed: tuple[str, ...], also: tuple[str, ...]) -> None:
+  """Raises _Refused unless the body has these keys."""
+  for name in needed:
+    if name not in body:
+      raise _Refused(422, f"must have the key {name!r}")
+  for name in body:
+    if name not in (*needed, *also):
+      known = ", ".join((*needed, *also))
+      raise _Refused(422, f"has an unknown key {name[:60]!r}; must be of {known}")
+
+
+class Web:
+  """The HTTP application of a service.
+
+  Args:
+    service: what answers.
+    most_bytes: largest body.
+    token: what POST /release must bring as its bearer; None: nobody may release.
+    load: loads a run by its folder.
+  """
+
+  def __init__(
+    self,
+    service: Service,
+    *,
+    most_bytes: int = 2**22,
+    token: str | None = None,
+    load: Callable[[str], Predictor] = Predictor.load,
+  ):
+    if MISSING:
+      raise UserError(f"a service over HTTP needs {MISSING[0]}; pip install 'dpjax[serve]'")
+    self.service = service
+    self._most_bytes = most_bytes
+    self._token = token
+    self._load = load
+    self._ticking: asyncio.Task[None] | None = None
+    registry = prometheus_client.CollectorRegistry()
+    self._registry = registry
+    self._requests = prometheus_client.Counter(
+      "dpjax_requests_total",
+      "Requests by path and status.",
+      ("path", "status"),
+      registry=registry,
+    )
+    self._rows = prometheus_client.Counter(
+      "dpjax_rows_total", "Rows that were answered, by run.", ("run",), registry=registry
+    )
+    self._latency = prometheus_client.Histogram(
+      "dpjax_request_seconds", "Seconds of a request.", buckets=_SECONDS, registry=registry
+    )
+    self._gauges = {
+      name: prometheus_client.Gauge(f"dpjax_{name}", text, labels, registry=registry)
+      for name, text, labels in (
+        ("psi", "PSI of the last window.", ("of",)),
+        ("alarm", "1 for a warning, 2 for an alarm.", ("of",)),
+        ("waiting_rows", "Rows in the queue.", ()),
+        ("release_share", "Share of requests of the new model.", ()),
+        ("stream_epsilon", "Epsilon spent on windows.", ()),
+        ("accuracy", "Accuracy of the last window of feedback.", ()),
+      )
+    }
+    paths = {
+      "/predict": (self._predict, "POST"),
+      "/feedback": (self._feedback, "POST"),
+      "/release": (self._release, "POST"),
+      "/health": (self._health, "GET"),
+      "/metrics": (self._metrics, "GET"),
+    }
+    self.app = Starlette(
+      routes=[
+        Route(path, self._answered(path, handler), methods=[method])
+        for path, (handler, method) in paths.items()
+      ],
+      exception_handlers={HTTPException: self._of_routing, Exception: self._of_bug},
+      lifespan=self._lifespan,
+    )
+
+  @contextlib.asynccontextmanager
+  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+    self._ticking = asyncio.create_task(self._tick())
+    try:
+      yield
+    finally:
+      self._ticking.cancel()
+      await self.service.batcher.close(seconds=self.service.settings.deadline)
+      # The last counts, so that a service that was stopped loses none.
+      await self.service.tick()
+
+  async def _tick(self) -> None:
+    while True:
+      await asyncio.sleep(_TICK_SECONDS)
+      try:
+        await self.service.tick()
+        self.service.alarms.pop("journal", None)
+      # A full disk stops the journal, not the answers; /health and the log say so.
+      except Exception as error:
+        writers.warn(f"the journal stands still: {type(error).__name__}: {error!s:.200}")
+        self.service.alarms["journal"] = {"level": "alarm", "value": 1.0, "bound": 0.0}
+
+  async def _of_routing(self, request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _refusal(
+      error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}"
+    )
+
+  async def _of_bug(self, request: Request, error: Exception) -> Response:
+    # The log has the traceback; the client gets no part of it.
+    return _refusal(500, f"an error of the service ({type(error).__name__})")
+
+  def _answered(
+    self, path: str, handler: Callable[[Request], Awaitable[Response]]
+  ) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+      began = time.perf_counter()
+      try:
+        response = await handler(request)
+      except tuple(_EXPECTED) as error:
+        status, message = self._told(error)
+        response = _refusal(status, " ".join(message.split())[:400])
+      self._requests.labels(path, str(response.status_code)).inc()
+      if path == "/predict":
+        self._latency.observe(time.perf_counter() - began)
+      return response
+
+    return answer
+
+  def _told(self, error: Exception) -> tuple[int, str]:
+    """Returns (status, line) of an expected error."""
+    if isinstance(error, _Refused):
+      return error.status, str(error)
+    if isinstance(error, UserError):
+      return 422, str(error)
+    if isinstance(error, Late):
+      seconds = self.service.settings.deadline
+      return 503, f"no answer within {seconds:g} s; send it again later"
+    if isinstance(error, ModelFailed):
+      return 503, f"the model failed: {error!s:.200}"
+    return _EXPECTED[type(error)]
+
+  async def _body(self, request: Request) -> dict[str, Any]:
+    """Reads the body of a request, within its bounds of size and time."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # A page in a browser cannot send this type to another host without asking it first.
+    if kind != "application/json":
+      raise _Refused(400, "must have Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+      raise _Refused(400, "must not be compressed (Content-Encoding)")
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > self._most_bytes:
+      raise _Refused(413, f"must have a body of at most {self._most_bytes} bytes")
+    body = bytearray()
+    try:
+      async with asyncio.timeout(self.service.settings.deadline):
+        async for chunk in request.stream():
+          body += chunk
+          if len(body) > self._most_bytes:
+            raise _Refused(413, f"must have a body of at most {self._most_bytes} bytes")
+    except TimeoutError:
+      raise _Refused(503, "the body did not arrive by the deadline") from None
+    return parsed(bytes(body))
+
+  async def _predict(self, request: Request) -> Response:
+    body = await self._body(request)
+    _fields(body, ("rows",), ("key", "encoding"))
+    key = body.get("key")
+    if key is not None and not (isinstance(key, str) and 0 < len(key) <= _MOST_KEY):
+      raise _Refused(422, f"key: must be a text of 1 to {_MOST_KEY} characters")
+    model = self.service.old
+    x = model.raw(self._rows_of(body["rows"], body.get("encoding"), model))
+    # An empty table row has no cells to refuse.
+    if not len(x):
+      raise _Refused(422, "rows: must be a list of at least one row")
+    answer = await self.service.predict(x, key)
+    self._rows.labels(answer.run).inc(len(x))
+    found: dict[str, Any] = {"id": answer.id, "run": answer.run}
+    inputs = model.inputs
+    answers = answer.answers.tolist()
+    if isinstance(inputs.target, data.Interval):
+      found["values"] = answers
+    elif inputs.target is not None:
+      found["labels"] = [
+        [name for name, holds in zip(inputs.labels, row) if holds] for row in answers
+      ]
+    else:
+      found["classes"] = answers
+      found["labels"] = [inputs.labels[place] for place in answers]
+    # A float32 has an exact decimal of a float64, so a reader gets the very bits.
+    found["logits"] = answer.logits.astype(np.float64).tolist()
+    return _json(found)
+
+  def _rows_of(self, rows: Any, encoding: Any, model: Predictor) -> Any:
+    """Returns the rows of a request, checked as far as NumPy would be too kind."""
+    if not isinstance(rows, list) or not rows:
+      raise _Refused(422, "rows: must be a list of at least one row")
+    if len(rows) > self.service.settings.max_rows:
+      raise _Refused(413, f"rows: must be at most {self.service.settings.max_rows}")
+    if encoding not in (None, "uint8"):
+      raise _Refused(422, "encoding: must be 'uint8' (bytes of images), or left out")
+    if all(isinstance(row, dict) for row in rows):
+      if model.inputs.declaration is None:
+        raise _Refused(
+          422, "rows: must be arrays of numbers; the model's data are no table"
+        )
+      return rows
+    if not _only_numbers(rows):
+      raise _Refused(422, "rows: must hold numbers alone")
+    return rows if encoding is None else _bytes_of(rows, model)
+
+  async def _feedback(self, request: Request) -> Response:
+    body = await self._body(request)
+    _fields(body, ("id", "labels"), ())
+    if not isinstance(body["id"], str):
+      raise _Refused(422, "id: must be the text that /predict gave")
+    return _json({"right": self.service.feedback(body["id"], body["labels"])})
+
+  async def _release(self, request: Request) -> Response:
+    if self._token is None:
+      raise _Refused(403, "releases need --token_file")
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    # In constant time: a token must not be found letter by letter.
+    if scheme.lower() != "bearer" or not hmac.compare_digest(
+      token.encode(), self._token.encode()
+    ):
+      raise _Refused(
+        401, "must bring the token of --token_file: Authorization: Bearer TOKEN"
+      )
+    body = await self._body(request)
+    _fields(body, ("action",), ("run",))
+    if body["action"] == "offer":
+      if not isinstance(body.get("run"), str):
+        raise _Refused(422, "run: must be the folder of a finished run")
+      # In a thread: requests are answered while the model is loaded and compiled.
+      self.service.offer(await asyncio.to_thread(self._load, body["run"]))
+    elif body["action"] == "promote":
+      self.service.promote("asked for")
+    elif body["action"] == "roll_back":
+      self.service.roll_back("asked for")
+    else:
+      raise _Refused(422, "action: must be of offer, promote, roll_back")
+    return _json(self.service.health()["release"] or {"run": self.service.old.name})
+
+  async def _health(self, request: Request) -> Response:
+    return _json(self.service.health())
+
+  async def _metrics(self, request: Request) -> Response:
+    service = self.service
+    for name in ("psi", "alarm"):
+      self._gauges[name].clear()
+    for name, value in service.psi.items():
+      self._gauges["psi"].labels(name).set(value)
+    for name, alarm in service.alarms.items():
+      self._gauges["alarm"].labels(name).set(1 if alarm["level"] == "warning" else 2)
+    self._gauges["waiting_rows"].set(service.batcher.rows)
+    self._gauges["release_share"].set(service.rollout.share if service.rollout else 0)
+    self._gauges["stream_epsilon"].set(service.stream_ledger.spent[0])
+    self._gauges["accuracy"].set(service.accuracy)
+    content = prometheus_client.generate_latest(self._registry)
+    return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+
+def _bytes_of(rows: list[Any], model: Predictor) -> np.ndarray:
+  """Returns the bytes of images, which the model divides by 255 as its training did."""
+  try:
+    wide = np.asarray(rows)
+  except (ValueError, OverflowError):
+    raise _Refused(422, "rows: must be a rectangular array of numbers") from None
+  if wide.dtype.kind not in "iu" or not wide.size or wide.min() < 0 or wide.max() > 255:
+    raise _Refused(422, "rows: must be integers in [0, 255] with encoding='uint8'")
+  if not model.inputs.unit_range:
+    raise _Refused(422, "encoding: needs a model of images in [0, 1]")
+  return wide.astype(np.uint8)
+
+
+def _only_numbers(value: Any) -> bool:
+  """Whether nested lists hold numbers alone: NumPy would take true for 1."""
+  if isinstance(value, list):
+    return all(map(_only_numbers, value))
+  return type(value) in (int, float)
+
+
+class PatientProtocol(H11Protocol):
+  """uvicorn's protocol with two repairs.
+
+  A connection whose next request does not begin within `head_seconds` is closed: uvicorn would
+  wait for ever for a client that sends one byte of a header at a time. A client that closes its
+  side after a request still gets the answer.
+  """
+
+  head_seconds = 10.0
+  _timer: asyncio.TimerHandle | None = None
+
+  def connection_made(self, transport: Any) -> None:
+    super().connection_made(transport)
+    self._watch()
+
+  def data_received(self, data: bytes) -> None:
+    super().data_received(data)
+    self._watch()
+
+  def on_response_complete(self) -> None:
+    super().on_response_complete()
+    self._watch()
+
+  def connection_lost(self, exc: Exception | None) -> None:
+    if self._timer is not None:
+      self._timer.cancel()
+    super().connection_lost(exc)
+
+  def eof_received(self) -> bool:
+    # True keeps the other direction open until the answer is written.
+    return self._busy
+
+  @property
+  def _busy(self) -> bool:
+    """Whether a request is under way."""
+    return self.cycle is not None and not self.cycle.response_complete
+
+  def _watch(self) -> None:
+    """Starts the time of the next head, or ends it where a request is under way."""
+    if self._busy and self._timer is not None:
+      self._timer.cancel()
+      self._timer = None
+    # Bytes that dribble in do not start the time afresh.
+    if not self._busy and self._timer is None:
+      self._timer = self.loop.call_later(self.head_seconds, self._expired)
+
+  def _expired(self) -> None:
+    self._timer = None
+    if not self._busy and not self.transport.is_closing():
+      self.transport.close()
+
+
+def server(
+  web: Web,
+  *,
+  host: str,
+  port: int,
+  head_seconds: float = 10.0,
+  ready: Callable[[str, int], None] = lambda host, port: None,
+) -> tuple[uvicorn.Server, socket.socket]:
+  """Returns (a uvicorn server, the socket that it is to serve).
+
+  Args:
+    host, port: where to listen; port 0: a free one.
+    head_seconds: within which a connection must begin its next request.
+    ready: called with the address once it listens.
+
+  Raises:
+    UserError: the address cannot be listened at.
+  """
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  listening = socket.socket(family, socket.SOCK_STREAM)
+  listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+  try:
+    listening.bind((host, port))
+  except OSError as error:
+    listening.close()
+    raise UserError(
+      f"cannot be listened at ({error.strerror})", field="port", value=f"{host}:{port}"
+    ) from None
+  config = uvicorn.Config(
+    web.app,
+    http=type("Protocol", (PatientProtocol,), {"head_seconds": head_seconds}),
+    ws="none",
+    lifespan="on",
+    access_log=False,
+    log_level="warning",
+    server_header=False,
+    # A backstop against connections; the queue's own bound answers with a line of JSON.
+    limit_concurrency=2048,
+    backlog=2048,
+    timeout_keep_alive=max(1, round(head_seconds)),
+    timeout_graceful_shutdown=max(1, round(web.service.settings.deadline)),
+    h11_max_incomplete_event_size=2**14,
+  )
+
+  found = uvicorn.Server(config)
+  start = found.startup
+
+  async def startup(sockets: list[socket.socket] | None = None) -> None:
+    await start(sockets)
+    ready(host, listening.getsockname()[1])
+
+  found.startup = startup
+  return found, listening
+
+
+def serve(web: Web, **where: Any) -> None:
+  """Serves until SIGINT or SIGTERM, which lets requests that are under way end.
+
+  Args:
+    where: host, port, head_seconds and ready, as in `server`.
+  """
+  found, listening = server(web, **where)
+  with listening, contextlib.suppress(KeyboardInterrupt):
+    found.run([listening])

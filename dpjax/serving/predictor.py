@@ -1,0 +1,419 @@
+"""A finished run as a function from raw inputs to logits, by the code that evaluated it.
+
+Training and serving that preprocess in two ways is the commonest cause of a model that is worse in
+use than in its evaluation. So there is one preprocessing: a `Predictor` is built from the run's
+own config.json by the functions of `launch.train`, and from params.npz. Before that it checks the
+digests that the run wrote.
+
+XLA rounds a product of 8 rows in another order than one of 500 rows, so logits of two batch sizes
+differ in their last bits. Evaluation computes in batches of 500. A predictor pads requests to a
+few sizes, and uses only those whose logits are, on 500 probe rows, those of a batch of 500 bit by
+bit. Scattering features differ in their last bits with the place of an image in its chunk. There
+the same rows in the same places, such as the whole test set, have the bits of evaluation, and one
+row by itself is equal up to rounding (`row_exact` is False).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import data, mechanisms, models, trees, validate
+from dpjax.data import tables
+from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central import (
+  audit,
+  embeddings,
+  normalization,
+  starting_point,
+)
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.kinds.central.config import (
+  AllWeights,
+  HeadFirst,
+  TrainConfig,
+  Whitened,
+)
+from dpjax.experiments.kinds.central.features import featured
+from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
+from dpjax.experiments.run.model_inputs import ModelInputs
+from dpjax.experiments.run.streams import Streams
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+# Rows of a batch in which runs evaluate (dpjax.metrics).
+EVALUATION = 500
+SIZES = (8, 32, 128, EVALUATION)
+_PROBE_SEED = 20_480
+_MOVED = 13
+_CLOSE = 1e-4
+# Parts of result.json that decide the last bits of a logit.
+_ROUNDING = ("jax", "jaxlib", "flax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+  """Everything that turns raw inputs into logits."""
+
+  config: TrainConfig
+  inputs: ModelInputs
+  apply: Callable[[Params, Any], Any]
+  params: Params
+  standardize_by: Any  # released statistics of the features; None: there are none
+
+  def logits(self, x: np.ndarray) -> np.ndarray:
+    """Computes logits [B, K] of raw inputs [B, ...] in one batch of this very size."""
+    raw = self.inputs.zeros()
+    rows = dataclasses.replace(raw, x=x, y=np.repeat(raw.y, len(x), axis=0))
+    if self.config.data.center:
+      rows = data.preprocess.center(rows)
+    # A request's progress bar would be noise in the log of a server.
+    with writers.silent():
+      rows = featured(
+        self.config.model, rows, normalization.per_example(self.config), None, True
+      )
+    if self.standardize_by is not None:
+      rows = normalization.normalized(rows, self.standardize_by)
+    return np.asarray(_jitted(self.apply)(self.params, rows.x))
+
+
+# Bounded, so that a server that exchanges its model for years frees the old ones.
+@functools.lru_cache(maxsize=8)
+def _jitted(apply: Callable[..., Any]) -> Callable[..., Any]:
+  return jax.jit(lambda params, x: trees.at_least_float32(apply(params, x)))
+
+
+class Predictor:
+  """The model of a finished run: raw inputs in, logits out.
+
+  >>> import tempfile
+  >>> from dpjax.experiments.kinds.central.config import *
+  >>> from dpjax.experiments.run import loop
+  >>> config = TrainConfig(
+  ...   data=DataConfig(name="digits", center=True), model=ModelConfig(name="mlp"),
+  ...   privacy=PrivacyConfig(epsilon=8.0), num_steps=1, eval_every=1)
+  >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+  ...   _ = loop.train(config, folder + "/run")
+  ...   predictor = Predictor.load(folder + "/run")
+  >>> predictor(np.zeros((3, 8, 8, 1), np.float32)).shape  # doctest: +SKIP
+  (3, 10)
+  """
+
+  def __init__(
+    self,
+    model: _Model,
+    result: Mapping[str, Any],
+    folder: pathlib.Path,
+    sizes: Sequence[int] = SIZES,
+  ):
+    validate.integer_at_least(1, **{f"sizes[{i}]": size for i, size in enumerate(sizes)})
+    self._folder = folder
+    self.folder = str(folder.resolve())
+    self.name = folder.resolve().name
+    self.result = dict(result)
+    self.inputs = model.inputs
+    self._model = model
+    # row_exact: whether a row's logits have the bits of evaluation whatever stands beside it.
+    self.sizes, self.row_exact = self._checked_sizes(sorted({*sizes, EVALUATION}))
+
+  @classmethod
+  def load(
+    cls, run_folder: str | os.PathLike[str], *, sizes: Sequence[int] = SIZES
+  ) -> Predictor:
+    """Loads a finished run of `launch.train` or `launch.federate`.
+
+    The folder needs config.json, result.json, params.npz and the other files that result.json has
+    a digest of; inputs.json stands for the training data, which need not be there. It does not
+    need `checkpoints/`, which is as secret as the data.
+
+    Args:
+      run_folder: folder of the run.
+      sizes: batch sizes that requests are padded to. Those whose logits differ in a bit from
+        those of evaluation are left out.
+
+    Raises:
+      UserError: one line: no finished run, a file that is not what the run wrote, a model that
+        answers no question of one example, or data that an old run needs.
+    """
+    path = pathlib.Path(run_folder)
+    at = f"run={str(run_folder)[-100:]!r}"
+    if not path.is_dir():
+      raise UserError(f"{at}: must be the folder of a finished run; there is none")
+    config, train = _configs(path, at)
+    result = workdir.finished(path, config)
+    if result is None:
+      raise UserError(
+        f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
+      )
+    _check_kind(train, at)
+    inputs = model_inputs.read(path)
+    if inputs is None:
+      inputs = _inputs_of_data(config, train, at)
+    model = _rebuilt(train, inputs, path, result, at)
+    return cls(model, result, path, sizes)
+
+  def __call__(self, x: Any) -> np.ndarray:
+    """Computes logits [n, K] of raw inputs, bit for bit those of the run's evaluation (where
+    `row_exact` is False: those of the same rows in the same places).
+
+    Args:
+      x: raw inputs [n, ...] as the run's data had them, before they were centred or turned into
+        features; or rows of a table as a list of dicts, or as a dict of columns.
+
+    Raises:
+      UserError: as `raw`.
+    """
+    return self.logits(self.raw(x))
+
+  def raw(self, x: Any) -> np.ndarray:
+    """Checks raw inputs and converts them to an array [n, ...] of the model's own type.
+
+    Raises:
+      UserError: one line: another shape or type, a number that is not finite or out of range, a
+        token beyond the vocabulary, a cell that is not as declared.
+    """
+    wanted = self.inputs
+    if wanted.declaration is not None and _is_rows(x):
+      return tables.inputs(_columns(x), wanted.declaration)
+    try:
+      array = np.asarray(x)
+    except (ValueError, OverflowError, RecursionError):
+      raise UserError("must be a rectangular array of numbers", field="rows") from None
+    kinds = "iu" if wanted.dtype == "int32" else "iuf"
+    if array.dtype.kind not in kinds:
+      kind = "integers (tokens)" if wanted.dtype == "int32" else "numbers"
+      raise UserError(
+        f"must hold {kind} of at most 64 bits, got {array.dtype}", field="rows"
+      )
+    if array.shape[1:] != wanted.shape or not array.ndim:
+      shape = ", ".join(map(str, wanted.shape))
+      raise UserError(f"must be of shape [n, {shape}], got {array.shape}", field="rows")
+    if array.dtype == np.uint8 and wanted.unit_range:
+      # As `data.from_arrays` makes inputs of images.
+      return np.divide(array, 255, dtype=np.float32)
+    return self._checked(array)
+
+  def _checked(self, array: np.ndarray) -> np.ndarray:
+    wanted = self.inputs
+    if wanted.dtype == "int32":
+      high = wanted.vocab_size if wanted.vocab_size is not None else 2**31
+      if array.size and (array.min() < 0 or array.max() >= high):
+        raise UserError(f"must hold tokens in [0, {high})", field="rows")
+      return array.astype(np.int32)
+    with np.errstate(over="ignore"):
+      cast = array.astype(np.float32)
+    if not np.isfinite(cast).all():
+      raise UserError("every number must be finite in float32", field="rows")
+    if wanted.unit_range and cast.size and (cast.min() < 0 or cast.max() > 1):
+      raise UserError(
+        "must lie in [0, 1], as the inputs of training did; divide bytes by 255",
+        field="rows",
+      )
+    return cast
+
+  def logits(self, x: np.ndarray) -> np.ndarray:
+    """Computes logits [n, K] of what `raw` returned."""
+    if not len(x):
+      return np.zeros((0, self.inputs.num_classes), np.float32)
+    # Several batches are all of evaluation's size, as those of the run's evaluation were.
+    size = next((size for size in self.sizes if size >= len(x)), EVALUATION)
+    missing = -len(x) % size
+    padded = np.concatenate([x, np.zeros((missing, *x.shape[1:]), x.dtype)])
+    starts = range(0, len(padded), size)
+    parts = [self._model.logits(padded[start : start + size]) for start in starts]
+    return np.concatenate(parts)[: len(x)]
+
+  def classes(self, logits: np.ndarray) -> np.ndarray:
+    """Returns the answer of each row as a number: its class [n]; for several labels 0 or 1
+    [n, labels]; for a number its value [n] in the units of the data."""
+    if self.inputs.target is None:
+      return np.argmax(logits, axis=-1)
+    if isinstance(self.inputs.target, data.Labels):
+      return (logits > 0).astype(np.int32)
+    # Clipped, since the bounds of the target are public facts that no answer should contradict.
+    return self.inputs.target.original(np.clip(logits[:, 0], -1, 1))
+
+  @property
+  def config(self) -> TrainConfig:
+    """The central config of the run, or the one that reads the same data."""
+    return self._model.config
+
+  @property
+  def differences(self) -> list[str]:
+    """Returns what may round otherwise here than where the run was trained; [] for nothing.
+
+    Logits are those of training bit for bit where this is empty, and otherwise up to rounding.
+    """
+    found = []
+    versions = self.result.get("versions")
+    before = versions if isinstance(versions, dict) else {}
+    now = provenance.versions()
+    for name in _ROUNDING:
+      if before.get(name) != now.get(name):
+        found.append(f"{name} {before.get(name)} there, {now.get(name)} here")
+    device = str(self.result.get("device"))
+    if device != provenance.device():
+      found.append(f"{device} there, {provenance.device()} here")
+    return found
+
+  def _checked_sizes(self, sizes: list[int]) -> tuple[list[int], bool]:
+    """Returns (sizes of batches to use, whether a row has the same bits wherever it stands)."""
+    probe = self.probe()
+    wanted = self._model.logits(probe)
+    if wanted.ndim != 2:
+      raise UserError(
+        f"run={self.name!r}: must be a model of logits [n, K], not of shape {wanted.shape}"
+      )
+    # An odd number, so that every row moves to another place of a vector register.
+    moved = self._model.logits(np.roll(probe, _MOVED, axis=0))
+    anywhere = np.array_equal(np.roll(moved, -_MOVED, axis=0), wanted)
+    kept = []
+    for size in sizes:
+      if size == EVALUATION:
+        kept.append(size)
+      # A larger one than evaluation's would be another program for nothing.
+      if size >= EVALUATION:
+        continue
+      # Every place of a batch is tried: the last rows of a product may take another route.
+      starts = range(0, EVALUATION - size + 1, size)
+      parts = [self._model.logits(probe[start : start + size]) for start in starts]
+      there = np.concatenate(parts)
+      here = wanted[: len(there)]
+      # Where places decide bits already, no size keeps them, and the small ones are faster.
+      same = (
+        np.array_equal(there, here) if anywhere else np.allclose(there, here, atol=_CLOSE)
+      )
+      if same:
+        kept.append(size)
+    return kept, anywhere
+
+  def probe(self) -> np.ndarray:
+    """Returns 500 raw inputs from public random numbers alone."""
+    rng = np.random.default_rng(_PROBE_SEED)
+    shape = (EVALUATION, *self.inputs.shape)
+    if self.inputs.dtype == "int32":
+      return rng.integers(0, self.inputs.vocab_size or 256, shape).astype(np.int32)
+    return rng.random(shape, np.float32)
+
+
+def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
+  """Returns (the run's config, the central config that reads the same inputs)."""
+  file = path / workdir.CONFIG
+  held: Any = writers.read_json(file) if file.exists() else None
+  is_federated = isinstance(held, dict) and "num_rounds" in held
+  is_central = isinstance(held, dict) and "num_steps" in held
+  if not (is_federated or is_central) or "curves" in held or "rows" in held:
+    raise UserError(
+      f"{at}: has no {workdir.CONFIG} of a run of launch.train or launch.federate"
+    )
+  try:
+    if not is_federated:
+      config = fields.from_dict(TrainConfig, held)
+      return config, config
+    # Imported here: a server of a central run needs no federated code.
+    from dpjax.experiments.kinds.federated import loading
+    from dpjax.experiments.kinds.federated.config import FedConfig
+
+    config = fields.from_dict(FedConfig, held)
+    train = dataclasses.replace(loading.central(config), seed=config.seed)
+    return config, train
+  except UserError as error:
+    told = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
+
+
+def _check_kind(config: TrainConfig, at: str) -> None:
+  if config.loss == embeddings.NAME or models.is_language(config.model.name):
+    what = "embeddings" if config.loss == embeddings.NAME else "the next token"
+    raise UserError(f"{at}: its model predicts {what}; must be one that answers by a label")
+
+
+def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:
+  """Returns the facts of a run that wrote no inputs.json, from the data that it names."""
+  writers.note(f"{at}: has no {model_inputs.NAME}, so its data are read for their shape")
+  try:
+    if config is not train:
+      raise UserError("is of a federated run")
+    test = central.load_data(train, features=False)[1]
+  except UserError as error:
+    raise UserError(
+      f"{at}: has no {model_inputs.NAME}, which runs write since this version, and its data cannot "
+      f"say the shape of an example ({error!s:.120}); train it again"
+    ) from error
+  known = model_inputs.of(train.data, test, tuple(test.x.shape[1:]))
+  assert known is not None
+  return known
+
+
+def _rebuilt(
+  config: TrainConfig,
+  inputs: ModelInputs,
+  path: pathlib.Path,
+  result: Mapping[str, Any],
+  at: str,
+) -> _Model:
+  """Builds the model as the launcher does, and puts the run's parameters into it."""
+  if isinstance(config.trainable, (AllWeights, HeadFirst)):
+    # params.npz holds every weight, so the file of the first weights is not needed.
+    config = dataclasses.replace(config, pretrained=None)
+  like = featured(
+    config.model, inputs.zeros(), normalization.per_example(config), None, True
+  )
+  # The initial parameters depend on the seed alone; nothing is drawn from the other streams.
+  key = jax.random.key(config.seed)
+  public = Streams(init=key, noise=key, local=key, sampler=0, order=0)
+  task, model, params = central.start(config, like, public)
+  trained = starting_point.trained(config, task, model, params, public.init)
+  params, apply = audit.beside(config, trained.params, trained.apply)
+  file = str(path / workdir.PARAMS)
+  if not os.path.exists(file):
+    raise UserError(f"{at}: has no {workdir.PARAMS}, so there is no model to serve")
+  arrays = saved.read(file, "params")
+  statistics = None
+  if normalization.is_private(config):
+    kind: Any = mechanisms.ChannelMoments
+    if isinstance(config.privacy.normalization, Whitened):
+      kind = mechanisms.Spread
+    prefix = f"{normalization.RELEASED}/"
+    try:
+      # Taken out, so that what is left are the parameters of the model alone.
+      statistics = kind(*(arrays.pop(prefix + name) for name in kind._fields))
+    except KeyError as error:
+      raise UserError(f"{at}: its {workdir.PARAMS} has no {error.args[0]}") from None
+  params = saved.in_place_of(params, arrays, f"{at}: {workdir.PARAMS}")
+  whole = normalization.beside(params, statistics)
+  if trees.sha256(whole) != result.get("params_sha256"):
+    raise UserError(
+      f"{at}: its {workdir.PARAMS} does not hold the parameters that its {writers.RESULT} names"
+    )
+  return _Model(config, inputs, apply, jax.device_put(params), statistics)
+
+
+def _is_rows(x: Any) -> bool:
+  """Whether inputs are rows of a table by column."""
+  return isinstance(x, Mapping) or (
+    isinstance(x, list) and bool(x) and all(isinstance(row, Mapping) for row in x)
+  )
+
+
+def _columns(x: Any) -> Mapping[str, Sequence[Any]]:
+  """Returns cells by column; rows that have other columns than the first are refused."""
+  if isinstance(x, Mapping):
+    return x
+  names = list(x[0])
+  for place, row in enumerate(x):
+    if set(row) != set(names):
+      raise UserError(f"row {place + 1} has other columns than row 1", field="rows")
+  columns = {}
+  for name in names:
+    cells = np.empty(len(x), object)
+    cells[:] = [row[name] for row in x]
+    columns[name] = cells
+  return columns

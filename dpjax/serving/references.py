@@ -1,0 +1,163 @@
+"""The histograms that a stream is compared with, and what they cost whose records are in them.
+
+| `--reference`  | rows                        | cost for a training record                    |
+| -------------- | --------------------------- | --------------------------------------------- |
+| stream         | the first window            | none                                          |
+| public:NAME    | a data set that is public   | none                                          |
+| FILE.json      | counts that were released   | none beyond their own                         |
+| training       | the run's own training rows | `--reference_epsilon`, added to the training's |
+| training       | the same, exactly           | no epsilon holds: only with --exact_reference |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import data, validate
+from dpjax.experiments.kinds.central import build as central
+from dpjax.experiments.run import writers
+from dpjax.mechanisms import BudgetLedger
+from dpjax.serving import drift
+from dpjax.serving.drift import Bins
+from dpjax.serving.journal import ServiceJournal
+from dpjax.serving.predictor import Predictor
+from dpjax.serving.service import Reference, digest_of
+from dpjax.validate import UserError
+
+_PUBLIC = "public:"
+
+
+def make(
+  text: str,
+  run: Predictor,
+  bins: Sequence[Bins],
+  journal: ServiceJournal,
+  *,
+  epsilon: float | None = None,
+  exact: bool = False,
+) -> Reference | None:
+  """Returns the reference that a flag names; None for the stream's own first window.
+
+  Args:
+    text: stream, training, public:NAME or FILE.json.
+    run: the model whose answers are counted. bins: public bins.
+    journal: where a noisy reference is kept, so that a restart does not pay for it again.
+    epsilon: of the noise on the counts of training rows, all bins together.
+    exact: count training rows without noise.
+
+  Raises:
+    UserError: training rows without noise or leave; counts of other bins; a unit of privacy that
+      is no row.
+  """
+  if text != "training" and (epsilon is not None or exact):
+    given = "reference_epsilon" if epsilon is not None else "exact_reference"
+    value = exact if epsilon is None else epsilon
+    raise UserError(
+      "would be ignored, it needs reference=training", field=given, value=value
+    )
+  if text == "stream" or not bins:
+    return None
+  if text == "training":
+    return _of_training(run, bins, journal, epsilon, exact)
+  if text.startswith(_PUBLIC):
+    public, _ = data.load(text.removeprefix(_PUBLIC))
+    return Reference(_counted(run, bins, public.x), "public")
+  if text.endswith(".json"):
+    return Reference(_of_file(text, bins), "file")
+  raise UserError(
+    "must be stream, training, public:NAME or FILE.json", field="reference", value=text
+  )
+
+
+def _counted(run: Predictor, bins: Sequence[Bins], x: Any) -> dict[str, Any]:
+  """Counts rows exactly, in parts, since they may lie in files."""
+  totals = {each.name: np.zeros(each.size, np.int64) for each in bins}
+  for start in range(0, len(x), drift.PART):
+    rows = run.raw(np.asarray(x[start : start + drift.PART]))
+    counts = drift.exact_counts(bins, rows, run.classes(run.logits(rows)))
+    totals = {name: total + counts[name] for name, total in totals.items()}
+  return {name: total.tolist() for name, total in totals.items()}
+
+
+def _of_file(path: str, bins: Sequence[Bins]) -> dict[str, Any]:
+  held = writers.read_json(path)
+  sizes = {each.name: each.size for each in bins}
+  if not isinstance(held, dict) or set(held) != set(sizes):
+    raise UserError(f"must have the keys {', '.join(sizes)}", field="reference", value=path)
+  for name, counts in held.items():
+    is_list = isinstance(counts, list) and len(counts) == sizes[name]
+    if not is_list or not all(type(count) in (int, float) for count in counts):
+      raise UserError(
+        f"{name}: must be {sizes[name]} counts", field="reference", value=path
+      )
+  return held
+
+
+def _of_training(
+  run: Predictor,
+  bins: Sequence[Bins],
+  journal: ServiceJournal,
+  epsilon: float | None,
+  exact: bool,
+) -> Reference:
+  if exact == (epsilon is not None):
+    raise UserError(
+      "training rows are private: their counts need reference_epsilon=E, or exact_reference, "
+      "after which no epsilon holds; or take reference=stream or public:NAME",
+      field="reference",
+      value="training",
+    )
+  if exact:
+    writers.warn(
+      "--exact_reference: /health, alarms and the journal follow from exact counts of training "
+      "rows, so the epsilon of the training does not hold for this service"
+    )
+    return Reference(_counted(run, bins, _training_rows(run)), "exact")
+  assert epsilon is not None
+  validate.positive(reference_epsilon=epsilon)
+  unit = run.result.get("unit")
+  if unit not in (None, "example"):
+    raise UserError(
+      f"needs a run whose unit is an example, not a {unit}: a {unit} has many rows",
+      field="reference",
+      value="training",
+    )
+  relation = str(run.result.get("neighboring_relation") or "add_or_remove_one")
+  sizes = {each.name: each.size for each in bins}
+  ledger = BudgetLedger(epsilon=1e12, neighboring_relation=relation)
+  for line in journal.of_kind("reference_charge"):
+    if line["run"] == digest_of(run):
+      ledger = ledger.spend("reference", epsilon=line["epsilon"])
+  for line in reversed(journal.of_kind("reference")):
+    # Kept: the same counts drawn twice would cost twice.
+    same = line["run"] == digest_of(run) and line["source"] == "noised"
+    if same and {name: len(counts) for name, counts in line["counts"].items()} == sizes:
+      return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])
+  exact_counts = _counted(run, bins, _training_rows(run))
+  ledger = ledger.spend("reference", epsilon=epsilon)
+  # On the disk before the noise, as every charge.
+  journal.write(
+    "reference_charge",
+    run=digest_of(run),
+    epsilon=epsilon,
+    neighboring_relation=relation,
+    spent=ledger.spent[0],
+  )
+  counts, scale = drift.noisy_counts(exact_counts, bins, epsilon=epsilon, relation=relation)
+  journal.write(
+    "reference", run=digest_of(run), source="noised", counts=counts, scale=scale
+  )
+  return Reference(counts, "noised", scale, ledger.spent[0])
+
+
+def _training_rows(run: Predictor) -> Any:
+  """Returns the training rows of a run as requests would bring them."""
+  config = run.config
+  # Not centred: a request is not, either.
+  raw = dataclasses.replace(config, data=dataclasses.replace(config.data, center=False))
+  train, _ = central.load_data(raw, features=False)
+  return train.x[:] if train.present is None else train.x[:][train.present]
