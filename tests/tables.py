@@ -734,6 +734,8 @@ def _votes() -> list[Row]:
     label = names[method] if len(seeds) == 1 else f"{names[method]}, {len(seeds)} seeds"
     rows.append([label, f"{float(epsilon):.2f}", "proved", *answers, *map(share, means)])
   return rows
+
+
 def _at_once() -> list[Row]:
   """Least squares in one release beside DP-SGD, on three kinds of inputs."""
   values = ["0.1", "0.2", "0.5", "1.0"]
