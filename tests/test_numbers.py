@@ -180,6 +180,9 @@ _HEADS: dict[str, tuple[str, ...]] = {
     ),
     "| library | parameters | inside the loss |",
     "| library | in the loss of ONE example |",
+    "| `--config.writer` | what happens |",
+    "| library | what the model needs |",
+    "| library | called with | what it returns sees | names in `params.npz` |",
   ),
   "docs/your_data.md": (
     "| `--config.data.name=` | what it reads | what is public about it | command |",
@@ -297,7 +300,8 @@ def _told(value: str) -> float | str | None:
 @pytest.mark.parametrize("folder", _SWEEPS)
 def test_a_curve_is_that_of_its_runs(folder):
   rows, points = tables.runs(folder), tables.entries(f"{folder}/curve.csv")
-  (x,) = {"privacy.epsilon", "partition.alpha", "num_steps"} & points[0].keys()
+  known = ("privacy.epsilon", "partition.alpha", "num_steps", "privacy.l2_clip_norm")
+  (x,) = set(known) & points[0].keys()
   (y,) = {name[:-5] for name in points[0] if name.endswith("_mean")}
   expected = _points(rows, x, y)
   found = {(row.get("variant", ""), _told(row[x])): row for row in points}

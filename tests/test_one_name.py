@@ -22,6 +22,7 @@ _ALIKE = {
   "registry": "what there is by name: models, data, games",
   "gaussian": "noise, and the event of a sum with it",
   "poisson": "a sampler, and its event",
+  "bounded_contribution": "a sampler, and its event",
   "fixed_size": "a sampler, and its event",
   "truncated_poisson": "a sampler, and its event",
   "random_allocation": "a sampler, its event, and the proof of its price",

@@ -269,7 +269,9 @@ class Predictor:
     wanted = self._model.logits(probe)
     if wanted.ndim != 2:
       raise UserError(
-        f"run={self.name!r}: must be a model of logits [n, K], not of shape {wanted.shape}"
+        f"must be a model of logits [n, K], not of shape {wanted.shape}",
+        field="run",
+        value=self.name,
       )
     # An odd number, so that every row moves to another place of a vector register.
     moved = self._model.logits(np.roll(probe, _MOVED, axis=0))

@@ -74,7 +74,7 @@ def parts_by_place(num_records: int, num_parts: int) -> np.ndarray:
   return np.arange(num_records, dtype=np.int32) % num_parts
 
 
-class Parts(NamedTuple):
+class PaddedParts(NamedTuple):
   """Records of several parts, padded to one size."""
 
   x: np.ndarray  # [k, capacity, d]
@@ -84,7 +84,7 @@ class Parts(NamedTuple):
 
 def padded_parts(
   x: np.ndarray, y: np.ndarray, parts: np.ndarray, which: range, capacity: int
-) -> Parts:
+) -> PaddedParts:
   """Returns the records of the parts `which`; those beyond `capacity` of a part are left out.
 
   Leaving out changes no other part, so it costs nothing. `capacity` is public: shapes, and so
@@ -95,7 +95,7 @@ def padded_parts(
   """
   validate.integer_at_least(1, capacity=capacity)
   flat = np.reshape(x, (len(x), -1))
-  out = Parts(
+  out = PaddedParts(
     np.zeros((len(which), capacity, flat.shape[1]), np.float32),
     np.zeros((len(which), capacity), np.int32),
     np.zeros((len(which), capacity), np.float32),
@@ -110,7 +110,7 @@ def padded_parts(
 
 @functools.partial(jax.jit, static_argnames="num_classes")
 def ridge_votes(
-  parts: Parts, queries: Array, *, penalty: float, num_classes: int
+  parts: PaddedParts, queries: Array, *, penalty: float, num_classes: int
 ) -> jax.Array:
   """Returns the vote of each part's teacher for each query, [k, m] of [0, num_classes).
 

@@ -14,7 +14,6 @@ from scipy import special, stats
 from dpjax import validate
 from dpjax.accounting.event_kinds.gaussian import gaussian_event
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, with_noise
-from dpjax.accounting.mixture_pld import largest_loss, mixture_pld
 from dpjax.accounting.proved import ZERO, Proved
 from dpjax.accounting.text import upper
 from dpjax.validate import UserError
@@ -62,6 +61,8 @@ class BoundedContributionKind(EventKind):
     )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    from dpjax.accounting.mixture_pld import mixture_pld  # few runs need it
+
     counts, chances = _counts(part)
     return mixture_pld(
       chances=chances, shifts=counts / part.noise_multiplier, interval=interval
@@ -75,6 +76,8 @@ class BoundedContributionKind(EventKind):
     return max(float(special.logsumexp(pairs)), 1e-30)
 
   def largest_loss(self, part: Any) -> float:
+    from dpjax.accounting.mixture_pld import largest_loss
+
     counts, chances = _counts(part)
     return largest_loss(chances=chances, shifts=counts / part.noise_multiplier)
 

@@ -19,7 +19,6 @@ from dpjax.accounting.event_kinds.kind import (
   sampled,
 )
 from dpjax.accounting.event_kinds.poisson import poisson_sampled_event
-from dpjax.accounting.exchanged_sample import exchanged_pld, exchanged_rdp
 from dpjax.accounting.proved import ADD, REPLACE, Proved
 from dpjax.validate import UserError
 
@@ -74,6 +73,8 @@ class FixedSizeKind(EventKind):
     return poisson_sampled_event(inner, sampling_prob=self.joining_prob(part))
 
   def rdp(self, part: Any) -> np.ndarray:
+    from dpjax.accounting.exchanged_sample import exchanged_rdp  # few runs need it
+
     return exchanged_rdp(
       sampling_prob=self.joining_prob(part),
       noise_multiplier=2 * part.event.noise_multiplier,
@@ -81,6 +82,8 @@ class FixedSizeKind(EventKind):
     )
 
   def pld(self, part: Any, interval: float) -> pld_lib.PrivacyLossDistribution:
+    from dpjax.accounting.exchanged_sample import exchanged_pld
+
     return exchanged_pld(
       sampling_prob=self.joining_prob(part),
       noise_multiplier=2 * part.event.noise_multiplier,

@@ -195,7 +195,6 @@ NO_CLAIM = {
   "pure_dp_event": f"{_NOISE}RandomizedResponse",
   "epsilon": _ANY,
   "epsilon_curve": _ANY,
-  "zcdp": _ANY,
   "epsilon_of_zcdp": _ANY,
   "epsilon_of_both": "both directions of a sampled step, played with FixedSizeSampler",
   "epsilon_from_rdp": "what Skellam noise costs, played with it: secure.skellam_mean",

@@ -23,7 +23,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -35,7 +35,6 @@ from dpjax.experiments.run import (
   checkpoint,
   config_names,
   provenance,
-  row_hooks,
   streams,
   writers,
 )
@@ -53,6 +52,9 @@ from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
+
+if TYPE_CHECKING:
+  from dpjax.experiments.run import row_hooks
 
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -158,7 +160,7 @@ def run(
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
-    hook = row_hooks.of_run(job.config, folder) if processes.is_first() else None
+    hook = _hook(job.config, folder) if processes.is_first() else None
     held.callback(lambda: hook and hook.close())
     fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release, hook=hook)
     return _played(job, folder, play, fit, code)
@@ -307,6 +309,15 @@ def _ended(draws: Iterable[object]) -> Iterator[Iterable[object]]:
     yield draws
   finally:
     getattr(draws, "close", lambda: None)()
+
+
+def _hook(config: Config, folder: pathlib.Path) -> row_hooks.RowHook | None:
+  """Returns what `config.writer` names; kinds of runs without the field have none."""
+  if getattr(config, "writer", None) is None:
+    return None
+  from dpjax.experiments.run import row_hooks  # few runs have a hook
+
+  return row_hooks.of_run(config, folder)
 
 
 class _Fit:

@@ -29,7 +29,6 @@ from dpjax import (
   parallel as processes,
 )
 from dpjax.data.dataset import first_line
-from dpjax.data.identity import source_shape
 from dpjax.experiments.config import unread as unread_lib
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.attacker import attack_of
@@ -59,7 +58,7 @@ from dpjax.experiments.kinds.central.tasks import (
   make_task,
   of_people,
 )
-from dpjax.experiments.run import promise, row_hooks, saved
+from dpjax.experiments.run import promise, saved
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
@@ -162,7 +161,10 @@ def check(config: TrainConfig) -> None:
 
     one_release.check(config)
   starting_point.check(config)
-  row_hooks.check(config.writer, release=config.release)
+  if config.writer is not None:
+    from dpjax.experiments.run import row_hooks  # few runs have a hook
+
+    row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, unused.of_training(config))
 
 
@@ -461,6 +463,7 @@ def inputs_writer(
   They are read now: a declaration that is gone at the end of a run must not cost the run.
   """
   # Imported here: the launcher's start is not to wait for it.
+  from dpjax.data.identity import source_shape
   from dpjax.experiments.run import model_inputs
 
   shape = source_shape(dataset)

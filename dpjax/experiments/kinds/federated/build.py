@@ -42,8 +42,8 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import row_hooks, writers
 from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.loop import Job, Work, every
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
@@ -97,7 +97,10 @@ def check(config: FedConfig) -> None:
   _check_combination(config)
   privacy.check(config)
   audit.check(config)
-  row_hooks.check(config.writer, release=config.release)
+  if config.writer is not None:
+    from dpjax.experiments.run import row_hooks  # few runs have a hook
+
+    row_hooks.check(config.writer, release=config.release)
   unread_lib.refuse(config, fed_unused.of_federation(config))
 
 
