@@ -25,6 +25,8 @@ COMMANDS = {
   "list": "models, data, samplers, optimizers, attacks by name",
   "plot": "draw a CSV file of results again",
   "prepare": "write a tensorflow-datasets data set",
+  "pate": "train a student from noisy votes of teachers",
+  "serve": "serve a finished run: drift, alarms, release by stages",
   "relevance": "layer-wise relevance, RADP and its relatives",
   "secure": "secure sums, encrypted tables and images, two parties",
   "benchmark": "time steps, memory and rounds",

@@ -36,11 +36,15 @@ flags.DEFINE_list("weights", None, "Shares of requests of the two runs, as .9,.1
 flags.DEFINE_string("workdir", None, "Folder of the journal (default: runs/serve_<run>).")
 flags.DEFINE_string("host", "127.0.0.1", "Address to listen at.")
 flags.DEFINE_integer("port", 8080, "Port; 0: a free one.", lower_bound=0, upper_bound=65535)
-flags.DEFINE_integer("max_rows", 256, "Most rows of a request.", lower_bound=1)
+flags.DEFINE_integer(
+  "max_rows", 256, "Most rows of a request.", lower_bound=1, upper_bound=65536
+)
 flags.DEFINE_float(
   "max_mb", 4.0, "Largest body, in MB.", lower_bound=0.001, upper_bound=256
 )
-flags.DEFINE_integer("max_queue", 4096, "Most rows that wait.", lower_bound=1)
+flags.DEFINE_integer(
+  "max_queue", 4096, "Most rows that wait.", lower_bound=1, upper_bound=10**6
+)
 flags.DEFINE_float("wait_ms", 2.0, "Milliseconds that a request waits for others.")
 flags.DEFINE_float("deadline", 5.0, "Seconds within which a request is answered.")
 flags.DEFINE_multi_string(
@@ -49,9 +53,15 @@ flags.DEFINE_multi_string(
   "Inputs to watch: a column, mean or x[3,0], with edges as age:18,40,65.",
 )
 flags.DEFINE_bool("drift", True, "Watch answers and --drift_inputs.")
-flags.DEFINE_integer("window", 1000, "Rows of a window of drift.", lower_bound=1)
 flags.DEFINE_integer(
-  "feedback_window", 200, "Labels of a window of accuracy.", lower_bound=1
+  "window", 1000, "Rows of a window of drift.", lower_bound=1, upper_bound=10**9
+)
+flags.DEFINE_integer(
+  "feedback_window",
+  200,
+  "Labels of a window of accuracy.",
+  lower_bound=1,
+  upper_bound=10**9,
 )
 flags.DEFINE_float("psi_warning", 0.1, "PSI above which a window is warned of.")
 flags.DEFINE_float("psi_alarm", 0.25, "PSI above which a window raises an alarm.")
@@ -79,12 +89,16 @@ flags.DEFINE_float("accuracy_drop", 0.05, "By how much an accuracy may fall.")
 flags.DEFINE_list(
   "stages", ["0.1", "0.5"], "Shares of requests of a new run, stage by stage."
 )
-flags.DEFINE_integer("stage_requests", 1000, "Requests of a stage.", lower_bound=1)
+flags.DEFINE_integer(
+  "stage_requests", 1000, "Requests of a stage.", lower_bound=1, upper_bound=10**9
+)
 flags.DEFINE_float("stage_seconds", 0.0, "Shortest duration of a stage.")
 flags.DEFINE_float(
   "error_rate", 0.01, "Largest share of requests that a new run may fail on."
 )
-flags.DEFINE_integer("stage_labels", 0, "Labels that a stage waits for.", lower_bound=0)
+flags.DEFINE_integer(
+  "stage_labels", 0, "Labels that a stage waits for.", lower_bound=0, upper_bound=10**9
+)
 flags.DEFINE_string(
   "token_file", None, "File with the token that POST /release must bring."
 )

@@ -217,7 +217,7 @@ def epsilon_of_zcdp(rho: float, *, delta: float) -> float:
   Guarantee: an upper bound (Canonne, Kamath and Steinke 2020, arXiv:2004.00010, proposition 12).
 
   >>> round(epsilon_of_zcdp(0.125, delta=1e-5), 3)  # of a Gaussian that is 1.993 at this delta
-  2.175
+  2.166
   """
   validate.open_unit(delta=delta)
   if rho == math.inf:

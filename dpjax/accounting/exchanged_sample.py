@@ -80,7 +80,7 @@ def profile(
     noise_multiplier: std of the noise / clip norm.
 
   >>> profile(np.array([0.0, 1.0]), sampling_prob=0.5, noise_multiplier=2.0).round(4)
-  array([0.1915, 0.0028])
+  array([0.1915, 0.0289])
   """
   shift = 2 / noise_multiplier
   losses = np.abs(np.asarray(epsilons, float))
@@ -115,8 +115,8 @@ def exchanged_pld(
     interval: distance of the losses.
 
   >>> pld = exchanged_pld(sampling_prob=0.5, noise_multiplier=2.0, interval=1e-3)
-  >>> round(pld.get_delta_for_epsilon(1.0), 4)
-  0.0028
+  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
+  0.0289
   """
   shift = 2 / noise_multiplier
   top = log_ratio(

@@ -37,7 +37,7 @@ def mixture_pld(
     interval: distance of the losses.
 
   >>> pld = mixture_pld(chances=np.array([1.0]), shifts=np.array([1.0]), interval=1e-3)
-  >>> round(pld.get_delta_for_epsilon(1.0), 4)  # of a Gaussian of noise multiplier 1
+  >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)  # of a Gaussian of noise multiplier 1
   0.1269
   """
   log_chances = np.log(chances)

@@ -91,6 +91,6 @@ def accountants_for(law: str, neighboring_relation: str) -> tuple[str, ...]:
 
   >>> from dpjax.accounting import event_kinds
   >>> accountants_for("fixed_size", "replace_one"), accountants_for("poisson", "replace_one")
-  (('rdp',), ())
+  (('pld', 'rdp'), ())
   """
   return proved_for(law).accountants_under(neighboring_relation)

@@ -110,7 +110,7 @@ def by_plan(plan: Plan, *, steps: int | None = None) -> AllowedRoc:
   >>> plan = Plan(sampler=FixedSizeSampler(num_examples=100, batch_size=10),
   ...   noise_multiplier=2.0, l2_clip_norm=1.0, normalize_by=10, num_steps=1, delta=1e-5)
   >>> by_plan(plan).words
-  'proved by rdp, replace_one'
+  'proved by pld, replace_one'
   """
   if not plan.is_private:
     raise UserError("promises no epsilon, so no line is allowed or forbidden", field="plan")

@@ -211,6 +211,8 @@ class LeastSquares:
 
   def __call__(self, key: jax.Array, x: ArrayLike | Rows, y: ArrayLike) -> NoisyMoments:
     """Returns the noisy sums over all rows. `Rows` are read once, in chunks."""
+    # Before the sums, which take long.
+    finite.check_key(key)
     return self.noisy(key, *exact_sums(self, x, y))
 
   def projected(self, x: ArrayLike | Rows, directions: ArrayLike) -> np.ndarray:
@@ -307,6 +309,10 @@ def joint_sensitivity(
   return math.sqrt(2 * square + 2 + 1 / (2 * square))
 
 
+# Each class is a column of numbers.
+_MOST_CLASSES = 2**20
+
+
 def centred_labels(y: ArrayLike, num_classes: int) -> np.ndarray:
   """Returns the rows e_y - 1 / K of classes y [n]: [n, K], of norm sqrt(1 - 1 / K).
 
@@ -316,7 +322,7 @@ def centred_labels(y: ArrayLike, num_classes: int) -> np.ndarray:
   >>> centred_labels(np.array([1]), 2).tolist()
   [[-0.5, 0.5]]
   """
-  validate.integer_at_least(2, num_classes=num_classes)
+  validate.integer_in(2, _MOST_CLASSES, num_classes=num_classes)
   classes = np.asarray(finite.array("y", y))
   if classes.ndim != 1 or classes.dtype.kind not in "iu":
     raise UserError(f"must be integers [n], not {classes.dtype}{classes.shape}", field="y")

@@ -39,7 +39,7 @@ class ResNet(nn.Module):
   >>> model = ResNet(num_classes=3, depths=(1, 1), features=4, image_size=0)
   >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16, 3)))
   >>> trees.size(shapes)
-  1931
+  1835
   """
 
   num_classes: int

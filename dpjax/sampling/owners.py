@@ -32,7 +32,7 @@ def bound_contributions(
     UserError: max_contribution < 1, or owners of an example that are no collection.
 
   >>> bound_contributions([("ann", "bob"), ("ann",), ("bob",), ("ann",)], max_contribution=1)
-  array([1, 2])
+  array([2, 3])
   """
   validate.integer_at_least(1, max_contribution=max_contribution)
   validate.integer_at_least(0, seed=seed)

@@ -90,7 +90,7 @@ def padded_parts(
   Leaving out changes no other part, so it costs nothing. `capacity` is public: shapes, and so
   the last bits of every teacher, follow from it and not from the data.
 
-  >>> padded_parts(np.ones((3, 1)), np.zeros(3), np.array([0, 1, 0]), range(2), 2).mask.sum()
+  >>> padded_parts(np.ones((3, 1)), np.zeros(3), np.array([0, 1, 0]), range(2), 2).mask.sum().item()
   3.0
   """
   validate.integer_at_least(1, capacity=capacity)

@@ -34,7 +34,7 @@ _MECHANISMS = {
 _CHECKED = {name: _PUBLIC[name] for name in ("BudgetLedger", "ShardCharge")} | _MECHANISMS
 _FUNCTIONS = {name: f for name, f in _PUBLIC.items() if inspect.isfunction(f)}
 _USUAL = {"lower": 0.0, "upper": 10.0, "records": range(3), "delta": 1e-5}
-_BY_TYPE = {"float": 0.5, "int": 3}
+_BY_TYPE = {"float": 0.5, "int": 3, "ArrayLike": np.arange(3)}
 
 _STRANGE_SETTINGS = (
   math.nan, math.inf, -math.inf, -1.0, 0, -0.0, True, None, "1", 1j, 10**310, -(10**310), 1e308,
@@ -82,7 +82,8 @@ def _label(shard):
 
 
 def _called(mechanism, data, key=_KEY):
-  extra = [_label] * ("fn" in inspect.signature(type(mechanism).__call__).parameters)
+  named = inspect.signature(type(mechanism).__call__).parameters
+  extra = [_label] if "fn" in named else [np.zeros((3, 1))] if "y" in named else []
   return mechanism(key, data, *extra)
 
 

@@ -97,9 +97,9 @@ def test_each_committed_picture_is_recognised_by_its_columns():
     layout = redraw.layout_of(table)
     assert redraw._is_sweep(table) or layout is not None, name
     seen.add(layout.words if layout else "a sweep")
-  # A run and a ROC by itself have no committed table.
+  # A ROC by itself has no committed table.
   missing = {layout.words for layout in redraw.LAYOUTS} - seen
-  assert missing == {"ROC curves of attacks", "a run by step"}
+  assert missing == {"ROC curves of attacks"}
 
 
 def test_the_numbers_of_a_curve_are_those_of_its_file():

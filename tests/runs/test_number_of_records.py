@@ -23,7 +23,13 @@ from dpjax.experiments.checks import size_of_data, table
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build as attack_build
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.central import build, facts, normalization, privacy
+from dpjax.experiments.kinds.central import (
+  build,
+  facts,
+  normalization,
+  one_release,
+  privacy,
+)
 from dpjax.experiments.kinds.central.config import ModelConfig, TrainConfig
 from dpjax.experiments.kinds.federated import build as federate_build
 from dpjax.experiments.kinds.federated import facts as federate_facts
@@ -98,7 +104,11 @@ def _small(config):
   changes = {"model": ModelConfig(name="linear")}
   if isinstance(config, RelevanceConfig):
     changes["rigorous_model"] = None
-  return dataclasses.replace(config, **changes)
+  small = dataclasses.replace(config, **changes)
+  directions = "privacy.least_squares.directions"
+  if getattr(small, "privacy", None) and small.privacy.method == "least_squares":
+    small = fields.replace(small, directions, 20)  # pixels are fewer than features
+  return small
 
 
 def _zeros(config, count, nominal):
@@ -147,6 +157,10 @@ def _central(config, count):
   """Plan, promise and planned result of a run on so many records, of those that it declares."""
   train = _zeros(config, count, _declared(config))
   random = build.streams(config, bytes(32))
+  if config.privacy.method == "least_squares":
+    work = one_release.started(config, (train, train), random)
+    assert work.promise.relation == _ADD
+    return repr([*_stated(work.promise, 1), work.planned()])
   run = build.assemble(config, (train, train), random)
   if run.promise.relation != _ADD:
     return None

@@ -195,10 +195,7 @@ def _row(
   relation: str = "add_or_remove_one",
 ) -> Comparison:
   options: Any = {"delta": delta, "neighboring_relation": relation}
-  # PLD has no analysis of fixed-size batches, which alone have replace_one.
-  pld = None
-  if relation != "replace_one":
-    pld = epsilon_of(event, accountant="pld", **options)
+  pld = epsilon_of(event, accountant="pld", **options)
   rdp = epsilon_of(event, accountant="rdp", **options)
   return Comparison(
     *where, setting, relation, claimed, pld, rdp, verdict(claimed, pld, rdp)

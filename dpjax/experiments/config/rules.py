@@ -245,7 +245,7 @@ def described(config: Any) -> list[Described]:
   >>> from dpjax.experiments.kinds.central.config import TrainConfig
   >>> rows = {row.path: row for row in described(TrainConfig())}
   >>> rows["privacy.delta"].values, rows["privacy.clipping"].values
-  ('in (0, 1)', 'flat | automatic | adaptive | per_layer')
+  ('in (0, 1)', 'flat | automatic | adaptive | slack | per_layer')
   """
   rows = []
   for leaf in leaves(config):

@@ -42,7 +42,8 @@ def check(config: TrainConfig) -> None:
   privacy = config.privacy
   if config.release and privacy.method not in PRIVATE_METHODS:
     raise UserError(
-      f"needs a private privacy.method, not {privacy.method!r}",
+      f"needs privacy.method='dp_sgd' or another private one, not {privacy.method!r}; "
+      "without noise nothing may be released",
       field="release",
       value=True,
     )
