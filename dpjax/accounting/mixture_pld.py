@@ -68,9 +68,15 @@ def largest_loss(*, chances: np.ndarray, shifts: np.ndarray) -> float:
   return _losses(np.array([high]), np.log(chances), shifts).item()
 
 
+def _exponents(
+  points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray
+) -> np.ndarray:
+  """log(p_i N(s_i) / N(0)) at each point, [n, k]."""
+  return log_chances + shifts * points[:, None] - shifts**2 / 2
+
+
 def _losses(points: np.ndarray, log_chances: np.ndarray, shifts: np.ndarray) -> np.ndarray:
-  exponents = log_chances + shifts * points[:, None] - shifts**2 / 2  # [n, k]
-  return special.logsumexp(exponents, axis=1)
+  return special.logsumexp(_exponents(points, log_chances, shifts), axis=1)
 
 
 def _thresholds(
@@ -80,7 +86,7 @@ def _thresholds(
   far = shifts[-1] + 2 * _TAIL
   points = np.full(len(losses), far)
   for _ in range(_NEWTON):
-    exponents = log_chances + shifts * points[:, None] - shifts**2 / 2
+    exponents = _exponents(points, log_chances, shifts)
     found = special.logsumexp(exponents, axis=1)
     slopes = np.exp(exponents - found[:, None]) @ shifts
     # Convex and begun from above, so steps lead down and never past the root.

@@ -59,6 +59,25 @@ class Block(nn.Module):
     return x + nn.Dense(width, dtype=self.dtype, name="mlp_out")(nn.gelu(hidden))
 
 
+def check_sizes(model: Any, **counts: int) -> None:
+  """Raises UserError for sizes that a stack of attention blocks cannot have.
+
+  Args:
+    model: with num_layers, num_heads, features, norm_epsilon and maybe mlp_features.
+    counts: further fields of the model that are at least 1.
+  """
+  validate.integer_at_least(1, **counts, num_heads=model.num_heads, features=model.features)
+  validate.integer_in(1, 1000, num_layers=model.num_layers)
+  validate.positive(norm_epsilon=model.norm_epsilon)
+  mlp_features = getattr(model, "mlp_features", None)
+  if mlp_features is not None:
+    validate.integer_at_least(1, mlp_features=mlp_features)
+  if model.features % model.num_heads:
+    raise UserError(
+      "must be a multiple of num_heads", field="features", value=model.features
+    )
+
+
 class Transformer(nn.Module):
   """Decoder-only language model: tokens [B, T] int -> logits [B, T, vocab_size].
 
@@ -93,21 +112,9 @@ class Transformer(nn.Module):
   remat: bool = False
 
   def __post_init__(self):
-    validate.integer_at_least(
-      1,
-      vocab_size=self.vocab_size,
-      num_heads=self.num_heads,
-      features=self.features,
-      max_length=self.max_length,
-    )
-    validate.integer_in(1, 1000, num_layers=self.num_layers)
-    validate.positive(norm_epsilon=self.norm_epsilon)
+    check_sizes(self, vocab_size=self.vocab_size, max_length=self.max_length)
     if not isinstance(self.remat, bool):
       raise UserError("must be true or false", field="remat", value=self.remat)
-    if self.features % self.num_heads:
-      raise UserError(
-        "must be a multiple of num_heads", field="features", value=self.features
-      )
     super().__post_init__()
 
   def _check(self, tokens: jax.Array) -> None:

@@ -15,9 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from dpjax import trees, validate
+from dpjax import trees
 from dpjax.models import convnet, weight_files
-from dpjax.models.transformer import Attention
+from dpjax.models.transformer import Attention, check_sizes
 from dpjax.models.weight_files import Origin, Path, of_dense, of_norm, same
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -77,22 +77,12 @@ class VisionTransformer(nn.Module):
   dtype: Any = None
 
   def __post_init__(self):
-    validate.integer_at_least(
-      1,
+    check_sizes(
+      self,
       num_classes=self.num_classes,
       image_size=self.image_size,
       patch_size=self.patch_size,
-      num_heads=self.num_heads,
-      features=self.features,
     )
-    validate.integer_in(1, 1000, num_layers=self.num_layers)
-    validate.positive(norm_epsilon=self.norm_epsilon)
-    if self.mlp_features is not None:
-      validate.integer_at_least(1, mlp_features=self.mlp_features)
-    if self.features % self.num_heads:
-      raise UserError(
-        "must be a multiple of num_heads", field="features", value=self.features
-      )
     if self.image_size % self.patch_size:
       raise UserError(
         f"must be a multiple of patch_size={self.patch_size}",

@@ -161,6 +161,12 @@ class Bins:
     return np.searchsorted(self.edges, scaled, side="right")
 
 
+def fits(counts: Mapping[str, Sequence[Any]], bins: Sequence[Bins]) -> bool:
+  """Whether counts are of exactly these bins, by name and number."""
+  held = {name: len(each) for name, each in counts.items()}
+  return held == {each.name: each.size for each in bins}
+
+
 def predicted_bins(inputs: ModelInputs) -> Bins:
   """Returns the bins of a model's answers: its classes, or ten equal parts of a number's bounds."""
   if inputs.target is None:

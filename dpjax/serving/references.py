@@ -127,7 +127,6 @@ def _of_training(
       value="training",
     )
   relation = str(run.result.get("neighboring_relation") or "add_or_remove_one")
-  sizes = {each.name: each.size for each in bins}
   ledger = BudgetLedger(epsilon=1e12, neighboring_relation=relation)
   for line in journal.of_kind("reference_charge"):
     if line["run"] == digest_of(run):
@@ -135,7 +134,7 @@ def _of_training(
   for line in reversed(journal.of_kind("reference")):
     # Kept: the same counts drawn twice would cost twice.
     same = line["run"] == digest_of(run) and line["source"] == "noised"
-    if same and {name: len(counts) for name, counts in line["counts"].items()} == sizes:
+    if same and drift.fits(line["counts"], bins):
       return Reference(line["counts"], "noised", line["scale"], ledger.spent[0])
   exact_counts = _counted(run, bins, _training_rows(run))
   ledger = ledger.spend("reference", epsilon=epsilon)

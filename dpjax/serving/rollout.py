@@ -66,15 +66,17 @@ class StageRule:
         raise UserError("must be in (0, 1]", field=f"stages[{place}]", value=share)
     validate.integer_at_least(1, requests=self.requests)
     validate.integer_at_least(0, labels=self.labels)
-    for name in ("seconds", "error_rate", "latency_ms", "accuracy_drop"):
-      value = getattr(self, name)
-      if not (math.isfinite(value) and value >= 0):
-        raise UserError("must be a number >= 0", field=name, value=value)
+    validate.non_negative(
+      seconds=self.seconds,
+      error_rate=self.error_rate,
+      latency_ms=self.latency_ms,
+      accuracy_drop=self.accuracy_drop,
+    )
 
 
 @dataclasses.dataclass
 class StageCounts:
-  """StageCounts of one model in one stage. Labels count where they were released: see Service."""
+  """Counts of one model in one stage. Labels count where they were released: see Service."""
 
   requests: int = 0
   errors: int = 0
@@ -124,6 +126,10 @@ class Rollout:
   def share(self) -> float:
     """Share of keys that the new model answers."""
     return self.rule.stages[self.stage]
+
+  def plain_counts(self) -> dict[str, dict[str, Any]]:
+    """Returns the counts of both models, as `counts` takes them and JSON can write them."""
+    return {name: dataclasses.asdict(each) for name, each in self.counts.items()}
 
   def is_new(self, key: str) -> bool:
     """Whether the new model answers requests of this key."""

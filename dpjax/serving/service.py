@@ -76,10 +76,11 @@ class ServiceSettings:
     counts = ("max_rows", "max_queue", "window", "feedback_window", "remembered")
     validate.integer_at_least(1, **{name: getattr(self, name) for name in counts})
     validate.positive(deadline=self.deadline, psi_warning=self.psi_warning)
-    for name in ("wait_ms", "latency_ms", "accuracy_drop"):
-      value = getattr(self, name)
-      if not (math.isfinite(value) and value >= 0):
-        raise UserError("must be a number >= 0", field=name, value=value)
+    validate.non_negative(
+      wait_ms=self.wait_ms,
+      latency_ms=self.latency_ms,
+      accuracy_drop=self.accuracy_drop,
+    )
     if not self.psi_alarm >= self.psi_warning:
       raise UserError(
         f"must be >= psi_warning={self.psi_warning}",
@@ -132,6 +133,10 @@ class _Window:
   number: int
   rows: int
   counts: dict[str, np.ndarray]
+
+
+def _fresh_window(number: int, bins: Sequence[Bins]) -> _Window:
+  return _Window(number, 0, {each.name: np.zeros(each.size, np.int64) for each in bins})
 
 
 class ModelFailed(Exception):
@@ -188,8 +193,8 @@ class Service:
     self._chance: dict[str, float] = {}
     self._dirty = False
     self._spent_told = False
-    self._window = self._fresh_window(0)
-    self._feedback = _Window(0, 0, {_FEEDBACK.name: np.zeros(_FEEDBACK.size, np.int64)})
+    self._window = _fresh_window(0, self.bins)
+    self._feedback = _fresh_window(0, [_FEEDBACK])
     self._load = load
     budget = self.settings.drift_budget
     # A ledger needs a number: without a budget it is beyond what any service can spend.
@@ -237,14 +242,17 @@ class Service:
     self._restore_reference()
 
   def _restore_counts(self, held: Mapping[str, Any]) -> None:
-    for name, window in (("drift", self._window), ("feedback", self._feedback)):
+    windows = (
+      ("drift", self._window, self.bins),
+      ("feedback", self._feedback, [_FEEDBACK]),
+    )
+    for name, window, bins in windows:
       saved = held.get(name)
       # A window that was charged or closed since then must not be counted twice.
       if not isinstance(saved, dict) or saved["number"] != window.number:
         continue
-      sizes = {key: len(counts) for key, counts in window.counts.items()}
       # Other bins than before: their counts say nothing about these.
-      if {key: len(counts) for key, counts in saved["counts"].items()} != sizes:
+      if not drift.fits(saved["counts"], bins):
         continue
       window.rows = saved["rows"]
       for key, counts in saved["counts"].items():
@@ -255,10 +263,9 @@ class Service:
     lines = self.journal.of_kind("reference")
     of_run = [line for line in lines if line["run"] == digest_of(self.old)]
     line = of_run[-1] if of_run else None
-    wanted = {each.name: each.size for each in self.bins}
     if self.reference is not None or line is None or line["source"] != "stream":
       return
-    if {name: len(counts) for name, counts in line["counts"].items()} == wanted:
+    if drift.fits(line["counts"], self.bins):
       self.reference = Reference(line["counts"], line["source"], line["scale"])
 
   def _restore_release(self, known: Mapping[str, Predictor]) -> None:
@@ -297,10 +304,6 @@ class Service:
         "or choose another --workdir"
       )
     return run
-
-  def _fresh_window(self, number: int) -> _Window:
-    counts = {each.name: np.zeros(each.size, np.int64) for each in self.bins}
-    return _Window(number, 0, counts)
 
   # --- requests
 
@@ -379,7 +382,7 @@ class Service:
       answers = answers[size:]
       if self._window.rows == self.settings.window:
         self._closed.append(self._window)
-        self._window = self._fresh_window(self._window.number + 1)
+        self._window = _fresh_window(self._window.number + 1, self.bins)
 
   def feedback(self, request: str, labels: Sequence[Any]) -> int:
     """Counts the labels of one answered request; returns how many answers were right.
@@ -423,9 +426,7 @@ class Service:
       await self._close_drift(self._closed.pop(0))
     if self._feedback.rows >= self.settings.feedback_window:
       window = self._feedback
-      self._feedback = _Window(
-        window.number + 1, 0, {_FEEDBACK.name: np.zeros(_FEEDBACK.size, np.int64)}
-      )
+      self._feedback = _fresh_window(window.number + 1, [_FEEDBACK])
       await self._close_feedback(window)
     self._check_latency()
     self._move_release()
@@ -444,7 +445,7 @@ class Service:
         "new": digest_of(self.new),
         "stage": self.rollout.stage,
         "elapsed": round(self._clock() - self._stage_began, 3),
-        "counts": {k: dataclasses.asdict(v) for k, v in self.rollout.counts.items()},
+        "counts": self.rollout.plain_counts(),
       }
     return found
 
@@ -512,21 +513,16 @@ class Service:
         pseudo_count=drift.pseudo_count_of(self.reference.scale, scale),
       )
       self.psi[each.name] = value
-      level, bound = "", max(self.settings.psi_warning, chance)
+      level = ""
+      bound = max(self.settings.psi_warning, chance)
+      alarm_bound = max(self.settings.psi_alarm, chance)
       if value > bound:
         level = "warning"
-      if value > max(self.settings.psi_alarm, chance):
-        level, bound = "alarm", max(self.settings.psi_alarm, chance)
+      if value > alarm_bound:
+        level = "alarm"
+        bound = alarm_bound
       self._raise_alarm(f"psi {each.name}", level, value, bound)
-    self.journal.write(
-      "window",
-      of="drift",
-      number=window.number,
-      rows=window.rows,
-      counts=counts,
-      scale=scale,
-      psi=self.psi,
-    )
+    self._write_window("drift", window, counts, scale, psi=self.psi)
 
   async def _close_feedback(self, window: _Window) -> None:
     released = await self._released(window, "feedback", (_FEEDBACK,))
@@ -548,14 +544,20 @@ class Service:
       for place, name in ((0, "old"), (2, "new")):
         self.rollout.counts[name].right += float(found[place])
         self.rollout.counts[name].labels += float(found[place] + found[place + 1])
+    self._write_window("feedback", window, counts, scale, accuracy=self.accuracy)
+
+  def _write_window(
+    self, of: str, window: _Window, counts: Mapping[str, Any], scale: float, **values: Any
+  ) -> None:
+    """Writes what a closed window released, and what follows from it."""
     self.journal.write(
       "window",
-      of="feedback",
+      of=of,
       number=window.number,
       rows=window.rows,
       counts=counts,
       scale=scale,
-      accuracy=self.accuracy,
+      **values,
     )
 
   def p99_ms(self) -> float:
@@ -694,7 +696,7 @@ class Service:
         "run": self.new.name,
         "stage": self.rollout.stage,
         "share": self.rollout.share,
-        "counts": {k: dataclasses.asdict(v) for k, v in self.rollout.counts.items()},
+        "counts": self.rollout.plain_counts(),
       }
     reference = self.reference
     spent = 0.0 if reference is None else reference.epsilon

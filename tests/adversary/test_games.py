@@ -137,7 +137,7 @@ def test_draws_of_whitening_at_once_are_those_of_the_mechanism(plant):
   if plant != "honest":
     made = broken(_PLANTS[plant], numbers)
   x = np.random.default_rng(0).normal(size=(3, 2, 2)).astype(np.float32)
-  quick = mechanism_games._spreads_of(made, (x, x), 1, 5, 4)
+  quick = mechanism_games._released(mechanism_games.spreads, made, (x, x), 1, 5, 4)
   keys = jax.random.split(jax.random.fold_in(jax.random.key(5), 1), 4)
   slow = [jax.tree.leaves(made(key, x)) for key in keys]
   rows = [np.concatenate([np.ravel(leaf) for leaf in leaves]) for leaves in slow]

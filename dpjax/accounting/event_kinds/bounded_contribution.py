@@ -101,11 +101,9 @@ def _counts(part: Any) -> tuple[np.ndarray, np.ndarray]:
   """Returns numbers of a user's records in a batch and their chances, [k + 1] or fewer."""
   counts = np.arange(part.max_contribution + 1)
   chances = stats.binom.pmf(counts, part.max_contribution, part.sampling_probability)
-  # Chances that are no floats are counted as the largest number of records.
+  # All together are less than delta can tell, and their logarithms would be infinite.
   kept = chances > 1e-300
-  kept[-1] = True
-  chances = np.maximum(chances[kept], 1e-300)
-  return counts[kept].astype(float), chances / chances.sum()
+  return counts[kept].astype(float), chances[kept] / chances[kept].sum()
 
 
 def bounded_contribution_event(

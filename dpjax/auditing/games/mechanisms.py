@@ -244,17 +244,20 @@ def _whitening(kind: Callable) -> list[Game]:
     (_REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
   )
   return [
-    dataclasses.replace(one, outputs=functools.partial(_spreads_of, row[0], row[2:]))
+    dataclasses.replace(one, outputs=functools.partial(_released, spreads, row[0], row[2:]))
     for relation, row in rows
     for one in _games(linear, relation, row)
   ]
 
 
-def _spreads_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
+def _released(
+  releases: Callable[..., Any], made: Any, data: tuple, world: int, seed: int, n: int
+) -> np.ndarray:
+  """Draws n releases of a mechanism on the data of one world, all of them at once."""
   keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
   # A broken twin makes its own releases from those of the mechanism that it breaks.
-  drawn = made.at_once(spreads, keys, data[world]) if hasattr(made, "at_once") else None
-  drawn = spreads(made, keys, data[world]) if drawn is None else drawn
+  drawn = made.at_once(releases, keys, data[world]) if hasattr(made, "at_once") else None
+  drawn = releases(made, keys, data[world]) if drawn is None else drawn
   leaves = [np.reshape(leaf, (n, -1)) for leaf in jax.tree.leaves(drawn)]
   return np.concatenate(leaves, axis=1).astype(np.float64)
 
@@ -334,18 +337,10 @@ def _least_squares(kind: Callable) -> list[Game]:
     (_REPLACE, (swap, "a row turns by 120 degrees", far, turned)),
   )
   return [
-    dataclasses.replace(one, outputs=functools.partial(_moments_of, row[0], row[2:]))
+    dataclasses.replace(one, outputs=functools.partial(_released, moments, row[0], row[2:]))
     for relation, row in rows
     for one in _games(linear, relation, row)
   ]
-
-
-def _moments_of(made: Any, data: tuple, world: int, seed: int, n: int) -> np.ndarray:
-  keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), world), n)
-  # A broken twin makes its own releases from those of the mechanism that it breaks.
-  drawn = made.at_once(moments, keys, data[world]) if hasattr(made, "at_once") else None
-  drawn = moments(made, keys, data[world]) if drawn is None else drawn
-  return np.reshape(drawn, (n, -1)).astype(np.float64)
 
 
 def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.ndarray:

@@ -12,17 +12,15 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
-from dpjax.models.libraries import by_path, linen_modules
+from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, Params
-from dpjax.validate import UserError
 
 _KEY = "key"
 
 
-class EquinoxModel:
+class EquinoxModel(parts_lib.ConstructedModel):
   """A constructor of Equinox modules, with the two functions of a launcher's model.
 
   Args:
@@ -32,16 +30,12 @@ class EquinoxModel:
   """
 
   def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
-    self._construct = construct
-    self._path = path
-    self._shaped = shaped
-    self._shapes: dict[str, Any] = {}
+    super().__init__(construct, path=path, shaped=shaped)
     self._parts: parts_lib.Parts | None = None
 
   def init(self, key: Array, x: Any) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
-    if self._shaped:
-      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+    self._note_shape(x)
     return parts_lib.params_of(self._built(key), _name_of, self._path)
 
   def _built(self, key: Array) -> Any:
@@ -58,10 +52,7 @@ class EquinoxModel:
     module = self._parts.whole(params)
     names = linen_modules.parameters_of(type(module).__call__)
     module = eqx.nn.inference_mode(module, value=key is None)
-    flags = linen_modules.training_flags(type(module).__call__)
-    how: dict[str, Any] = {
-      name: (key is not None) == value for name, value in flags.items()
-    }
+    how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
     if _KEY in names and key is not None:
       how[_KEY] = key
     return jax.vmap(lambda row: module(row, **how))(x)
@@ -85,9 +76,6 @@ class EquinoxModel:
       ) from error
     return parts_lib.depends_on_key(lambda key: self.apply(params, first, key=key))
 
-  def _refused(self, must: str) -> UserError:
-    return UserError(must, field="model.name", value=self._path)
-
   def _check_state(self, module: Any) -> None:
     """Raises UserError for layers that keep state between calls."""
     stateful = lambda node: isinstance(node, (eqx.nn.StatefulLayer, eqx.nn.StateIndex))
@@ -96,9 +84,7 @@ class EquinoxModel:
         continue
       kind = type(node).__name__
       if "BatchNorm" in kind:
-        raise self._refused(
-          "its BatchNorm mixes examples; use GroupNorm, which sees one example"
-        )
+        raise self._refused(linen_modules.MIXES)
       raise self._refused(
         f"must hold no state, not a {kind}; the loss of one example cannot carry it to the "
         "next step"

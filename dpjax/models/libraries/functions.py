@@ -48,10 +48,7 @@ class FunctionModel:
     if self._parts is None:
       zeros = lambda key: self._init(key, jnp.zeros(self._first.shape, self._first.dtype))
       self._parts = parts_lib.parts_of(zeros, self._name_of)
-    flags = linen_modules.training_flags(self._apply)
-    how: dict[str, Any] = {
-      name: (key is not None) == value for name, value in flags.items()
-    }
+    how = linen_modules.mode_arguments(self._apply, training=key is not None)
     if _KEY in linen_modules.parameters_of(self._apply) and key is not None:
       how[_KEY] = key
     return self._apply(self._parts.whole(params), x, **how)

@@ -17,6 +17,8 @@ import jax
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
+# What a model of any library must not have.
+MIXES = "its BatchNorm mixes examples; use GroupNorm, which sees one example"
 # Arguments of `__call__` that say whether a model trains -> their value in training.
 TRAINING = {"train": True, "training": True, "is_training": True, "deterministic": False}
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -122,6 +124,15 @@ def parameters_of(part: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
   # Native code has no signature to inspect.
   except ValueError:
     return inspect.signature(lambda **options: None).parameters
+
+
+def mode_arguments(call: Callable[..., Any], *, training: bool) -> dict[str, Any]:
+  """Returns the arguments that put a model's call into training, or into evaluation.
+
+  >>> mode_arguments(lambda x, deterministic: x, training=False)
+  {'deterministic': True}
+  """
+  return {name: training == value for name, value in training_flags(call).items()}
 
 
 def training_flags(call: Callable[..., Any]) -> dict[str, bool]:

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dpjax.models.libraries import by_path, linen_modules
+from dpjax.models.libraries import linen_modules
 from dpjax.models.libraries import parts as parts_lib
 from dpjax.types import Array, Params
-from dpjax.validate import UserError
 
 # Stands at the end of a leaf's path: the array inside a variable.
 _VALUE = "value"
@@ -25,7 +24,7 @@ _VALUE = "value"
 _STREAMS = "rngs"
 
 
-class NnxModel:
+class NnxModel(parts_lib.ConstructedModel):
   """A constructor of nnx modules, with the two functions of a launcher's model.
 
   Args:
@@ -35,16 +34,12 @@ class NnxModel:
   """
 
   def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
-    self._construct = construct
-    self._path = path
-    self._shaped = shaped
-    self._shapes: dict[str, Any] = {}
+    super().__init__(construct, path=path, shaped=shaped)
     self._split: tuple[Any, parts_lib.Parts] | None = None
 
   def init(self, key: Array, x: Any) -> Params:
     """Returns first parameters; see `by_path.Model.init`."""
-    if self._shaped:
-      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+    self._note_shape(x)
     _, *states = self._built(key)
     return parts_lib.params_of(states, _name_of, self._path)
 
@@ -102,10 +97,7 @@ class NnxModel:
       keys = [jax.random.split(one, jnp.shape(old)) for one, old in zip(keys, leaves)]
       nnx.update(module, jax.tree.unflatten(structure, keys))
     names = linen_modules.parameters_of(type(module).__call__)
-    flags = linen_modules.training_flags(type(module).__call__)
-    how: dict[str, Any] = {
-      name: (key is not None) == value for name, value in flags.items()
-    }
+    how = linen_modules.mode_arguments(type(module).__call__, training=key is not None)
     if _STREAMS in names and key is not None:
       # Folded beyond the layers' own streams.
       how[_STREAMS] = nnx.Rngs(jax.random.fold_in(key, 2**32 - 1))
@@ -126,9 +118,6 @@ class NnxModel:
       )
     return outputs
 
-  def _refused(self, must: str) -> UserError:
-    return UserError(must, field="model.name", value=self._path)
-
   def _check_state(self, module: Any) -> None:
     """Raises UserError for variables that are neither parameters nor random streams."""
     for path, variable in nnx.to_flat_state(nnx.state(module)):
@@ -138,9 +127,7 @@ class NnxModel:
       ):
         continue
       if issubclass(kind, nnx.BatchStat):
-        raise self._refused(
-          "its BatchNorm mixes examples; use GroupNorm, which sees one example"
-        )
+        raise self._refused(linen_modules.MIXES)
       name = "/".join(map(str, path))
       raise self._refused(
         f"must hold no state but nnx.Param, not {name} of type {kind.__name__}; the loss of "

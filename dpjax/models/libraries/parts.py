@@ -8,13 +8,39 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from flax import traverse_util
 
+from dpjax.models.libraries import by_path
 from dpjax.types import Array, ArrayTree, Params
 from dpjax.validate import UserError
 
 _SEPARATOR = "/"
 _ALONE = "value"  # name of a parameter that is the whole tree
+
+
+class ConstructedModel:
+  """The part of an adapter that every library with constructors of modules has.
+
+  Args:
+    construct: function of the library's key argument (and input_shape=) that returns a module.
+    path: the user's import path, for messages.
+    shaped: whether it takes input_shape=.
+  """
+
+  def __init__(self, construct: Callable[..., Any], *, path: str, shaped: bool):
+    self._construct = construct
+    self._path = path
+    self._shaped = shaped
+    self._shapes: dict[str, Any] = {}
+
+  def _note_shape(self, x: Any) -> None:
+    """Keeps the shape of one example for the constructor, where it asks for it."""
+    if self._shaped:
+      self._shapes = {by_path.INPUT_SHAPE: jnp.shape(x)[1:]}
+
+  def _refused(self, must: str) -> UserError:
+    return UserError(must, field="model.name", value=self._path)
 
 
 class NameOf(Protocol):

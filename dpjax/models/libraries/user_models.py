@@ -1,4 +1,4 @@
-"""What a user's model must not do in a run. Models of dpjax have tests instead."""
+"""Checks of a user's model before a run. Models of dpjax have tests instead."""
 
 from __future__ import annotations
 
@@ -69,11 +69,7 @@ def check_collections(collections: Iterable[str], path: str) -> None:
   """
   others = [name for name in collections if name != "params"]
   if "batch_stats" in others:
-    raise UserError(
-      "its BatchNorm mixes examples; use GroupNorm, which sees one example",
-      field="model.name",
-      value=path,
-    )
+    raise UserError(linen_modules.MIXES, field="model.name", value=path)
   if others:
     raise UserError(
       f'must hold no state but "params", not {others[0]!r}; the loss of one example cannot '

@@ -1,4 +1,4 @@
-"""What a run of PATE costs: its guarantee, and what its very votes cost."""
+"""The cost of a run of PATE: its guarantee, and the cost of its very votes."""
 
 from __future__ import annotations
 
