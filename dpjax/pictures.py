@@ -61,6 +61,40 @@ _WORDS = {
   "fpr": "false positive rate",
   "tpr": "true positive rate",
 }
+# Data sets, models and methods as their authors write them.
+_PROPER_NAMES = {
+  "mnist": "MNIST",
+  "fashion_mnist": "Fashion-MNIST",
+  "cifar10": "CIFAR-10",
+  "dp_sgd": "DP-SGD",
+  "gnmax": "GNMax",
+  "confident_gnmax": "confident GNMax",
+  "No_DP": WITHOUT_PRIVACY,
+  "DPSGD": "DP-SGD",
+  "mlp": "MLP",
+  "wide_mlp": "wide MLP",
+  "cnn": "CNN",
+  "small_cnn": "small CNN",
+  "cifar_cnn": "CIFAR CNN",
+  "lstm": "LSTM",
+  "gpt": "GPT",
+  "gpt_lora": "GPT with LoRA",
+  "vit": "ViT",
+  "wrn": "wide ResNet",
+  "jax_privacy": "JAX-Privacy",
+  "torch": "PyTorch",
+  "opacus": "Opacus",
+  "opacus_ghost": "Opacus, ghost clipping",
+  "fedjax": "FedJAX",
+  "lira": "LiRA",
+  "lira_fixed": "LiRA, one variance",
+  "rmia": "RMIA",
+  "krum": "Krum",
+  "multi_krum": "multi-Krum",
+  "cpu": "CPU",
+  "gpu": "GPU",
+  "tpu": "TPU",
+}
 _RELATIONS = {
   "add_or_remove_one": "add or remove one {unit}",
   "replace_one": "replace one {unit}",
@@ -149,6 +183,15 @@ def in_words(name: str) -> str:
   ('privacy budget epsilon', 'num clients', 'test accuracy')
   """
   return _WORDS.get(name) or name.split(".")[-1].replace("_", " ")
+
+
+def proper_name(name: str) -> str:
+  """Returns the name of a data set, a model or a method as its authors write it.
+
+  >>> proper_name("fashion_mnist"), proper_name("gpt_lora"), proper_name("plain_loop")
+  ('Fashion-MNIST', 'GPT with LoRA', 'plain loop')
+  """
+  return _PROPER_NAMES.get(name) or name.replace("_", " ")
 
 
 def relation_in_words(relation: str, unit: str = "example") -> str:

@@ -32,6 +32,8 @@ from dpjax.validate import UserError
 # Window of SSIM (Wang et al. 2004).
 _WINDOW = 11
 _SIGMA = 1.5
+# Images of a picture that stand beside each other.
+_COLUMNS = 10
 _CRITERIA = {  # name -> (metric, threshold, larger is closer)
   "exact": ("psnr", 30.0, True),
   "recognisable": ("psnr", 20.0, True),
@@ -274,11 +276,14 @@ def picture(
   *,
   captions: Sequence[str] = (),
 ) -> None:
-  """Truth above, reconstruction below, one column for each image [B, H, W, C]; a PNG, a PDF
+  """Draws truth above reconstruction, one column for each image [B, H, W, C]; a PNG, a PDF
   or an SVG. Numbers are shown in [0, 1].
 
+  Ten columns fill a page; more stand below them.
+
   Args:
-    captions: under each column, such as its PSNR.
+    captions: under each column, such as its PSNR. Those that a whole row shares stand once,
+      above it.
 
   Raises:
     UserError: no images, or captions of another number.
@@ -293,14 +298,33 @@ def picture(
     raise UserError(
       f"must be {len(a)}, one for each image, got {len(captions)}", field="captions"
     )
-  look = pictures.Look(width=max(1.0, 0.85 * len(a) + 0.4))
-  figure = pictures.new_figure(look, height=2.2)
-  axes = figure.subplots(2, len(a), squeeze=False)
-  for row, (name, images) in enumerate((("truth", a), ("found", b))):
-    axes[row, 0].set_ylabel(name, fontsize=look.font_size)
-    for axis, image in zip(axes[row], images):
+  wide = min(len(a), _COLUMNS)
+  blocks = -(-len(a) // wide)
+  look = pictures.Look(width=max(1.0, 0.65 * wide + 0.4))
+  figure = pictures.new_figure(look, height=1.8 * blocks)
+  grid = figure.subplots(2 * blocks, wide, squeeze=False)
+  for axis in grid.flat:
+    axis.set_axis_off()
+  for block in range(blocks):
+    shown = slice(block * wide, (block + 1) * wide)
+    pair = {"truth": a[shown], "recovered": b[shown]}
+    _draw_pairs(grid[2 * block : 2 * block + 2], pair, captions[shown], look.font_size)
+  pictures.save(figure, path)
+
+
+def _draw_pairs(
+  axes: HostArray, pair: dict[str, HostArray], captions: Sequence[str], font_size: float
+) -> None:
+  """Draws two rows of images with their names, and the captions of their columns."""
+  for row, (name, images) in zip(axes, pair.items()):
+    for axis, image in zip(row, images):
+      axis.set_axis_on()
       axis.imshow(np.clip(image, 0, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
       axis.set(xticks=[], yticks=[])
+    row[0].set_ylabel(name, fontsize=font_size)
+  # What all columns share stands once, where it has the width to be read.
+  if len(captions) > 1 and len(set(captions)) == 1:
+    axes[0, 0].set_title(captions[0], fontsize=font_size, loc="left")
+    return
   for axis, caption in zip(axes[1], captions):
-    axis.set_xlabel(caption, fontsize=look.font_size)
-  pictures.save(figure, path)
+    axis.set_xlabel(caption, fontsize=font_size)

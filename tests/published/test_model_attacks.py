@@ -215,7 +215,7 @@ def main():
     np.concatenate([means, means]),
     np.concatenate(found),
     _OUT / "inversion.png",
-    captions=["no noise"] * 10 + ["epsilon 0.1"] * 10,
+    captions=["without privacy"] * 10 + ["epsilon 0.1"] * 10,
   )
 
 

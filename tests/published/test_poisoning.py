@@ -29,6 +29,11 @@ from dpjax.validate import UserError
 
 _CLIENTS, _EACH, _FRACTIONS = 100, 60, (0.1, 0.3)
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks"
+_NAMES = {  # words of the picture
+  "iid": "IID",
+  "dirichlet_0.5": "label skew",
+  "user_level_dp_epsilon_26": "user-level DP, epsilon 26",
+}
 _PARTITIONS = {
   "iid": lambda labels: data.partition.iid(labels, num_clients=_CLIENTS, seed=0),
   "dirichlet_0.5": lambda labels: data.partition.dirichlet(
@@ -114,6 +119,7 @@ def _picture(found, path):
   )
   for axes_of_row, (partition, rows) in zip(panels, found.items()):
     names = list(dict.fromkeys(row["defence"] for row in rows))
+    labels = [_NAMES.get(name) or pictures.proper_name(name) for name in names]
     for axes, (attack, rate, what) in zip(axes_of_row, whats):
       for index, many in enumerate((10, 30)):
         mine = [
@@ -126,9 +132,11 @@ def _picture(found, path):
         shares = [row[rate][0] / row[rate][1] for row in mine]
         label = f"{many} of {_CLIENTS} clients attack"
         axes.plot(shares, places, linestyle="none", markersize=3.5, label=label, **how)
-      axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+      axes.set_yticks(range(len(names)), labels)
       axes.set(xlim=(-0.03, 1.03), ylim=(len(names) - 0.4, -0.6))
-      pictures.dress(axes, look, title=f"{what} ({partition})", xlabel="share (bars: 95 %)")
+      pictures.dress(
+        axes, look, title=f"{what} ({_NAMES[partition]})", xlabel="share (bars: 95 %)"
+      )
   for axes in panels[:-1].flat:
     axes.set_xlabel("")
   handles, _ = panels[0, 0].get_legend_handles_labels()

@@ -42,14 +42,14 @@ def gradients(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
       [row["ratio"] for row in mine],
       [names.index(row["workload"]) + shift for row in mine],
       linestyle="none", marker=pictures.marker(index), markersize=3.6,
-      color=look.color(index), label=method.replace("_", " "),
+      color=look.color(index), label=pictures.proper_name(method),
     )  # fmt: skip
   axes.set_xscale("log")
-  axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+  axes.set_yticks(range(len(names)), [pictures.proper_name(name) for name in names])
   axes.set_ylim(len(names) - 0.4, -0.6)
   platform = rows[0].get("platform", "") if rows else ""
   pictures.dress(axes, look, xlabel="time over that of an ordinary gradient (dashed)")
-  pictures.headline(drawn, look, title or f"Clipped gradients on {platform}")
+  pictures.headline(drawn, look, title or f"Clipped gradients on {_machine(platform)}")
   # The line at 1 is named below the axis.
   handles, _ = axes.get_legend_handles_labels()
   pictures.key(drawn, look, handles)
@@ -92,9 +92,11 @@ def compiled(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figu
         color=look.color(index), label=f"{method}: {part}",
       )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.set_yticks(range(len(names)), [pictures.proper_name(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
-    pictures.dress(axes, look, title=machine, xlabel="over an ordinary gradient (dashed)")
+    pictures.dress(
+      axes, look, title=_machine(machine), xlabel="over an ordinary gradient (dashed)"
+    )
   pictures.headline(drawn, look, title or "Clipped gradients, compiled and not run")
   handles, _ = panels[0].get_legend_handles_labels()
   pictures.key(drawn, look, handles)
@@ -134,7 +136,9 @@ def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
         color=look.color(index), marker=pictures.marker(index), markersize=3.6, linewidth=1.2,
       )  # fmt: skip
     axes.set(xscale="log", yscale="log")
-    ways = dict.fromkeys(f"{method}, {_steps(steps)}" for _, method, steps in lines)
+    ways = dict.fromkeys(
+      f"{pictures.proper_name(method)}, {_steps(steps)}" for _, method, steps in lines
+    )
     pictures.dress(
       axes,
       look,
@@ -143,12 +147,25 @@ def federated(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Fig
       ylabel="seconds a round",
     )
   platform = kept[0].get("platform", "") if kept else ""
-  pictures.headline(drawn, look, title or f"One round on {platform}")
+  pictures.headline(drawn, look, title or f"One round on {_machine(platform)}")
   pictures.key(drawn, look, [
-    pictures.sample(name, look, color=look.color(index), marker=pictures.marker(index))
+    pictures.sample(
+      pictures.proper_name(name), look, color=look.color(index), marker=pictures.marker(index)
+    )
     for index, name in enumerate(workloads)
   ])  # fmt: skip
   return drawn
+
+
+def _machine(target: str) -> str:
+  """Returns a platform, or a target such as "gpu:h100:1" (platform, chip, devices), in words."""
+  platform, *more = target.split(":")
+  words = pictures.proper_name(platform)
+  if len(more) < 2:
+    return words
+  chip, devices = more
+  # GPUs are written in capitals, the generations of TPUs are not.
+  return f"{chip if platform == 'tpu' else chip.upper()} {words}, devices: {devices}"
 
 
 def _steps(steps: int) -> str:
@@ -171,7 +188,7 @@ def _cohort(axes: Axes, rows: list[Row], workloads: list[str], look: Look) -> No
   axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
   axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
   axes.xaxis.set_minor_locator(NullLocator())
-  axes.set_yticks(range(len(methods)), [name.replace("_", " ") for name in methods])
+  axes.set_yticks(range(len(methods)), [pictures.proper_name(name) for name in methods])
   axes.set_ylim(len(methods) - 0.4, -0.6)
   sizes = sorted({(int(row["num_clients"]), int(row["steps_per_client"])) for row in rows})
   heading = "; ".join(f"{clients} clients, {_steps(steps)}" for clients, steps in sizes)

@@ -298,7 +298,9 @@ def _run(table: CsvTable, title: str, look: Look) -> Figure:
   beside = table.path.with_name(writers.RESULT)
   result = writers.read_json(beside) if beside.is_file() else {}
   rows = [row | {"step": int(row["step"])} for row in table.rows]
-  drawn = report.figure(rows, result, look=look)
+  # A run of PATE spends epsilon by answers, not by steps of an optimizer.
+  steps = "queries" if "test_answers" in table.columns else "optimizer steps"
+  drawn = report.figure(rows, result, steps=steps, look=look)
   if drawn is None:
     raise UserError(
       "must hold a score or an epsilon by step", field="csv", value=str(table.path)

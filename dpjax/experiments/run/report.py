@@ -145,10 +145,10 @@ def _draw_score(
   axes.plot(steps, values, color=look.color(0), marker=point, markersize=2.5, linewidth=1.2)
   label = title
   if result:
-    method = f", {result['method']}" if result["epsilon_kind"] != "none" else ""
-    private = "" if method else f", {result['method']}: not private"
+    names = [pictures.proper_name(result[name]) for name in ("dataset", "method")]
+    private = "" if result["epsilon_kind"] != "none" else ": not private"
     last = writers.number(result[score])
-    title = f"{result['dataset']}{method}{private}: {last:.3f} at the end"
+    title = f"{', '.join(names)}{private}: {last:.3f} at the end"
   pictures.dress(axes, look=look, title=title, xlabel=xlabel, ylabel=label)
 
 
@@ -167,7 +167,8 @@ def _draw_epsilon(
       steps, values, color=color, marker="o" if len(steps) <= _FEW else "", markersize=2.5,
       linewidth=1.2, drawstyle="steps-pre",
     )  # fmt: skip
-  letters = int(min(look.width, 3.3) / pictures.letter(look.font_size))
+  # Titles begin at the axes, behind the half inch of their names and ticks.
+  letters = int((min(look.width, 3.45) - 0.6) / pictures.letter(look.font_size))
   lines = [f"epsilon {upper(values[-1])}", meaning(result)]
   lines.append(promise.attackers_told(result).removeprefix(", "))
   title = "\n".join(textwrap.fill(line, letters) for line in lines if line)

@@ -32,6 +32,8 @@ _WHOLE = (3.0, 2.5)
 # From this accuracy on, and over this range, errors are drawn on a logarithmic axis.
 _CROWDED = 0.9
 _RANGE = 2.0
+# Where x spans this factor, its axis is logarithmic.
+_WIDE = 50
 
 
 class Line(NamedTuple):
@@ -363,10 +365,14 @@ def _scale(
     names = [by_name(axis.x, at) if at is not None else "" for at in axis.places]
     axes.set_xticks(list(axis.places.values()), names)
     return
-  wanted = axis.x.endswith("epsilon") if look.log_x is None else look.log_x
   # The epsilons that were run, rather than powers of ten that nobody ran.
   ticks = sorted({at for group in groups if (at := group[axis.x]) is not None and at > 0})
   ticks = ticks or sorted({at for _, at, _ in references if at > 0})
+  # On a linear axis all but the largest would stand on one place.
+  is_wide = bool(ticks) and ticks[-1] >= _WIDE * ticks[0]
+  is_positive = all(group[axis.x] is None or group[axis.x] > 0 for group in groups)
+  wanted = axis.x.endswith("epsilon") or (is_wide and is_positive)
+  wanted = wanted if look.log_x is None else look.log_x
   if wanted and ticks:
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(ticks))

@@ -104,7 +104,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
     block, place = divmod(index, wide)
     top = len(ratios) * block
     mine = [row for row in rows if _is_in(row, column)]
-    heading = [f"{column.dataset}, epsilon = {upper(column.epsilon)}"]
+    heading = [f"{pictures.proper_name(column.dataset)}, epsilon = {upper(column.epsilon)}"]
     # Where there is one relation, the note below the title names it.
     several = len({other.relation for other in columns}) > 1
     heading += [column.relation] * bool(several and column.relation)
@@ -206,11 +206,15 @@ def _panel(
     # Black stands for no privacy in every panel.
     index = index if kind != "none" else len(pictures.PALETTE) - 1
     color = look.color(index)
+    name = pictures.proper_name(curve)
+    words = kind if kind != "none" else "not private"
+    # A name that says its kind already is not told it again.
+    is_said = words in name or name == pictures.WITHOUT_PRIVACY
     # A marker now and then tells curves apart in grey, too.
     (line,) = axes.plot(
       epochs,
       list(map(statistics.mean, values)),
-      label=f"{curve} ({kind if kind != 'none' else 'not private'})",
+      label=name if is_said else f"{name} ({words})",
       color=color,
       linewidth=1.1,
       linestyle=_STYLES[kind],

@@ -317,6 +317,10 @@ def figure(
     handles |= _draw_points(axes, alike, place, look)
   for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
     handles |= _draw_rates(axes, alike, share, name, look, room=look.width / wide)
+  # Where all panels count the same, the lowest of each column say what.
+  if not rocs and len({share for share, _ in rates}) == 1:
+    for axes in grid[: max(0, number - wide)]:
+      axes.set_xlabel("")
   for axes in grid[number:]:
     axes.set_axis_off()
   pictures.headline(drawn, look, title)
@@ -379,7 +383,7 @@ def _draw_rates(
     axes: of the panel.
     rows: of attacks.csv.
     share: what was counted, and of what.
-    attack: the only one of the rows; "": their names tell it.
+    attack: the only one of the rows; "": there may be several.
     look: sizes, fonts, style.
     room: width of the panel with its names, in inches.
   """
@@ -395,11 +399,14 @@ def _draw_rates(
     axes.plot(row["success"], place, markersize=3.5, **how)
     label = "the defence fails" if fails else "not shown to fail"
     handles[label] = pictures.sample(label, look, **how)
+  attacks = {row["attack"] for row in rows}
+  # The only attack of a panel stands above it, not in every name.
+  attack = attack or (attacks.pop() if len(attacks) == 1 else "")
   runs = [
     row["defence"] if attack else f"{row['attack']}: {row['defence']}" for row in rows
   ]
   names = [
-    f"{run}, {row['method']}" if runs.count(run) > 1 else run
+    f"{run}, {pictures.proper_name(row['method'])}" if runs.count(run) > 1 else run
     for run, row in zip(runs, rows)
   ]
   axes.set_yticks(places, names)
@@ -409,6 +416,8 @@ def _draw_rates(
   # A label that is wider than its axes would be cut at the edge of the picture.
   longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
   letters = max(14, int((room - longest) / pictures.letter(look.font_size)))
-  label = textwrap.fill(f"{what}, share {of} (bars: 95 %)", letters)
+  # Spaces that are not broken at keep the words in brackets on one line.
+  bars = "(bars: 95 %)".replace(" ", "\N{NO-BREAK SPACE}")
+  label = textwrap.fill(f"{what}, share {of} {bars}", letters)
   pictures.dress(axes, look, title=attack, xlabel=label)
   return handles
