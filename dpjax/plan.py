@@ -24,7 +24,7 @@ from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.sampling import indexed
 from dpjax.transforms import accumulation, of_plan
-from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
+from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 # Most steps that the state of a transform can count.
@@ -303,6 +303,13 @@ class Plan:
     >>> plan.sampler.prob, plan.normalize_by, plan.num_steps, plan.epsilon() <= 2
     (0.1, 100, 30, True)
     """
+    # Its length is the number of its fields, so that it would pass for very few records.
+    if isinstance(data, Example):
+      raise UserError(
+        "must be a data set; a slice such as train[:100] is an Example. Take "
+        "train.subset(slice(0, 100)).declared(100)",
+        field="data",
+      )
     validate.integer_at_least(1, batch_size=batch_size)
     validate.positive(epochs=epochs)
     relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -757,9 +764,13 @@ class Plan:
     needed = self._slots_needed(num_examples)
     if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
+      # Who declares a number chose no capacity, so the remedy is the number.
+      is_low = declared is not None and declared < num_examples
+      words = f"; num_examples={declared} was declared: declare at least the true number"
+      remedy = words if is_low else ""
       raise UserError(
         f"a Poisson draw from {num_examples} examples exceeds it with probability "
-        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
+        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}{remedy}",
         field="capacity",
         value=self.sampler.slots,
       )

@@ -220,8 +220,8 @@ class GaussianDp(AttackBound):
 
   def words(self, delta: float) -> str:
     return (
-      f"no test of membership beats one between two normal laws of deviation 1 that lie "
-      f"{upper(self.mu)} apart, up to {upper(delta)} of its true positive rate"
+      f"no test of membership does better than one that tells N(0, 1) from "
+      f"N({upper(self.mu)}, 1), up to {upper(delta)} of its true positive rate"
     )
 
 

@@ -165,8 +165,8 @@ def _attackers(
     profile = with_aborts(profile, aside=delta_set_aside, epsilon=epsilon)
     mu = pairs_of(profile, delta).mu(delta)
     gaussian = (
-      f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test beats one between two "
-      f"normal laws of deviation 1 that lie {upper(mu)} apart by more."
+      f" It is {upper(mu)}-Gaussian DP up to {upper(delta)}: no test tells the two apart "
+      f"better than a draw of N(0, 1) from one of N({upper(mu)}, 1)."
       if math.isfinite(mu)
       else ""
     )
@@ -175,8 +175,8 @@ def _attackers(
     return (
       f"In an attacker's terms ({accountant}): a test that tells two neighbouring data sets "
       f"apart has a true positive rate of at most {hundredth} at a false positive rate of 0.01, "
-      f"of at most {thousandth} at 0.001, and is nowhere more than "
-      f"{upper(advantage(profile))} above a guess.{gaussian}"
+      f"of at most {thousandth} at 0.001, and is never more than "
+      f"{upper(advantage(profile))} above its false positive rate.{gaussian}"
     )
   return ""
 

@@ -182,8 +182,8 @@ def _traced(loss_fn: LossFn, params: Params, one: Any, batch: Any) -> tuple[Any,
       ) from error
     if _runs(trace, params, batch):
       raise validate.UserError(
-        "fails on ONE example but runs on a batch; write it for one example, "
-        f"without a batch axis, which dpjax adds ({_first_line(error)})",
+        "fails on ONE example but runs on a batch; write it for one example. A model that "
+        f"reads batches is called on example.x[None], and [0] taken ({_first_line(error)})",
         field="loss_fn",
       ) from error
     raise

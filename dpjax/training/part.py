@@ -10,6 +10,7 @@ import optax
 
 from dpjax import trees
 from dpjax.types import Example, LossFn, Params, Updates
+from dpjax.validate import UserError
 
 
 def of_part(
@@ -24,7 +25,11 @@ def of_part(
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
-      are those of `trees.named_leaves`.
+      are those of `trees.named_leaves`. For an nnx state they have no "params/" in front, and
+      "/value" behind.
+
+  Raises:
+    UserError: when the loss or the optimizer is first called, if no parameter is trained.
 
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
@@ -36,8 +41,17 @@ def of_part(
   def but(tree: Params, instead: Callable[[jax.Array], jax.Array]) -> Params:
     leaves = trees.named_leaves(tree)
     structure = jax.tree.structure(tree)
-    chosen = (leaf if trained(name) else instead(leaf) for name, leaf in leaves.items())
-    return jax.tree.unflatten(structure, list(chosen))
+    is_trained = {name: trained(name) for name in leaves}
+    # Such a run would spend its epsilon and move nothing.
+    if not any(is_trained.values()):
+      example = next(reversed(leaves), "")
+      raise UserError(
+        f"must hold for a parameter's name, such as {example!r}; it holds for none, so "
+        "nothing would be trained",
+        field="trained",
+      )
+    chosen = [leaf if is_trained[name] else instead(leaf) for name, leaf in leaves.items()]
+    return jax.tree.unflatten(structure, chosen)
 
   def loss(params: Params, example: Example) -> jax.Array:
     return loss_fn(but(params, jax.lax.stop_gradient), example)

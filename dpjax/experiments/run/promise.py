@@ -391,7 +391,9 @@ def told(result: Mapping[str, Any]) -> str:
   theorem = result.get("claimed_epsilon_thm7")
   own = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
-  return f"{epsilon} (CLAIMED, {under}{own}; nothing is proved, fails: {failed})"
+  return (
+    f"{epsilon} (CLAIMED, {under}{own}; nothing is proved; fails or is assumed: {failed})"
+  )
 
 
 def attackers_told(result: Mapping[str, Any]) -> str:

@@ -197,7 +197,7 @@ def _told(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
   fails = promise.named(assumptions)
-  kind = f"CLAIMED; nothing is proved, fails: {fails}" if fails else "proved"
+  kind = f"CLAIMED; nothing is proved; fails or is assumed: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
     "-private. The choice of the best of a random number of runs is charged: what is in "
