@@ -2,7 +2,7 @@
 checkpoint.
 
 A ledger is a value: every method returns a new one. It charges each step of each noise key
-exactly once: a step charged twice means that noise was drawn twice from the same key, a
+exactly once: a step accounted twice means that noise was drawn twice from the same key, a
 step left out means that a release went uncharged. Both are refused.
 """
 
@@ -123,7 +123,7 @@ class Ledger:
     A key's steps follow each other without gap or repetition. A new key begins at step 0
     (another run on the same data) or where another key ended (the same run went on).
     Merged with the key's last charge when both are alike.
-    Raises UserError for a step already charged to this key, or a step left out.
+    Raises UserError for a step already accounted to this key, or a step left out.
     """
     relation = str(neighboring_relation)
     return self._add(
@@ -175,7 +175,7 @@ class Ledger:
     """Returns epsilon of everything that ran: `epsilon(self.event(), delta=delta)`.
 
     Raises:
-      UserError: a relation (default: the recorded one) under which no step was charged.
+      UserError: a relation (default: the recorded one) under which no step was accounted.
     """
     return epsilon_of(
       self.event(),

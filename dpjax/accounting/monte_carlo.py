@@ -4,7 +4,7 @@ confidence, NOT a proof.
 Correlated noise C^{-1} z, C lower triangular and not negative, with an example in a random
 set S of steps, drawn independently of the others, is dominated by the pair: y = z-noise with
 C 1_S added against y = noise (balls in bins: Choquette-Choo et al. 2024, arXiv:2410.06266;
-for every law of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
+for every distribution of S by the proof in `bins`, whose steps 1. and 2. take any mean over S).
 
 Balls in bins: S is a bin, and only the b products of their images with y enter the loss, so it
 is cheap to draw. b-min-sep (as arXiv:2602.09338 does): with at most b bands the columns of

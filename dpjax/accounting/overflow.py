@@ -2,7 +2,7 @@
 
 A run that aborts with probability at most B, on the data and on their neighbour, is within B
 of the analysed one in total variation: (epsilon, d) becomes (epsilon, d + (1 + e^eps) B).
-The price grows with epsilon, hence as delta falls.
+The cost grows with epsilon, hence as delta falls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def set_aside(
   """Returns the least x >= `least` on a fixed ladder with x >= (1 + e^epsilon_at(delta -
   x)) B.
 
-  Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts paid for.
+  Guarantee: with such an x, (epsilon_at(delta - x), delta) holds with the aborts accounted for.
 
   Args:
     epsilon_at: accounted delta -> epsilon of the analysed run, falling in delta.

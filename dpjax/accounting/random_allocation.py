@@ -161,7 +161,7 @@ class _Window(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
-  """The law of X_1 + .. + X_T, under P (`removed`) or Q."""
+  """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
   one, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
   having = one * np.arange(len(one)) * window.width if removed else None

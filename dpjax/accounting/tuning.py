@@ -4,7 +4,7 @@ Trying a fixed number k of settings and keeping the best costs about k times one
 RANDOM number of trials, kept secret, costs little more than twice one run (Papernot and
 Steinke 2022, arXiv:2110.03620). Their conditions, all of them ours to keep:
 
-- the number of trials is drawn by `draw_trials`, from a law fixed beforehand;
+- the number of trials is drawn by `draw_trials`, from a distribution fixed beforehand;
 - every trial draws its setting at random, independently of the data, and its own noise;
 - only the best trial is released: not the others, nor their scores, nor their number;
 - the score looks at public data and at the released output, or is accounted in the event.
@@ -31,7 +31,7 @@ def select_rdp(
   Args:
     orders: Renyi orders, all > 1.
     rdp: [len(orders)] an upper bound on one run's divergence at each order.
-    mean_trials, shape: parameters of the law of K; see `draw_trials`.
+    mean_trials, shape: parameters of the distribution of K; see `draw_trials`.
 
   Theorems 2 (truncated negative binomial) and 6 (Poisson) of arXiv:2110.03620.
 

@@ -166,7 +166,7 @@ class Judgement(NamedTuple):
 
   verdict: str
   points: tuple[Judged, ...]
-  words: str  # one line for people
+  words: str  # one line to print
 
 
 def judge(

@@ -24,7 +24,7 @@ class AttackSettings:
   numbers.
 
   Attributes:
-    room: config that is attacked: "train" or "federate".
+    room: the part of the config that is attacked: "train" or "federate".
     module: full name of the module with its `prepare`, `work` and `found`, as those of
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
     task: task named in result.json. A task that is not dpjax's brings the rows of its table, as

@@ -74,7 +74,7 @@ from dpjax.validate import UserError
 
 DIRECTION = "direction"
 PARAMETER = "parameter"
-SENDERS = (PARAMETER, DIRECTION)  # kinds that send what they are told, and do not train
+SENDERS = (PARAMETER, DIRECTION)  # kinds that send a given message, and do not train
 CLIENT_KINDS = (*SENDERS, *(kind for kind in records.KINDS if kind != "gradient"))
 CLIENT_SCORES = ("rounds", "final")
 # Separates these coins from those of records, and from other uses of the seed.

@@ -62,7 +62,7 @@ def rows(
     wanted: `key` of them.
     make: computes them: arrays that are `shape` when joined. Called where there are none, or
       where what there is was cut short or damaged.
-    tell: told in a line what was found or is done.
+    tell: called with a line that says what is in the cache or is done.
 
   A file is whole or it is not there (written beside, then renamed), its content is compared
   with a digest when it is opened, and one process at a time computes.

@@ -64,7 +64,7 @@ def table(source: Source, declaration: Declared = None, *, name: str | None = No
       people.json for people.csv.
     name: name of the data set; None: that of the file.
 
-  Numbers beyond their bounds are clipped. How many were is private, and nobody is told:
+  Numbers beyond their bounds are clipped. How many were is private, and nothing prints it:
   `clipped_cells` counts them for a release under noise.
 
   Raises:

@@ -57,7 +57,7 @@ class Interval:
 
     Raises:
       UserError: a value that is not finite. How many are beyond is a query on private data,
-        so nobody is told.
+        so nothing prints it.
     """
     numbers = np.asarray(values, np.float64)
     if not np.isfinite(numbers).all():

@@ -435,7 +435,7 @@ def _drawn(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
 
 
 def drawn_at_once(keys: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
-  """Returns the sums with noise for many keys: [n], [m] -> [n, m], of the law of the mechanism."""
+  """Returns the sums with noise for many keys: [n], [m] -> [n, m], as the mechanism draws."""
   parts, unit = _parts(sums, std)
   with jax.enable_x64(True):
     drawn = _noised_blocks(keys, *parts, std / unit)

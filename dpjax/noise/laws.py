@@ -2,8 +2,8 @@
 float64.
 
 Everything starts from one number u in (0, 1), written as the 192 bits of `WORDS` words,
-and from E = -log(u), which is exponential. No law ends where a float type's uniform numbers
-would: u is read from its first bit that is not zero (and 1 - u where u is near 1), so the
+and from E = -log(u), which is exponential. No distribution ends where
+a float type's uniform numbers would: u is read from its first bit that is not zero (and 1 - u where u is near 1), so the
 resolution is that of the float type at every size of E.
 
 | law         | from                         | float32 and float64 end at         |
@@ -14,7 +14,7 @@ resolution is that of the float type at every size of E.
 | Gumbel      | -log(E)                      | -4.89, and 87 (133.7 in float64)   |
 | Bernoulli   | u < prob, in integers        | probabilities are multiples of 2^-128 |
 
-A law cut off there differs from the true one with probability 2^-192 per number.
+A distribution cut off there differs from the true one with probability 2^-192 per number.
 """
 
 from __future__ import annotations

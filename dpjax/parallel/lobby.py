@@ -283,7 +283,7 @@ def host(
   """Returns the connections to all peers. Any error is sent to all that are there.
 
   Args:
-    report: is told, once for each id, that somebody claimed it without the right config.
+    report: called once for each id with the news that somebody claimed it without the right config.
     fewest: if given, the meeting takes place when its time is over and so many have come, and
       a peer with whom something is wrong is told so and let go, alone. None: all must come.
   """

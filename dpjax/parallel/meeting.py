@@ -180,7 +180,7 @@ def meet(
     timeout: seconds to wait for the others.
     peer_timeout: seconds without a sign of life after which a peer counts as hanging; the
       same in all.
-    report: is told in process 0, in one line, of anyone who claimed a number without knowing
+    report: called in process 0 with one line about anyone who claimed a number without knowing
       `config`. It is let go, for it may be a stranger; its number stays free until `timeout`.
 
   Raises:

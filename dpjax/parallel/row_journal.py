@@ -2,7 +2,7 @@
 
 A row that is written anew is written at another place, so anyone who holds an earlier index still
 reads what it named. An index says of each client where its row lies and a digest of it: a torn
-write, an edited file and a file of another run are told when they are read.
+write, an edited file and a file of another run are reported when they are read.
 
 Of several processes all make the same calls; process 0 alone touches the files.
 """

@@ -22,7 +22,7 @@ class TruncatedPoissonSampler(SizedSampler):
   uniformly random `capacity` of them are kept.
 
   A batch never overflows, so no share of delta is set aside and a small capacity may be
-  chosen. The price: where a batch was cut, anyone who is in it pushed another one out, so that
+  chosen. The cost: where a batch was cut, anyone who is in it pushed another one out, so that
   one record moves the sum by up to 2 C. This is NOT Poisson sampling (pitfall P12): its
   event is proved under replace_special, by PLD, and only for Gaussian noise; see
   `dpjax.accounting.event_kinds.truncated_poisson` for the proof. A record that is zeroed out

@@ -108,7 +108,7 @@ def repeat_and_select_event(
       at public data only. Runs may differ in their hyper-parameters if these are drawn at
       random, independently of the data, and every one of them costs at most `event`.
     mean_trials: E[K] >= 1.
-    shape: shape of K's law. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
+    shape: of K's distribution. 1: geometric; 0: logarithmic; inf: Poisson; else truncated negative
       binomial. A smaller shape costs less, and has longer tails.
 
   >>> from dpjax.accounting import gaussian_event

@@ -72,7 +72,7 @@ class Game:
   """Pair of neighbours, played against one guarantee.
 
   Args:
-    room, subject: what is attacked, such as "mechanisms" and "Laplace".
+    room, subject: package and name of what is attacked, such as "mechanisms" and "Laplace".
     case: the neighbours and the setting, in words.
     relation: under which they are neighbours.
     claims: points of the guaranteed curve; all of them hold if the guarantee does.

@@ -1,7 +1,7 @@
 """Registry of required games: one for everything that a table or a search of the code
 finds.
 
-Nothing is listed by hand: a room FINDS its subjects, and a subject without a game, or
+Nothing is listed by hand: a package FINDS its subjects, and a subject without a game, or
 without a reason why it claims nothing, is `uncovered` and fails the tests on the day that it
 is added.
 """

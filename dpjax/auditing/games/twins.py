@@ -8,7 +8,7 @@
 | key   | one key draws the noise of two releases, or of two steps                    |
 
 A twin states what the honest subject states, and is played by the same games and adversaries,
-which are told nothing of the plant. A twin that its row does not refute is a hole in the row.
+which do not know of the planted fault. A twin that its row does not refute is a hole in the row.
 
 Each plant has a `SOUND` counterpart, which goes through the same code without the fault (for
 `key`: a second release of public data under a key of its own). It must not be refuted.

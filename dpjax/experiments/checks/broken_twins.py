@@ -33,7 +33,7 @@ class TwinSettings:
   """Selection of the twins to play.
 
   Args:
-    only: a room, a subject or room.subject; "" for all.
+    only: a package, a subject or package.subject; "" for all.
     seed: seed of all draws.
   """
 

@@ -54,7 +54,7 @@ class Settings:
 
   Args:
     minutes: rough time for all games together; more where games need it for `LEAST` draws.
-    only: a room, a subject or room.subject; "" for all.
+    only: a package, a subject or package.subject; "" for all.
     seed: seed of all draws.
   """
 

@@ -12,7 +12,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.ignored import WouldBeIgnored
 from dpjax.validate import UserError
 
-Unused = dict[str, str]  # dotted field, or room of fields -> what it would need
+Unused = dict[str, str]  # dotted field, or group of fields -> what it would need
 
 
 def needs(condition: bool, what: str, *fields: str) -> Unused:

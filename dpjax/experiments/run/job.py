@@ -48,7 +48,7 @@ class Work(NamedTuple):
   evaluate: Callable[[Any], Scores] | None
   # (folder, the last state): writes files beside params.npz
   write: Callable[[pathlib.Path, Any], None] = lambda folder, state: None
-  promise: Promise | None = None  # what each step is charged; None: it is charged elsewhere
+  promise: Promise | None = None  # the event of each step; None: it is accounted elsewhere
   row_at: Callable[[int], int | None] = lambda step: step  # number of its row, if any
   observe: Callable[[Any, Any, int], Scores] = lambda state, info, step: {}  # more of a row
   enough: Callable[[Scores], bool] = lambda row: False  # whether a row ends it early

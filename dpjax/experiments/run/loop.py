@@ -116,7 +116,7 @@ def run(
       software and execution.
     workdir: new, empty, or of an earlier (unfinished or finished) run of the same config on
       the same data.
-    on_save: told each step that is saved, or resumed from.
+    on_save: called with each step that is saved, or resumed from.
 
   Returns:
     result.json's content. Also written: config.json, metrics.jsonl, TensorBoard events,

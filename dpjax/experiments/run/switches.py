@@ -213,7 +213,7 @@ def of_command_line(
     return before, ""
   config = steps[-1][1]
   line = ""
-  # What is wrong with a value is told where the run checks it.
+  # What is wrong with a value is reported where the run checks it.
   with contextlib.suppress(UserError):
     unread = kind.unread
     table = unread(before)

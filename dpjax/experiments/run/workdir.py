@@ -196,7 +196,7 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   """Returns the content of result.json of this config's run; None: there is none yet.
 
   `run_sha256` in it is a digest of config and result, which the run remembers beside its
-  checkpoints. So the result of another config is told, and one that was edited; and while the
+  checkpoints. So the result of another config is reported, and one that was edited; and while the
   checkpoints are there, that of other data or of another release. It is no signature: who
   computes the digest for another result is believed, and so are the other files of the folder.
 

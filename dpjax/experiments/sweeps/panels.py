@@ -208,7 +208,7 @@ def _panel(
     color = look.color(index)
     name = pictures.proper_name(curve)
     words = kind if kind != "none" else "not private"
-    # A name that says its kind already is not told it again.
+    # A name that says its kind already does not say it twice.
     is_said = words in name or name == pictures.WITHOUT_PRIVACY
     # A marker now and then tells curves apart in grey, too.
     (line,) = axes.plot(

@@ -7,7 +7,7 @@ FLWR_TELEMETRY_ENABLED=0 unless usage is to be reported to Flower's makers.
 
 `client_app` answers for the clients; `rounds` is a `flwr.serverapp.strategy.Strategy`. The
 result is that of the same algorithm in process, to rounding, where clients draw nothing at
-random; where they do (local noise, dropout, rounding) it is another draw of the same law.
+random; where they do (local noise, dropout, rounding) it is another draw of the same distribution.
 In one program:
 
     client = federated.local_training(loss_fn, optax.sgd(0.1))
@@ -388,7 +388,7 @@ def rounds(make: Callable[..., Any], params: Params, **options: Any) -> Any:
 
   Guarantee: that of `fed_avg` with `central(plan, noise_key)`, against the clients and
   anyone who sees the parameters; the server itself sees every message. `.server` holds
-  `.state`, `.ledger` (charged per round) and `.infos` (not private).
+  `.state`, `.ledger` (an entry for each round) and `.infos` (not private).
 
   Raises:
     UserError: flwr is not installed; a wrong argument; a round after the plan's last.

@@ -7,5 +7,5 @@ It computes per-example norms without per-example gradients where a layer allows
 - `units`, `unit_rules`, `row_forms`: what one layer contributes to norms and to the clipped sum;
 - `cost_model`: which of several ways is the cheapest for a layer, `lengths`: norms that underflow;
 - `param_flow`: parameters on their way to a layer;
-- `route`: `clipped_sum`, which joins them; `explain`: the choice as a table for people.
+- `route`: `clipped_sum`, which joins them; `explain`: the choice as a table to print.
 """

@@ -4,7 +4,7 @@ A square below the smallest normal number (1e-38 in float32) comes out as 0, so 
 squares may lack n times that number; a product of two such sums lacks more. `longest` is
 the norm with all of it added: never less than the true norm (rounding apart), and equal to
 `norm` bit by bit where the squares are normal numbers. What overflows is infinite or NaN.
-Where either shows in the factor, `scaled` gives the norm at the price of another pass.
+Where either shows in the factor, `scaled` gives the norm at the cost of another pass.
 """
 
 from __future__ import annotations

@@ -211,7 +211,7 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Fields of the attacked section that do not affect what an attacker sees."""
   if config.attack.room == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
-    if getattr(config.attack, "target", None) is not None:  # whose run has paid already
+    if getattr(config.attack, "target", None) is not None:  # whose run is accounted already
       names += ("privacy.epsilon_budget",)
     needs = unread_lib.needs(False, "a run of launch.train itself", *names)
   else:

@@ -233,7 +233,7 @@ def _scored(
     return attacks.confidence_rule(top)
   if name == "loss_rule":
     losses = -special.log_expit(queries[0].target)
-    mean = float(losses[members].mean())  # of which this adversary is told
+    mean = float(losses[members].mean())  # which this adversary knows
     return attacks.loss_rule(losses, mean_training_loss=mean)
   return attacks.mean_score(attacks.MEMBERSHIP_ATTACKS[name], queries)
 

@@ -139,7 +139,7 @@ def _of_scattering(
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:
   """Names what decides the last bit of a feature beside settings: code, library, platform."""
-  # typical sizes are those of random images. By name: a room exports a function `scattering`
+  # typical sizes are those of random images. By name: a package exports a function `scattering`
   code = "".join(inspect.getsource(sys.modules[name]) for name in names)
   device = jax.devices()[0]
   return (

@@ -233,7 +233,7 @@ def _queries_work(
     query, row = draw
     label = mechanism(jax.random.fold_in(random.noise, query), row)
     left = jnp.sum(state["labels"] >= 0) < config.most_answers
-    # Where no answer is left nothing is asked: what was charged stays charged.
+    # Where no answer is left nothing is asked: what was accounted stays accounted.
     label = jnp.where(left, label, _NOT_ASKED)
     return {"labels": state["labels"].at[query].set(label)}, None
 

@@ -31,8 +31,8 @@ _COST_STEP = 2.0**-12
 def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   """Returns the event of each query, in order.
 
-  Where answers are limited, the first query is charged with all of them: how many are used, and
-  when, depends on the votes. What is charged must not.
+  Where answers are limited, the first query bears the cost of all: how many are used, and
+  when, depends on the votes. What is accounted must not.
   """
   mechanism = config.aggregate
   relation = config.neighboring_relation

@@ -129,7 +129,7 @@ def figure(rows: Sequence[Row], *, title: str = "", look: Look = PAGE) -> Figure
         va="center", fontsize=look.font_size - 1.5, color="#333333",
       )  # fmt: skip
     axes.set_xscale("log")
-    # Ticks are told like the numbers; within a decade more of them stand.
+    # Ticks are written like the numbers; within a decade more of them stand.
     subs = (1.0,) if max(values) > 20 * min(values) else (1.0, 2.0, 5.0)
     axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=5))
     axes.xaxis.set_major_formatter(FuncFormatter(functools.partial(_tick, shown)))
