@@ -76,6 +76,8 @@ def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.
   kind = jnp.dtype(f"uint{bit_width}")
   if math.prod(shape) >= _MOST_WORDS:
     return jax.random.bits(_plain(key), shape, kind)
+  # XLA would compute a derived key anew for every number.
+  key = jax.lax.optimization_barrier(key)
   first, second = threefry_2x32(key, jnp.uint32(0), _counters(shape))
   if bit_width == 64:
     return (first.astype(kind) << 32) | second.astype(kind)
