@@ -102,9 +102,7 @@ def _advanced(state: training.TrainState) -> training.TrainState:
       return part
     return part._replace(**noise_state.state_at(part.key, _DONE)._asdict())
 
-  drawn = jax.tree.map(
-    later, state.opt_state, is_leaf=lambda part: isinstance(part, kinds)
-  )
+  drawn = jax.tree.map(later, state.opt_state, is_leaf=lambda part: isinstance(part, kinds))
   return state._replace(opt_state=drawn)
 
 

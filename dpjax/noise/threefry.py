@@ -4,8 +4,8 @@ JAX computes Threefry on a CPU in a loop over whole arrays. XLA joins a loop wit
 for n parameters held 36 n bytes of words, and each draw was a program of its own to compile. Here
 the rounds are written out. Words become noise where they are used, and none is kept.
 
-Streams are those of `jax.random`, bit for bit: a checkpoint of either goes on with the other. Of
-`dpjax.noise` alone is this known; states and examples hold the keys that users gave.
+Streams are those of `jax.random`, bit for bit: a checkpoint of either goes on with the other. Such
+keys stay inside `dpjax.noise`; states and examples hold the keys that users gave.
 """
 
 from __future__ import annotations
@@ -122,6 +122,7 @@ def fused(key: Array) -> Any:
   >>> bool((jax.random.bits(fused(key), (3,)) == jax.random.bits(key, (3,))).all())
   True
   """
-  if not jax.config.jax_threefry_partitionable or jax.random.key_impl(key) != _NAME:
+  config: Any = jax.config
+  if not config.jax_threefry_partitionable or jax.random.key_impl(key) != _NAME:
     return key
   return jax.random.wrap_key_data(jax.random.key_data(key), impl=IMPL)
