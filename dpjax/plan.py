@@ -303,15 +303,15 @@ class Plan:
     >>> plan.sampler.prob, plan.normalize_by, plan.num_steps, plan.epsilon() <= 2
     (0.1, 100, 30, True)
     """
-    # Its length is the number of its fields, so that it would pass for very few records.
-    if isinstance(data, Example):
-      raise UserError(
-        "must be a data set; a slice such as train[:100] is an Example. Take "
-        "train.subset(slice(0, 100)).declared(100)",
-        field="data",
-      )
     validate.integer_at_least(1, batch_size=batch_size)
     validate.positive(epochs=epochs)
+    if isinstance(data, int | Example | Batch):
+      raise UserError(
+        f"is {type(data).__name__}, must be a data set: dpjax.data.from_arrays(x, y, "
+        "num_classes=..), or a part of one, train.subset(slice(700)); without data a plan is "
+        "made by Plan.calibrated, from a sampler",
+        field="data",
+      )
     relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
     size = num_examples
     if size is None and relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -762,15 +762,21 @@ class Plan:
     if declared is not None and constant and not self._slots_needed(declared):
       return
     needed = self._slots_needed(num_examples)
+    planned = self._size_of_divisor
+    if needed and planned is not None and num_examples > planned + 1:
+      # The true number stays unsaid: this line may end in a log.
+      raise UserError(
+        "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
+        f"drawn from, so batches would exceed capacity={self.sampler.slots}; declare a public "
+        "number that is not below theirs",
+        field="num_examples",
+        value=planned,
+      )
     if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
-      # Who declares a number chose no capacity, so the remedy is the number.
-      is_low = declared is not None and declared < num_examples
-      words = f"; num_examples={declared} was declared: declare at least the true number"
-      remedy = words if is_low else ""
       raise UserError(
         f"a Poisson draw from {num_examples} examples exceeds it with probability "
-        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}{remedy}",
+        f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
         field="capacity",
         value=self.sampler.slots,
       )

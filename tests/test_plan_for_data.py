@@ -438,29 +438,3 @@ def test_a_number_of_steps_whose_noise_takes_minutes_is_told_before(monkeypatch)
     pytest.raises(Told),
   ):
     _made(np.zeros((1000, 1)), epochs=1e6, num_examples=1000)
-
-
-def test_a_slice_of_a_data_set_is_refused_and_a_part_of_it_is_not():
-  train, _ = dpjax.data.load("digits")
-  facts = {
-    "batch_size": 20,
-    "epochs": 1,
-    "epsilon": 2.0,
-    "delta": 1e-5,
-    "l2_clip_norm": 1.0,
-  }
-  with pytest.raises(UserError, match=r"data: must be a data set; .*\.declared\(100\)"):
-    dpjax.Plan.for_data(train[:200], num_examples=200, **facts)
-  part = train.subset(slice(0, 200)).declared(200)
-  plan = dpjax.Plan.for_data(part, **facts)
-  assert plan.num_steps == 10 and len(next(plan.batches(part)).mask) == plan.sampler.slots
-
-
-def test_a_declared_number_that_is_too_low_is_named_where_batches_would_overflow():
-  train, _ = dpjax.data.load("digits")
-  low = train.declared(1_300)
-  plan = dpjax.Plan.for_data(
-    low, batch_size=200, epochs=1, epsilon=2.0, delta=1e-5, l2_clip_norm=1.0
-  )
-  with pytest.raises(UserError, match="num_examples=1300 was declared: declare at least"):
-    plan.batches(low)

@@ -3,8 +3,8 @@ float64.
 
 Everything starts from one number u in (0, 1), written as the 192 bits of `WORDS` words,
 and from E = -log(u), which is exponential. No distribution ends where
-a float type's uniform numbers would: u is read from its first bit that is not zero (and 1 - u where u is near 1), so the
-resolution is that of the float type at every size of E.
+a float type's uniform numbers would. u is read from its first bit that is not zero, and 1 - u
+where u is near 1. So the resolution is that of the float type at every size of E.
 
 | law         | from                         | float32 and float64 end at         |
 | ----------- | ---------------------------- | ---------------------------------- |

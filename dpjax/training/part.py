@@ -12,6 +12,9 @@ from dpjax import trees
 from dpjax.types import Example, LossFn, Params, Updates
 from dpjax.validate import UserError
 
+# Names of parameters that an error lists.
+_SHOWN = 8
+
 
 def of_part(
   loss_fn: LossFn, tx: optax.GradientTransformation, trained: Callable[[str], bool]
@@ -25,11 +28,11 @@ def of_part(
 
   Args:
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
-      are those of `trees.named_leaves`. For an nnx state they have no "params/" in front, and
+      are those of `trees.named_leaves`. Those of an nnx state have no "params/" in front, and
       "/value" behind.
 
   Raises:
-    UserError: when the loss or the optimizer is first called, if no parameter is trained.
+    UserError: no parameter is trained; then nothing would learn, and the budget would be spent.
 
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
@@ -41,17 +44,12 @@ def of_part(
   def but(tree: Params, instead: Callable[[jax.Array], jax.Array]) -> Params:
     leaves = trees.named_leaves(tree)
     structure = jax.tree.structure(tree)
-    is_trained = {name: trained(name) for name in leaves}
-    # Such a run would spend its epsilon and move nothing.
-    if not any(is_trained.values()):
-      example = next(reversed(leaves), "")
-      raise UserError(
-        f"must hold for a parameter's name, such as {example!r}; it holds for none, so "
-        "nothing would be trained",
-        field="trained",
-      )
-    chosen = [leaf if is_trained[name] else instead(leaf) for name, leaf in leaves.items()]
-    return jax.tree.unflatten(structure, chosen)
+    moving = {name for name in leaves if trained(name)}
+    if leaves and not moving:
+      names = ", ".join(list(leaves)[:_SHOWN])
+      raise UserError(f"chooses no parameter; their names are {names}", field="trained")
+    chosen = (leaf if name in moving else instead(leaf) for name, leaf in leaves.items())
+    return jax.tree.unflatten(structure, list(chosen))
 
   def loss(params: Params, example: Example) -> jax.Array:
     return loss_fn(but(params, jax.lax.stop_gradient), example)
