@@ -305,6 +305,11 @@ class Predictor:
     return rng.random(shape, np.float32)
 
 
+def digest_of(run: Predictor) -> str:
+  """Returns the name of a run's result, which its folder cannot share with another run."""
+  return str(run.result["run_sha256"])
+
+
 def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
   """Returns (the run's config, the central config that reads the same inputs)."""
   file = path / workdir.CONFIG
