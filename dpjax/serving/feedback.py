@@ -31,7 +31,7 @@ class AwaitedLabels:
 
     Args:
       request: its id.
-      model: which model answered.
+      model: digest of the run that answered.
       answers: of `Predictor.classes`.
     """
     self._answers[request] = (model, answers)
@@ -41,7 +41,7 @@ class AwaitedLabels:
   def take(
     self, request: str, labels: Sequence[Any], inputs: ModelInputs
   ) -> tuple[str, int, int]:
-    """Returns (model, number of right answers, number of labels), and forgets the request.
+    """Returns (digest of the run, right answers, labels), and forgets the request.
 
     Args:
       request: id of an answer.

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor, digest_of
-from dpjax.serving.rollout import Rollout, StageRule
+from dpjax.serving.rollout import Rollout, StageCounts, StageRule
 from dpjax.validate import UserError
 
 # Batches whose times are kept.
@@ -53,9 +53,9 @@ class Releases:
     """Begins a release.
 
     Raises:
-      UserError: the model takes other inputs than the old one, or answers otherwise.
+      UserError: as `check`.
     """
-    self._check(new)
+    self.check(new)
     self._write("candidate", new, stage=0)
     self._enter(new, stage=0, counts=None)
 
@@ -69,12 +69,28 @@ class Releases:
       stage: its stage. counts: of this stage, as `snapshot` saved them; None: none.
       elapsed: seconds of this stage before.
     """
-    self._check(new)
+    self.check(new)
+    num_stages = len(self._rule.stages)
+    if not 0 <= stage < num_stages:
+      raise UserError(
+        f"must have more than {stage} shares: the journal is in stage {stage + 1} of a release",
+        field="stages",
+        value=self._rule.stages,
+      )
     self._enter(new, stage=stage, counts=counts)
     self._stage_began -= elapsed
 
-  def _check(self, new: Predictor) -> None:
-    """Raises UserError unless both models take and answer the same."""
+  def check(self, new: Predictor) -> None:
+    """Checks that a model can be released after the one that answers.
+
+    Raises:
+      UserError: it takes other inputs, answers otherwise, or is the same run.
+    """
+    if digest_of(new) == digest_of(self.old):
+      # Its counts could not be told from those of the old one.
+      raise UserError(
+        "must be another run than the one that answers", field="run", value=new.name
+      )
     if new.inputs != self.old.inputs:
       raise UserError(
         f"must take and answer what {self.old.name!r} does; other shapes or labels are another "
@@ -144,19 +160,26 @@ class Releases:
     if self.rollout is not None and model is self.new:
       self._times.append(1000 * seconds)
 
-  def count_request(self, rollout: Rollout | None, name: str, *, failed: bool) -> bool:
+  @property
+  def stage_counts(self) -> dict[str, StageCounts] | None:
+    """Counts of the stage, which each stage has of its own; None without a release."""
+    return None if self.rollout is None else self.rollout.counts
+
+  def count_request(
+    self, stage: dict[str, StageCounts] | None, name: str, *, failed: bool
+  ) -> bool:
     """Counts one request of a stage; returns whether it counted.
 
     Args:
-      rollout: the release under which it came.
+      stage: `stage_counts` when it came.
       name: "old" or "new": the model that it was given.
       failed: whether that model gave no answer.
     """
-    # A request of an earlier release says nothing about this one.
-    if rollout is None or rollout is not self.rollout:
+    # A request of an earlier release or stage says nothing about this one.
+    if stage is None or stage is not self.stage_counts:
       return False
-    rollout.counts[name].requests += 1
-    rollout.counts[name].errors += failed
+    stage[name].requests += 1
+    stage[name].errors += failed
     return True
 
   def count_labels(self, labels: np.ndarray) -> None:
@@ -178,7 +201,8 @@ class Releases:
     return {
       "new": digest_of(self.new),
       "stage": self.rollout.stage,
-      "elapsed": round(self._clock() - self._stage_began, 3),
+      # A clock that goes backwards must not make the next start wait.
+      "elapsed": max(0.0, round(self._clock() - self._stage_began, 3)),
       "counts": self.rollout.plain_counts(),
     }
 

@@ -33,7 +33,7 @@ from dpjax.serving.alarms import Alarms
 from dpjax.serving.batching import Batcher, Closed, Full, Late
 from dpjax.serving.drift import Bins
 from dpjax.serving.feedback import AwaitedLabels
-from dpjax.serving.journal import ServiceJournal
+from dpjax.serving.journal import FORMAT, ServiceJournal
 from dpjax.serving.predictor import Predictor
 from dpjax.serving.predictor import digest_of as digest_of
 from dpjax.serving.releases import Releases
@@ -41,6 +41,7 @@ from dpjax.serving.rollout import Rollout
 from dpjax.serving.settings import ServiceSettings as ServiceSettings
 from dpjax.serving.windows import FEEDBACK, STREAM_RELATION, Windows
 from dpjax.serving.windows import Reference as Reference
+from dpjax.validate import UserError
 
 _LATENCIES = 1000
 _FEWEST_LATENCIES = 100
@@ -107,7 +108,16 @@ class Service:
       wait_ms=self.settings.wait_ms,
       computed=lambda model, seconds, rows: self.releases.record_time(model, seconds),
     )
-    self._resume(runs)
+    try:
+      self._resume(runs)
+    except UserError:
+      raise
+    # Lines and counts without digests, of versions before, may have been written by anything.
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      raise UserError(
+        f"{str(journal.path)[-120:]}: or the counts beside it are not what a service wrote there "
+        f"({type(error).__name__}: {error!s:.80}); bring them back, or choose another --workdir"
+      ) from error
 
   @property
   def old(self) -> Predictor:
@@ -163,19 +173,35 @@ class Service:
     """Goes on where the journal ends; begins a release where its runs are others."""
     known = {digest_of(run): run for run in runs}
     spent = replay.spent_on_windows(self.journal)
+    budget = self.settings.drift_budget
+    if budget is not None and spent > budget:
+      raise UserError(
+        f"must be at least {spent:g}, which earlier windows have spent",
+        field="drift_budget",
+        value=budget,
+      )
     if spent:
       self.windows.spend("earlier windows", spent)
     self.windows.drift.number = replay.next_window(self.journal, "drift")
     self.windows.feedback.number = replay.next_window(self.journal, "feedback")
     saved = self.journal.saved_counts()
-    self.windows.drift.restore(saved.get("drift"), self.bins)
+    line = replay.last_release(self.journal, list(known))
+    answering = digest_of(runs[0]) if line is None else line["old"]
+    # Rows that another model answered are not counted on: a kill came right after a promotion.
+    if saved.get("run", answering) == answering:
+      self.windows.drift.restore(saved.get("drift"), self.bins, most=self.settings.window)
     self.windows.feedback.restore(saved.get("feedback"), [FEEDBACK])
     resumed = replay.is_resumed(self.journal, list(known))
     self.journal.write(
-      "start", runs=list(known), names=[run.name for run in runs], resumed=resumed
+      "start",
+      format=FORMAT,
+      runs=list(known),
+      names=[run.name for run in runs],
+      resumed=resumed,
     )
-    if resumed:
-      self._resume_release(known, saved.get("release") or {})
+    if line is not None:
+      self._resume_release(line, known, saved.get("release") or {})
+    # Also where an earlier start was killed before it wrote the candidate.
     elif len(runs) > 1:
       self.releases.begin(runs[1])
     if self.old is not runs[0]:
@@ -186,16 +212,16 @@ class Service:
         self.journal, self.old, self.bins
       )
 
-  def _resume_release(self, known: dict[str, Predictor], saved: dict[str, Any]) -> None:
+  def _resume_release(
+    self, line: dict[str, Any], known: dict[str, Predictor], saved: dict[str, Any]
+  ) -> None:
     """Takes the models and the stage that the last line of a release leaves.
 
     Args:
+      line: of the journal.
       known: {digest: model} of this start's runs.
       saved: counts of a stage that an earlier start saved last; {} for none.
     """
-    line = replay.last_release(self.journal, list(known))
-    if line is None:
-      return
     self.releases.old = replay.model_of(line, "old", known, self._load)
     if line["kind"] not in ("candidate", "stage"):
       return
@@ -222,6 +248,7 @@ class Service:
     request = secrets.token_hex(12)
     # Taken now: a release may end while the logits are computed.
     release = self.rollout
+    stage = self.releases.stage_counts
     is_new = release is not None and release.is_new(request if key is None else key)
     model = self.new if is_new and self.new is not None else self.old
     name = "new" if model is self.new else "old"
@@ -230,23 +257,23 @@ class Service:
       logits = await self._finite(model, x)
     except Late:
       # A new model that is too slow to answer has failed, and there is no time for the old one.
-      self._count_request(release, name, failed=True)
+      self._count_request(stage, name, failed=True)
       raise
     except ModelFailed:
-      self._count_request(release, name, failed=True)
+      self._count_request(stage, name, failed=True)
       if name == "old":
         raise
       # The old model still works: a broken release must cost nobody an answer.
       model = self.old
       logits = await self._finite(model, x)
     else:
-      self._count_request(release, name, failed=False)
+      self._count_request(stage, name, failed=False)
     answers = model.classes(logits)
-    self._latencies.append(1000 * (self._clock() - began))
+    self._latencies.append(1000 * max(0.0, self._clock() - began))
     if self.bins:
       self.windows.count_rows(x, answers)
       self._dirty = True
-    self._labels.add(request, name if model is not self.old else "old", answers)
+    self._labels.add(request, digest_of(model), answers)
     return Answer(request, model.name, logits, answers)
 
   async def _finite(self, model: Predictor, x: np.ndarray) -> np.ndarray:
@@ -266,8 +293,10 @@ class Service:
       raise ModelFailed("its logits are not finite")
     return logits
 
-  def _count_request(self, release: Rollout | None, name: str, *, failed: bool) -> None:
-    if self.releases.count_request(release, name, failed=failed):
+  def _count_request(
+    self, stage: dict[str, rollout.StageCounts] | None, name: str, *, failed: bool
+  ) -> None:
+    if self.releases.count_request(stage, name, failed=failed):
       self._dirty = True
 
   def feedback(self, request: str, labels: Sequence[Any]) -> int:
@@ -277,11 +306,12 @@ class Service:
       UserError: an unknown or a second use of an id, other labels than the model has, a model
         of numbers.
     """
-    name, num_right, num_labels = self._labels.take(request, labels, self.old.inputs)
-    self.windows.count_labels(
-      is_new=name == "new", num_right=num_right, num_labels=num_labels
-    )
-    self._dirty = True
+    run, num_right, num_labels = self._labels.take(request, labels, self.old.inputs)
+    is_new = self.new is not None and run == digest_of(self.new)
+    # A run that was replaced or taken back since then has no counts any more.
+    if is_new or run == digest_of(self.old):
+      self.windows.count_labels(is_new=is_new, num_right=num_right, num_labels=num_labels)
+      self._dirty = True
     return num_right
 
   async def tick(self) -> None:
@@ -301,6 +331,9 @@ class Service:
   def _snapshot(self) -> dict[str, Any]:
     """Returns counts of open windows and of the stage."""
     counts = {
+      # How far the journal was, so that lines which are gone are seen.
+      "lines": self.journal.num_lines,
+      "run": digest_of(self.old),
       "drift": self.windows.drift.plain(),
       "feedback": self.windows.feedback.plain(),
     }
@@ -324,11 +357,15 @@ class Service:
     """Begins the release of a new model, in place of one that is under way.
 
     Raises:
-      UserError: the model takes other inputs than the old one, or answers otherwise.
+      UserError: the model takes other inputs than the old one, answers otherwise, or is the same.
     """
+    # First: an offer that is refused must not end the release that is under way.
+    self.releases.check(new)
     if self.new is not None:
       self.releases.roll_back("another release begins")
     self.releases.begin(new)
+    self.windows.clear_labels()
+    self._dirty = True
 
   def promote(self, why: str) -> None:
     """Makes the new model the one that answers every request.
@@ -337,8 +374,8 @@ class Service:
       UserError: no release is under way.
     """
     self.releases.promote(why)
-    # What the old model answered is no reference for the new one.
-    self.windows.forget_reference()
+    self.windows.begin_model()
+    self._dirty = True
 
   def roll_back(self, why: str) -> None:
     """Takes the new model back.
@@ -347,6 +384,9 @@ class Service:
       UserError: no release is under way.
     """
     self.releases.roll_back(why)
+    # Labels of this model are not those of the next one that is offered.
+    self.windows.clear_labels()
+    self._dirty = True
 
   def _move_release(self) -> None:
     """Does what the rule of a release decides now."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import mechanisms
+from dpjax.experiments.run import writers
 from dpjax.mechanisms import Overspent
 from dpjax.serving import drift
 from dpjax.serving.alarms import Alarms
@@ -73,13 +74,24 @@ class OpenWindow:
     counts = {name: each.tolist() for name, each in self.counts.items()}
     return {"number": self.number, "rows": self.rows, "counts": counts}
 
-  def restore(self, saved: Any, bins: Sequence[Bins]) -> None:
-    """Takes the counts that an earlier start saved, where they are of this very window."""
+  def restore(self, saved: Any, bins: Sequence[Bins], *, most: int | None = None) -> None:
+    """Takes the counts that an earlier start saved, where they are of this very window.
+
+    Args:
+      saved: as `plain` returned it. bins: of this window.
+      most: rows with which this window is full; None: it may be.
+    """
     # A window that was charged or closed since then must not be counted twice.
     if not isinstance(saved, dict) or saved["number"] != self.number:
       return
     # Other bins than before: their counts say nothing about these.
     if not drift.fits(saved["counts"], bins):
+      return
+    if most is not None and saved["rows"] >= most:
+      # It cannot be cut any more: its rows are counts.
+      writers.note(
+        f"{saved['rows']} rows of an open window are dropped; its size is {most} now"
+      )
       return
     self.rows = saved["rows"]
     for name, counts in saved["counts"].items():
@@ -124,6 +136,8 @@ class Windows:
     self._journal = journal
     self._alarms = alarms
     self._chance: dict[str, float] = {}
+    # Number of times that the model which answers was replaced.
+    self._num_models = 0
     self._is_spent_written = False
 
   def count_rows(self, x: np.ndarray, answers: np.ndarray) -> None:
@@ -162,10 +176,19 @@ class Windows:
     self.feedback.counts[FEEDBACK.name][:] = 0
     self.feedback.rows = 0
 
-  def forget_reference(self) -> None:
-    """Makes the next whole window the reference."""
+  def begin_model(self) -> None:
+    """Begins windows of another model: its first whole one is the reference.
+
+    Rows of the open window were answered by the model before, at least in part.
+    """
+    self._num_models += 1
     self.reference = None
     self.psi = {}
+    self._chance = {}
+    self.full = []
+    # The same number: nothing of that window was released.
+    self.drift = OpenWindow.empty(self.drift.number, self.bins)
+    self.clear_labels()
 
   def spend(self, what: str, epsilon: float) -> None:
     """Charges the stream's ledger, as one line of all windows: a service may run for years."""
@@ -180,34 +203,43 @@ class Windows:
       window: of `full`.
       run: the model that answers now.
     """
+    model = self._num_models
     released = await self._released(window, "drift", self.bins)
     if released is None:
       return
     counts, scale = released
     self.num_released += 1
+    # A promotion came while the noise was drawn: these rows say nothing about the new model.
+    if model != self._num_models:
+      self._write("drift", window, counts, scale)
+      return
     if self.reference is None:
       self.reference = Reference(counts, "stream", scale)
       self._chance = {}
       self._journal.write(
         "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
       )
+    # Bound here: a promotion may replace all three while a thread computes.
+    reference = self.reference
+    chances = self._chance
+    psi = self.psi
     for each in self.bins:
-      if each.name not in self._chance:
+      if each.name not in chances:
         # In a thread, for it simulates 2,000 windows.
-        self._chance[each.name] = await asyncio.to_thread(
+        chances[each.name] = await asyncio.to_thread(
           drift.by_chance,
-          self.reference.counts[each.name],
+          reference.counts[each.name],
           self._settings.window,
-          reference_scale=self.reference.scale,
+          reference_scale=reference.scale,
           window_scale=scale,
         )
-      chance = self._chance[each.name]
+      chance = chances[each.name]
       value = drift.psi(
         counts[each.name],
-        self.reference.counts[each.name],
-        pseudo_count=drift.pseudo_count_of(self.reference.scale, scale),
+        reference.counts[each.name],
+        pseudo_count=drift.pseudo_count_of(reference.scale, scale),
       )
-      self.psi[each.name] = value
+      psi[each.name] = value
       level = ""
       bound = max(self._settings.psi_warning, chance)
       alarm_bound = max(self._settings.psi_alarm, chance)
@@ -217,7 +249,7 @@ class Windows:
         level = "alarm"
         bound = alarm_bound
       self._alarms.report(f"psi {each.name}", level, value, bound)
-    self._write("drift", window, counts, scale, psi=self.psi)
+    self._write("drift", window, counts, scale, psi=psi)
 
   async def release_labels(self, run: Predictor) -> np.ndarray | None:
     """Releases the open window of feedback, where it is full.

@@ -45,6 +45,10 @@ def _closed():
 
 
 def _service(folder, runs, bins=None, load=None, **changes):
+  # A killed process lets its journal go; one that only stands here would keep it.
+  for before in _OPENED:
+    if before.journal.path.parent == folder:
+      before.journal.close()
   settings = dataclasses.replace(_SETTINGS, **changes)
   more = {} if load is None else {"load": load}
   bins = _bins(runs[0]) if bins is None else bins
@@ -306,6 +310,7 @@ def test_a_release_goes_through_its_stages_and_a_start_afterwards_knows(
   again.promote("asked for")
   later = _service(tmp_path / "other", runs[:1], load=lambda _: runs[1])
   assert later.old is runs[1]
+  later.journal.close()
   with (
     ServiceJournal(tmp_path / "other") as journal,
     pytest.raises(UserError, match="is not the run that the journal released"),
@@ -420,6 +425,7 @@ def test_a_window_that_was_charged_is_not_released_again(runs, tmp_path, digits)
     await service.tick()
 
   asyncio.run(play())
+  _OPENED[-1].journal.close()
   with ServiceJournal(tmp_path) as journal:
     journal.write("charge", what="x", of="drift", number=0, epsilon=1.0, spent=1.0)
   again = _service(tmp_path, runs[:1], drift_epsilon=1.0)
