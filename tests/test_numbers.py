@@ -98,6 +98,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| flag | what it bounds |",
   ),
   "docs/finetune.md": (
+    "| where a name stands | linen | nnx |",
     "| model | images are resized to | outputs of | numbers of an example |",
     "| `--config.model.name` | names of | options of a published model |",
     "| flag | what is trained |",

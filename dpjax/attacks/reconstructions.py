@@ -18,7 +18,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import ndimage, optimize
@@ -313,7 +313,7 @@ def picture(
 
 
 def _draw_pairs(
-  axes: HostArray, pair: dict[str, HostArray], captions: Sequence[str], font_size: float
+  axes: Any, pair: dict[str, Any], captions: Sequence[str], font_size: float
 ) -> None:
   """Draws two rows of images with their names, and the captions of their columns."""
   for row, (name, images) in zip(axes, pair.items()):
