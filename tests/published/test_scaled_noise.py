@@ -3,7 +3,7 @@
 `python -m tests.published.test_scaled_noise` writes results/scaled_noise.csv.
 
 Each method has its best of three learning rates on the test rows, which no epsilon counts, by the
-mean of three seeds. All have the same sampling, noise multiplier and clip norm, so the same epsilon.
+mean of three seeds. All have the same sampling, noise multiplier and clip norm, hence one epsilon.
 """
 
 import csv
