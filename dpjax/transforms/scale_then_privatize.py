@@ -71,9 +71,7 @@ def scale_then_privatize(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
     return ScalingState(inner, zeros, jnp.zeros((), jnp.int32))
 
-  def update_fn(
-    updates: Any, state: ScalingState, params: Any = None, **extra_args: Any
-  ) -> tuple[Any, ScalingState]:
+  def update_fn(updates, state, params=None, **extra_args):
     if isinstance(updates, ClippedSum):
       raise UserError(
         "must be stacked gradients of dpjax.per_example_grads: a ClippedSum was clipped before "
@@ -85,7 +83,7 @@ def scale_then_privatize(
     scales = _scales(state.nu, floor)
     # Half precision has too narrow a range for the quotient.
     divided = jax.tree.map(lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales)
-    rows = PerExampleGrads.of(divided, updates.mask, updates.rows)
+    rows: Any = PerExampleGrads.of(divided, updates.mask, updates.rows)
     noisy, inner = tx.update(rows, state.inner, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
     nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, private)
