@@ -37,7 +37,8 @@ from launch import app
 
 flags.DEFINE_bool("all", False, "Attack everything that has a game.")
 flags.DEFINE_string("only", "", "Attack one group (mechanisms, samplers, transforms, "
-                    "federated, secure, plans, training, vertical, accounting, relevance) "
+                    "federated, secure, plans, training, vertical, shares, accounting, "
+                    "relevance) "
                     "or one subject, such as Laplace.")  # fmt: skip
 flags.DEFINE_float("minutes", 10.0, "About how long, shared among the subjects.")
 flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0, upper_bound=2**62 - 1)

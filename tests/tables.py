@@ -618,6 +618,19 @@ def _shares() -> list[Row]:
   return [[label, *(share(accuracy, 4) for accuracy in accuracies)]]
 
 
+def _noisy_models() -> list[Row]:
+  """Accuracies by epsilon of a model opened from shares, beside DP-SGD."""
+  rows = [
+    row for row in entries("secure/output_noise.csv") if row["data"] == "breast_cancer"
+  ]
+  methods = ("on shares, noise on the output", "DP-SGD in the clear")
+  cells = []
+  for epsilon in ("0.1", "0.5", "1.0", "3.0", "8.0"):
+    pair = (one(rows, method=method, epsilon=epsilon) for method in methods)
+    cells.append([f"{float(epsilon):g}", *(share(row["accuracy"]) for row in pair)])
+  return cells
+
+
 def _files() -> list[Row]:
   """What reading from files costs, beside memory."""
   rows = entries("data/data.csv")
@@ -889,6 +902,11 @@ TABLES = [
   Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
   Table("docs/attacks.md", ["defence", "images recovered exactly"], _rogue),
   Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
+  Table(
+    "docs/secure.md",
+    ["epsilon", "on shares, noise on the output", "DP-SGD in the clear"],
+    _noisy_models,
+  ),
   Table("docs/your_data.md", ["on two cores", "arrays", "PNG images"], _files),
   Table(
     "docs/federated.md",

@@ -168,6 +168,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   "docs/secure.md": (
     "| you want | use | extra |",
     "| task under CKKS | result |",  # once, as it says
+    "| question | answer |",
   ),
   "docs/threat_model.md": (
     "| `privacy.method` | who is trusted | what the epsilon covers |",

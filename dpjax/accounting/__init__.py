@@ -52,6 +52,9 @@ if TYPE_CHECKING:
   )
   from dpjax.accounting.event_kinds.composition import composed as composed
   from dpjax.accounting.event_kinds.composition import unamplified as unamplified
+  from dpjax.accounting.event_kinds.discrete_gaussian import (
+    DiscreteGaussianDpEvent as DiscreteGaussianDpEvent,
+  )
   from dpjax.accounting.event_kinds.fixed_size import fixed_size_event as fixed_size_event
   from dpjax.accounting.event_kinds.gaussian import gaussian_event as gaussian_event
   from dpjax.accounting.event_kinds.kind import DpEvent as DpEvent

@@ -16,10 +16,11 @@ where it is handled (pitfalls P21, P38):
 NumPy, on the client, by a `numpy.random.Generator`; in a release seed it with 128 bits or
 more of the operating system's entropy. `dpjax.accounting.discrete` has the cost.
 
-| sampler             | distribution                                                         |
-| ------------------- | -------------------------------------------------------------------- |
-| `discrete_gaussian` | exact, given uniform integers: rejection in 64-bit integers [1]      |
-| `skellam`           | difference of two `Generator.poisson`, whose rejection is in float64 |
+| sampler                  | distribution                                                         |
+| ------------------------ | -------------------------------------------------------------------- |
+| `discrete_gaussian`      | exact, given uniform integers: rejection in 64-bit integers [1]      |
+| `wide_discrete_gaussian` | the same, exact for variances up to 2^112: Python's integers         |
+| `skellam`                | difference of two `Generator.poisson`, whose rejection is in float64 |
 
 [1] Canonne, Kamath and Steinke 2020, arXiv:2004.00010, algorithms 1 to 3.
 """
@@ -36,6 +37,8 @@ from dpjax.validate import UserError
 
 # Above this, the integers of the rejection step would exceed 64 bits.
 MAX_VARIANCE = 2**24
+# A standard deviation of 2^56. Draws beyond 64 bits then lie 128 deviations away.
+MAX_WIDE_VARIANCE = 2**112
 # Above this, NumPy's rejection in float64 is inexact; from 2^54 on it gives only even
 # numbers.
 MAX_SKELLAM = 2.0**32
@@ -132,6 +135,84 @@ def _bernoulli_exp_of_fraction(
     uniform = rng.integers(0, denominator * k, alive.size)
     alive = alive[uniform < numerator[alive]]
   return draws % 2 == 1
+
+
+def wide_discrete_gaussian(
+  rng: np.random.Generator, shape: Shape, *, variance: int
+) -> np.ndarray:
+  """Draws [shape] int64 of N_Z(0, variance) modulo 2^64, exactly, for large variances too.
+
+  The algorithms of `discrete_gaussian` in Python's integers, which have no largest one. A draw
+  takes half a millisecond, so it is meant for models of some thousand numbers.
+
+  Args:
+    rng: a secret of whoever adds the noise.
+    variance: sigma^2, an integer in 1 .. 2^112, in units of the grid.
+
+  Returns:
+    Integers in two's complement. Reducing modulo 2^64 is post-processing.
+
+  Raises:
+    UserError: a variance out of this range.
+
+  >>> draws = wide_discrete_gaussian(np.random.default_rng(0), 100, variance=2**60)
+  >>> bool(0.8 < draws.std() / 2**30 < 1.2)
+  True
+  """
+  validate.integer_at_least(1, variance=variance)
+  if variance > MAX_WIDE_VARIANCE:
+    raise UserError("must be <= 2^112; scale by less", field="variance", value=variance)
+  if variance <= MAX_VARIANCE:
+    return discrete_gaussian(rng, shape, variance=variance)
+  variance = int(variance)
+  scale = math.isqrt(variance) + 1
+  denominator = 2 * variance * scale**2
+  values: list[int] = []
+  while len(values) < int(np.prod(shape)):
+    y = _wide_laplace(rng, scale)
+    if _wide_coin(rng, (abs(y) * scale - variance) ** 2, denominator):
+      values.append((y + 2**63) % 2**64 - 2**63)
+  return np.array(values, np.int64).reshape(shape)
+
+
+def _wide_laplace(rng: np.random.Generator, scale: int) -> int:
+  """Draws P(x) prop. to exp(-|x| / scale): algorithm 2."""
+  while True:
+    low = _below(rng, scale)
+    if not _wide_coin(rng, low, scale):
+      continue
+    # Successes in a row of Bernoulli(1 / e): a geometric draw.
+    high = 0
+    while _wide_coin(rng, 1, 1):
+      high += 1
+    x = low + scale * high
+    is_negative = bool(_below(rng, 2))
+    # Otherwise zero would count twice, as 0 and as -0.
+    if not (is_negative and x == 0):
+      return -x if is_negative else x
+
+
+def _wide_coin(rng: np.random.Generator, numerator: int, denominator: int) -> bool:
+  """Returns True with probability exp(-numerator / denominator), exactly: algorithm 1."""
+  whole, fraction = divmod(numerator, denominator)
+  # exp(-(w + f)) = exp(-1)^w exp(-f): all coins must succeed.
+  for top, bottom in [(1, 1)] * whole + [(fraction, denominator)]:
+    # Draws go on while a uniform integer is small; their number is odd with that chance.
+    count = 1
+    while _below(rng, bottom * count) < top:
+      count += 1
+    if count % 2 == 0:
+      return False
+  return True
+
+
+def _below(rng: np.random.Generator, bound: int) -> int:
+  """Draws a uniform integer in [0, bound), by rejection of random bits."""
+  bits = (bound - 1).bit_length()
+  while True:
+    value = int.from_bytes(rng.bytes((bits + 7) // 8), "little") & ((1 << bits) - 1)
+    if value < bound:
+      return value
 
 
 def skellam(rng: np.random.Generator, shape: Shape, *, variance: float) -> np.ndarray:

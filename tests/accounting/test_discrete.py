@@ -8,6 +8,7 @@ from scipy import special, stats
 
 from dpjax import accounting
 from dpjax.accounting import discrete
+from dpjax.accounting.event_kinds import kind
 from dpjax.validate import UserError
 
 _REACH = 400
@@ -162,3 +163,20 @@ def test_bad_input_is_one_line(make):
   with pytest.raises(UserError) as caught:
     make()
   assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("variance", "shift"), [(4, 1), (9, 6), (0.3, 1)])
+def test_the_event_bounds_the_divergence_of_discrete_gaussians(variance, shift):
+  """The divergence of two lattice laws, summed point by point, at orders that accountants use."""
+  x = np.arange(-400, 401)
+  log = lambda middle: -((x - middle) ** 2) / (2 * variance)
+  normal = lambda weights: weights - special.logsumexp(weights)
+  p, q = normal(log(shift)), normal(log(0))
+  event = accounting.DiscreteGaussianDpEvent(math.sqrt(variance) / shift)
+  stated = kind.kind_of(event).rdp(event)
+  for order, bound in zip(kind.ORDERS, stated):
+    if order <= 20:
+      exact = special.logsumexp(order * p + (1 - order) * q) / (order - 1)
+      assert 0.8 * bound * (variance > 1) <= exact <= bound * (1 + 1e-9)
+  with pytest.raises(UserError, match="use accountant='rdp'"):
+    accounting.epsilon(event, delta=1e-5, accountant="pld")

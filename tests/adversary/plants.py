@@ -21,6 +21,7 @@ _NOISE = {
   "plans": 1 / 2,
   "training": 1 / 2,
   "vertical": 1 / 2,
+  "shares": 1 / 2,
   "accounting": 1 / 2.5,
   "secure": 1 / 4,
   "relevance.features": 1 / 3,

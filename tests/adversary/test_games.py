@@ -32,6 +32,7 @@ _DRAWS = {
   "plans": 2000,
   "training": 2000,
   "vertical": 3000,
+  "shares": 3000,
   "accounting": 3000,
 }
 _PLANTED = {**_DRAWS, "samplers": 2400, "federated": 6000}  # half of the noise is missing

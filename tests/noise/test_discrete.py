@@ -194,3 +194,22 @@ def test_bad_input_is_one_line(make, match):
   with pytest.raises(UserError, match=match) as caught:
     make(np.random.default_rng(0))
   assert "\n" not in str(caught.value)
+
+
+def test_wide_noise_has_the_law_of_the_other_sampler(monkeypatch):
+  """The same algorithm in unbounded integers: at a small variance by its pmf."""
+  monkeypatch.setattr(discrete, "MAX_VARIANCE", 0)
+  draws = discrete.wide_discrete_gaussian(np.random.default_rng(1), 5_000, variance=5)
+  assert _pvalue(draws, *_gaussian_pmf(5)) > 1e-3
+  assert _pvalue(draws, *_gaussian_pmf(6.5)) < 1e-6
+
+
+def test_wide_noise_of_the_largest_variance_is_not_cut():
+  variance = discrete.MAX_WIDE_VARIANCE
+  draws = discrete.wide_discrete_gaussian(np.random.default_rng(2), 800, variance=variance)
+  assert stats.kstest(draws / 2.0**56, "norm").pvalue > 1e-3
+  assert stats.kstest(draws / 2.0**56 / 1.3, "norm").pvalue < 1e-3
+  # No lattice: the lowest bit is as good as a coin.
+  assert stats.binomtest(int((draws & 1).sum()), 800).pvalue > 1e-3
+  with pytest.raises(UserError, match="variance=.*must be <= 2"):
+    discrete.wide_discrete_gaussian(np.random.default_rng(2), 3, variance=variance + 1)

@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.experiments.kinds.secure import vector_sums
+from dpjax.experiments.kinds.secure import noisy_model, vector_sums
 from dpjax.experiments.kinds.secure.config import TASKS, SecureConfig, SumTask
 from dpjax.experiments.run import loop, saved, streams, writers
 from dpjax.experiments.sweeps import secure_table
@@ -141,6 +141,44 @@ def test_training_on_shares_goes_on_where_it_stopped(tmp_path, monkeypatch, secu
   assert loop.train(config, tmp_path)["error"] < 5e-3
 
 
+_NOISY = {"name": "noisy_model", "epsilon": 8.0, "num_steps": 15, "l2_penalty": 0.5}
+
+
+def test_a_noisy_model_goes_on_where_it_stopped_and_is_charged_once(
+  tmp_path, monkeypatch, secure
+):
+  stop_after(monkeypatch, 1)
+  config = _point(task=_NOISY)
+  with pytest.raises(loop.Interrupted, match="step 1"):
+    loop.train(config, tmp_path)
+  result = loop.train(config, tmp_path)
+  assert set(writers.RESULT_KEYS) <= set(result)
+  assert (result["epsilon_kind"], result["neighboring_relation"]) == (
+    "proved",
+    "replace_one",
+  )
+  assert 7.9 < result["epsilon"] <= 8.0
+  assert len(result["ledger"]["charges"]) == 1
+  assert "one party's is counted" in result["privacy_statement"].replace("\n", " ")
+  # Two parties' noise on each of 31 weights, and nothing finer than the grid.
+  assert 1.5 < result["error"] / result["noise_std"] < 7
+  with np.load(tmp_path / "secure.npz") as held:
+    units = held["weights"] * 2.0**18
+  np.testing.assert_array_equal(units, np.rint(units))
+
+
+def test_a_noisy_model_that_is_opened_again_is_opened_with_the_same_noise(secure):
+  config = _point(task=_NOISY | {"num_steps": 2})
+  ready = noisy_model.prepare(config, noisy_model.load_data(config), None)
+  work = noisy_model._training(ready)
+  trained, _ = work.step(work.init(), 0)
+  opening = noisy_model._release(ready, trained)
+  first, again = (opening.step(opening.init(), 0)[0]["weights"] for _ in range(2))
+  np.testing.assert_array_equal(first, again)
+  other = noisy_model._release(ready, trained | {"secret": work.init()["secret"]})
+  assert (other.step(other.init(), 0)[0]["weights"] != first).all()
+
+
 def test_ckks_adds_fractions_and_bfv_integers(tmp_path, tenseal):
   for name, most in (("ckks", 1e-6), ("bfv", 0)):
     result = loop.train(_point(protocol=name, **_SUM), tmp_path / name)
@@ -185,6 +223,8 @@ def test_a_table_resumes_and_keeps_failures_as_rows(tmp_path):
     ({"rows": {"a": {}, "A": {}}}, "two labels give runs of the same name"),
     ({"rows": {"a": {"task": "regress", "seed": -1}}}, "seed=-1"),
     ({"seed": -1}, "seed=-1"),
+    ({"task": {"name": "noisy_model", "l2_penalty": 0.0}}, "l2_penalty=0.0"),
+    ({"task": {"name": "noisy_model", "dataset": "mnist"}}, "dataset='mnist': must be one"),
   ],
 )
 def test_a_mistake_is_one_line_before_anything_runs(changes, words):
@@ -220,6 +260,11 @@ def test_a_model_that_no_ciphertext_is_put_through(changes, words):
     (_TRAIN | {"activation": "square", "output": "linear"}, "diverges in float64, too"),
     ({"name": "train", "learning_rate": 0.3}, "task.learning_rate=0.3: .* power of two"),
     ({"name": "infer", "num_images": 9000}, "task.num_images=9000: must be at most"),
+    (
+      {"name": "noisy_model", "learning_rate": 0.3},
+      "task.learning_rate=0.3: over num_rows",
+    ),
+    ({"name": "noisy_model", "learning_rate": 457 / 512}, "task.learning_rate=.*contract"),
   ],
 )
 def test_what_the_data_cannot_give_leaves_no_folder(tmp_path, task, words):

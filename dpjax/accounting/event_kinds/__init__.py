@@ -3,6 +3,7 @@
 from dpjax.accounting.event_kinds import (
   bounded_contribution,
   composition,
+  discrete_gaussian,
   fixed_size,
   gaussian,
   laplace,
@@ -30,6 +31,7 @@ register(
   truncated_poisson.TruncatedPoissonKind(),
   random_allocation.RandomAllocationKind(),
   skellam.SkellamKind(),
+  discrete_gaussian.DiscreteGaussianKind(),
   smooth_sensitivity.SmoothSensitivityKind(),
   repeat_and_select.RepeatAndSelectKind(),
 )

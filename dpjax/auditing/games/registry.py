@@ -22,6 +22,7 @@ import dpjax.federated
 import dpjax.mechanisms
 import dpjax.sampling
 import dpjax.secure
+import dpjax.secure.mpc
 import dpjax.secure.vertical
 import dpjax.training
 import dpjax.transforms
@@ -34,6 +35,7 @@ from dpjax.auditing.games import (
   relevance,
   samplers,
   secure,
+  shares,
   training,
   transforms,
   vertical,
@@ -206,6 +208,12 @@ ROOMS: dict[str, Room] = {
     lambda name, _: vertical.GAMES[name](),
     vertical.GAMES,
     vertical.NO_CLAIM,
+  ),
+  "shares": Room(
+    lambda: _only(states_epsilon, public(dpjax.secure.mpc)),
+    lambda name, _: shares.GAMES[name](),
+    shares.GAMES,
+    shares.NO_CLAIM,
   ),
   "accounting": Room(
     lambda: _accountants(),

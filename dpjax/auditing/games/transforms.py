@@ -247,6 +247,15 @@ def _scheduled(tx: Callable, base: Callable) -> list[Game]:
   return [*_each(name, make, added), _leaving(name, make)]
 
 
+def _scaled(tx: Callable, base: Callable) -> list[Game]:
+  """Games in which the second step is scaled by the first one's output, which is released."""
+  make = lambda key: tx(base(**_NUMBERS, key=key), b2=0.5)
+  added = {"a record added": _AWAY, "1e30 added": (1e30, 0.0), "NaN added": (math.nan, 1.0)}
+  name = "scale_then_privatize"
+  released = lambda state: state.nu
+  return [*_each(name, make, added, released=released), _leaving(name, make)]
+
+
 def _post(
   name: str, after: Callable[[Callable], Any], released: Callable[[Any], Any]
 ) -> Callable[..., list[Game]]:
@@ -269,6 +278,7 @@ GAMES: dict[str, Callable[..., list[Game]]] = {
   "clip_and_correlated_noise": _correlated,
   "accumulate": _accumulate,
   "with_clip_schedule": _scheduled,
+  "scale_then_privatize": _scaled,
   "dp_adam": _post("dp_adam", lambda tx: tx(0.1, noise_std=_STD), lambda s: s[1:]),
   "scale_by_dp_adam": _post(
     "scale_by_dp_adam", lambda tx: tx(noise_std=_STD), lambda s: s[1:]

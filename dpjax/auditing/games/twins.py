@@ -35,6 +35,7 @@ from dpjax.auditing.games import registry
 from dpjax.auditing.games import relevance as relevance_games
 from dpjax.auditing.games import samplers as sampler_games
 from dpjax.auditing.games import secure as secure_games
+from dpjax.auditing.games import shares as shares_games
 from dpjax.auditing.games import training as training_games
 from dpjax.auditing.games import transforms as transform_games
 from dpjax.auditing.games import vertical as vertical_games
@@ -42,6 +43,7 @@ from dpjax.auditing.games.game import Game
 from dpjax.federated import aggregation
 from dpjax.plan import Plan
 from dpjax.relevance import labels, record_noise, rigorous
+from dpjax.secure.mpc.output_noise import OutputNoise
 from dpjax.secure.vertical.linear_regression import PrivateStatistics
 from dpjax.types import ClippedSum, LossFn
 
@@ -630,6 +632,42 @@ def _vertical(name: str, plant: Plant) -> list[Game]:
   return vertical_games.GAMES[name](lambda **settings: _Statistics(plant, settings))
 
 
+# --- a model opened from shares
+
+
+class _Opened:
+  """States what the honest release states, and opens with the plant's fault."""
+
+  def __init__(self, plant: Plant, settings: dict[str, Any]):
+    self._plant = plant
+    self._honest = OutputNoise(**settings)
+    wide = plant.clip * self._honest.feature_norm
+    # The rate stays that of the honest training.
+    settings = settings | {"feature_norm": wide, "learning_rate": self._honest.rate}
+    self._broken = OutputNoise(**settings)
+    self.rows = self._broken.rows
+    self.labels = self._honest.labels
+    self.in_the_clear = self._broken.in_the_clear
+
+  def epsilon(self, *, delta: float) -> float:
+    """Epsilon of the honest release."""
+    return self._honest.epsilon(delta=delta)
+
+  def views(self, weights: np.ndarray, seed: int, n: int) -> np.ndarray:
+    """All releases, concatenated; each has the noise that the fault leaves."""
+    drawn = []
+    counted = self._plant.copies * weights
+    for number, is_public in self._plant._replace(copies=1).releases:
+      exact = np.zeros_like(weights) if is_public else counted
+      seen = shares_games.views(self._honest, exact, seed + number * _FRESH_NUMBER, n)
+      drawn.append(exact + self._plant.noise * (seen - exact))
+    return np.concatenate(drawn, axis=1)
+
+
+def _shares(name: str, plant: Plant) -> list[Game]:
+  return shares_games.GAMES[name](lambda **settings: _Opened(plant, settings))
+
+
 ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
   "mechanisms": _mechanism,
   "samplers": _sampler,
@@ -639,6 +677,7 @@ ROOMS: dict[str, Callable[[str, Plant], list[Game]]] = {
   "plans": _of_plan(plan_games.GAMES),
   "training": _of_plan(training_games.GAMES),
   "vertical": _vertical,
+  "shares": _shares,
   "accounting": _accounting,
   "relevance": _relevance,
 }

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
   from dpjax.secure.mpc.comparison import signs as signs
   from dpjax.secure.mpc.dealer import Dealer as Dealer
   from dpjax.secure.mpc.links import PeerFailed as PeerFailed
+  from dpjax.secure.mpc.output_noise import OutputNoise as OutputNoise
+  from dpjax.secure.mpc.output_noise import bounded_rows as bounded_rows
   from dpjax.secure.mpc.party import Party as Party
   from dpjax.secure.mpc.party import Spent as Spent
   from dpjax.secure.mpc.private_values import join as join

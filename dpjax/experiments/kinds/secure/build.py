@@ -1,8 +1,8 @@
 """Builds the job of one secure computation from a `SecureConfig`.
 
 Both sides of a protocol run in this process and exchange bytes, so a run measures; it hides
-nothing from who starts it. Nothing is noised, but where the model of `train` is: its epsilon is
-the result's.
+nothing from who starts it. Nothing is noised, but where the model of `train` is, or a model is
+opened with noise (`noisy_model`): its epsilon is the result's.
 """
 
 from __future__ import annotations

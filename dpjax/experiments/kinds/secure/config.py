@@ -123,8 +123,45 @@ class TrainTask:
     secureml.Recipe(self.activation, self.output, self.learning_rate)
 
 
+@dataclasses.dataclass(frozen=True)
+class NoisyModelTask:
+  """`secure.mpc.OutputNoise`: logistic regression on shares, opened with each party's noise."""
+
+  dataset: Annotated[
+    str,
+    rules.among(("breast_cancer", "digits")),
+    "whose columns have declared ranges; breast_cancer: one output; digits: one for each class",
+  ] = "breast_cancer"
+  epsilon: Annotated[float, rules.POSITIVE, "of the opened weights, under replace_one"] = (
+    1.0
+  )
+  delta: Annotated[float, rules.OPEN_UNIT, "far below 1 / n"] = 1e-5
+  feature_norm: Annotated[float, rules.POSITIVE, "owners clip their rows to it"] = 3.0
+  l2_penalty: Annotated[
+    float, rules.POSITIVE, "of weights and bias; without one nothing is proved"
+  ] = 0.3
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "with all rows in each, from weights of 0"
+  ] = 50
+  learning_rate: Annotated[
+    float | None, "over the number of rows a power of two; none: the largest that is proved"
+  ] = None
+  frac_bits: Annotated[int, rules.between(4, 24), "of fixed point"] = 18
+  module: ClassVar[str] = "noisy_model"
+  reads: ClassVar[str] = ""
+
+  def __post_init__(self):
+    rules.check_settings(self)
+
+
 PROTOCOLS = {**sums.PROTOCOLS, "ckks": CkksSum}  # the last adds fractions
-TASKS = {"sum": SumTask, "regress": RegressTask, "infer": InferTask, "train": TrainTask}
+TASKS = {
+  "sum": SumTask,
+  "regress": RegressTask,
+  "infer": InferTask,
+  "train": TrainTask,
+  "noisy_model": NoisyModelTask,
+}
 # Sections that only one task reads.
 _ROOMS = {"protocol": "task='sum'", "train": "task='infer'"}
 

@@ -1,0 +1,205 @@
+"""Logistic regression on shares whose weights are opened with noise, as a run."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import data as data_lib
+from dpjax.accounting.proved import REPLACE
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.secure.build import Computed
+from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.run import pieces, promise
+from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.pieces import Arrays
+from dpjax.experiments.run.streams import Streams
+from dpjax.secure import mpc
+from dpjax.secure.mpc.output_noise import OutputNoise
+
+# Gradient steps between two checks of the clock.
+_CHUNK = 10
+_HIDES = (
+  "rows and labels from each party and from the dealer, who do not collude; the weights are "
+  "opened with the noise of both"
+)
+
+
+class _Rows(NamedTuple):
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n, k] 0 or 1
+  test_x: np.ndarray
+  test_labels: np.ndarray
+
+
+class _Ready(NamedTuple):
+  rows: _Rows
+  mechanism: OutputNoise
+  promise: promise.Promise
+
+
+def load_data(config: SecureConfig) -> _Rows:
+  """Loads rows to train on and to predict, scaled by public bounds alone."""
+  train, test = data_lib.load(config.task.dataset)
+  data_lib.needs_classes(train, "launch.secure")
+
+  def flat(split: data_lib.Dataset) -> np.ndarray:
+    # Declared ranges are [0, 1] here; their middle becomes 0, as nothing of the data may.
+    return 2 * np.asarray(split.x, np.float64).reshape(len(split), -1) - 1
+
+  labels = np.asarray(train.y)
+  binary = train.num_classes == 2
+  columns = labels[:, None] if binary else np.eye(train.num_classes)[labels]
+  return _Rows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
+
+
+def data_digest(loaded: _Rows) -> bytes:
+  """Returns the digest of the training data."""
+  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
+
+
+def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
+  """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
+  # Masks and noise come from the operating system.
+  del random
+  task = config.task
+  n, d = loaded.x.shape
+  with bounds.within("task"):
+    mechanism = OutputNoise(
+      num_rows=n,
+      num_features=d,
+      num_outputs=loaded.y.shape[1],
+      l2_penalty=task.l2_penalty,
+      num_steps=task.num_steps,
+      noise_multiplier=1.0,
+      feature_norm=task.feature_norm,
+      learning_rate=task.learning_rate,
+      frac_bits=task.frac_bits,
+    ).calibrated(epsilon=task.epsilon, delta=task.delta)
+  promised = promise.of_event(
+    mechanism.event(),
+    delta=task.delta,
+    l2_bound=mechanism.l2_sensitivity / 2,
+    num_records=n,
+    relation=REPLACE,
+    accountant="rdp",
+  )
+  return _Ready(loaded, mechanism, promise.noted(promised, mechanism.statement()))
+
+
+def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+  """Trains on shares, opens the weights once, and predicts with them in the clear."""
+  del config
+  mechanism = ready.mechanism
+  rows = ready.rows
+  trained = fit(_training(ready)).state
+  seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
+  released = fit(_release(ready, trained))
+  weights = np.asarray(released.state["weights"])
+  clipped = mechanism.rows(rows.test_x)
+  exact = mechanism.in_the_clear(mechanism.rows(rows.x), rows.y)
+
+  def accuracy(model: np.ndarray) -> float:
+    scores = clipped @ model
+    several = scores.shape[1] > 1
+    classes = scores.argmax(axis=1) if several else scores[:, 0] >= 0
+    return float(np.mean(classes == rows.test_labels))
+
+  facts = ready.promise.facts(released.ledger, released.final_epsilon)
+  noisy = accuracy(weights)
+  plain = accuracy(exact)
+  return Computed(
+    protocol="two parties and a dealer, noise on the output",
+    sizes=f"{mechanism.num_rows} rows x {mechanism.num_features} columns, "
+    f"{mechanism.num_steps} full-batch steps",
+    seconds=seconds,
+    num_bytes=int(sent + dealt),
+    error=float(np.abs(weights - exact).max()),
+    error_is="largest, of a weight, against the same without noise",
+    found=f"accuracy {noisy:.4f}, without noise {plain:.4f}; {rounds:.0f} rounds",
+    hides=_HIDES,
+    num_steps=mechanism.num_steps,
+    params={"weights": weights},
+    facts=facts,
+    more={
+      "test_accuracy": noisy,
+      "plain_accuracy": plain,
+      "l2_sensitivity": mechanism.l2_sensitivity,
+      "noise_std": mechanism.std,
+      "learning_rate": mechanism.rate,
+      "bytes_between_parties": int(sent),
+      "bytes_dealt": int(dealt),
+      "rounds": int(rounds),
+      "ledger": released.ledger.to_json(),
+      "privacy_statement": ready.promise.statement(1),
+    },
+  )
+
+
+def _training(ready: _Ready) -> Work:
+  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+  shares."""
+  mechanism = ready.mechanism
+  inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
+  rows = mpc.split(inputs, frac_bits=mechanism.frac_bits)
+  number = -(-mechanism.num_steps // _CHUNK)
+  start = np.zeros((mechanism.num_features + 1, mechanism.num_outputs), np.uint64)
+
+  def init() -> Arrays:
+    # Each party's secret for its noise. It is kept with its shares: a run that is stopped while it
+    # opens the weights opens them with the same noise again, which tells nothing new.
+    secret = np.frombuffer(secrets.token_bytes(64), np.uint64).reshape(2, 4)
+    # Shares of zero, and what the steps took: seconds, bytes sent, bytes dealt, rounds.
+    return {"shares": (start, start.copy()), "secret": secret, "numbers": np.zeros(4)}
+
+  def train(state: Arrays, place: int) -> None:
+    first = place * _CHUNK
+    last = min(first + _CHUNK, mechanism.num_steps)
+
+    def program(party: mpc.Party, weights: np.ndarray, x: np.ndarray, y: np.ndarray):
+      kept = weights if first else None
+      return mechanism.train(party, x, y, weights=kept, first=first, last=last)
+
+    begun = time.monotonic()
+    zero, one = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
+    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    spent = ran.spent
+    state["shares"] = ran.outputs
+    state["numbers"] += [
+      time.monotonic() - begun,
+      sum(party.bytes_sent for party in spent),
+      sum(party.bytes_dealt for party in spent),
+      spent[0].rounds,
+    ]
+
+  return pieces.filled(number, init, train, name="shares")
+
+
+def _release(ready: _Ready, trained: Arrays) -> Work:
+  """Returns a work of one step: the opening, which is charged."""
+  mechanism = ready.mechanism
+  shares = [np.asarray(share) for share in trained["shares"]]
+  secret = np.asarray(trained["secret"]).tolist()
+
+  def init() -> Arrays:
+    shape = (mechanism.num_features + 1, mechanism.num_outputs)
+    return {"weights": np.zeros(shape)}
+
+  def open_once(state: Arrays, place: int) -> None:
+    del place
+
+    def program(party: mpc.Party, weights: np.ndarray) -> np.ndarray:
+      bits = np.random.SeedSequence(secret[party.number])
+      rng = np.random.Generator(np.random.Philox(bits))
+      return mechanism.release(party, weights, rng=rng)
+
+    zero, one = ((share,) for share in shares)
+    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    state["weights"] = ran.outputs[0]
+
+  work = pieces.filled(1, init, open_once, name="opening", phase="opening")
+  return work._replace(promise=ready.promise)

@@ -1,0 +1,107 @@
+"""Scales coordinates by earlier private outputs before the clip, and back after the noise.
+
+Gradients are unlike from one coordinate to the next, while clipping and noise treat all alike. With
+s_t > 0 for each coordinate, a private transform is applied to g / s_t, and its output is multiplied
+by s_t: small coordinates get little noise, large ones much.
+
+Guarantee, for ANY s_t that follows from earlier outputs of the transform and from public numbers:
+given these, x -> x / s_t is a fixed function of one example's gradient. The inner transform clips
+what it is given, so its sensitivity does not change, nor does its event; the product by s_t is
+post-processing of it. Steps compose adaptively as before. Nothing here reads a gradient that was
+not noised first, as local noise by the heterogeneity of raw gradients would.
+
+Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
+sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
+and the noise has the same total variance. Measured on the digits it does not help.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees, validate
+from dpjax.transforms.clipped import check_updates
+from dpjax.types import ClippedSum, PerExampleGrads
+from dpjax.validate import UserError
+
+
+class ScalingState(NamedTuple):
+  """Moving average of the squares of private outputs; `inner` holds the noise key."""
+
+  inner: Any
+  nu: Any
+  count: jax.Array  # int32
+
+
+def scale_then_privatize(
+  tx: optax.GradientTransformationExtraArgs, *, b2: float = 0.9, floor: float = 0.1
+) -> optax.GradientTransformationExtraArgs:
+  """Returns a private transform that clips and noises each coordinate in units of its size.
+
+  Args:
+    tx: `clip_and_noise`, or any private transform that takes what it takes.
+    b2: of the moving average of squared outputs, in (0, 1).
+    floor: least s_t beside the root mean square of all, in (0, 1].
+
+  Guarantee: that of `tx`, as the module proves. The first step is `tx` itself.
+
+  Raises:
+    UserError: a `ClippedSum`, whose examples were clipped before they could be scaled: the fast
+      gradient route gives these. Use `dpjax.per_example_grads`.
+
+  >>> from dpjax.gradients import stacked
+  >>> from dpjax.transforms.clip_and_noise import clip_and_noise
+  >>> tx = scale_then_privatize(clip_and_noise(l2_clip_norm=9.0, noise_multiplier=0.0,
+  ...   normalize_by=1, key=jax.random.key(0)))
+  >>> grads, mask = stacked(jnp.array([[3.0, 4.0]])), jnp.array([True])
+  >>> first, state = tx.update(grads, tx.init(jnp.zeros(2)), mask=mask)
+  >>> first, tx.update(grads, state, mask=mask)[0].round(4)
+  (Array([3., 4.], dtype=float32), Array([3., 4.], dtype=float32))
+  """
+  validate.open_unit(b2=b2)
+  if not 0 < floor <= 1:
+    raise UserError("must be in (0, 1]", field="floor", value=floor)
+
+  def init_fn(params: Any) -> ScalingState:
+    inner = tx.init(params)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
+    return ScalingState(inner, zeros, jnp.zeros((), jnp.int32))
+
+  def update_fn(updates, state, params=None, **extra_args):
+    if isinstance(updates, ClippedSum):
+      raise UserError(
+        "must be stacked gradients of dpjax.per_example_grads: a ClippedSum was clipped before "
+        "its examples could be scaled",
+        field="updates",
+        value=type(updates).__name__,
+      )
+    arrays = check_updates(updates, None)
+    scales = _scales(state.nu, floor)
+    # Half precision has too narrow a range for the quotient.
+    divided = jax.tree.map(lambda g, s: trees.at_least_float32(g) / s[None], arrays, scales)
+    rows: Any = PerExampleGrads.of(divided, updates.mask, updates.rows)
+    noisy, inner = tx.update(rows, state.inner, params, **extra_args)
+    private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
+    nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, private)
+    return private, ScalingState(inner, nu, state.count + 1)
+
+  return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def _scales(nu: Any, floor: float) -> Any:
+  """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone."""
+  leaves = jax.tree.leaves(nu)
+  mean = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
+  # Before the first output, and after one of zeros or beyond floats, nothing is scaled.
+  is_known = (mean > 0) & jnp.isfinite(mean)
+  relative = jax.tree.map(
+    lambda v: jnp.where(is_known, jnp.sqrt(v / jnp.where(is_known, mean, 1.0)), 1.0), nu
+  )
+  raised = jax.tree.map(lambda root: jnp.maximum(root, floor), relative)
+  squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(raised))
+  size = jnp.sqrt(squares / sum(leaf.size for leaf in leaves))
+  return jax.tree.map(lambda leaf: leaf / size, raised)
