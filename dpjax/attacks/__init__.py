@@ -54,6 +54,13 @@ if TYPE_CHECKING:
   from dpjax.attacks.collusion import min_max as min_max
   from dpjax.attacks.collusion import min_sum as min_sum
   from dpjax.attacks.difficulty import quantile_regression as quantile_regression
+  from dpjax.attacks.exposure import CanaryFormat as CanaryFormat
+  from dpjax.attacks.exposure import Exposure as Exposure
+  from dpjax.attacks.exposure import ExposureBound as ExposureBound
+  from dpjax.attacks.exposure import Extrapolation as Extrapolation
+  from dpjax.attacks.exposure import exposure_by_rank as exposure_by_rank
+  from dpjax.attacks.exposure import extrapolate as extrapolate
+  from dpjax.attacks.exposure import sequence_losses as sequence_losses
   from dpjax.attacks.extraction import Agreement as Agreement
   from dpjax.attacks.extraction import Extraction as Extraction
   from dpjax.attacks.extraction import agreement as agreement
