@@ -111,6 +111,7 @@ def _trained(name):
 def _exposed(name):
   """One row for each canary."""
   plan, params, perplexity = _trained(name)
+  line = allowed.by_plan(plan) if plan.is_private else None
   rows = []
   for place, (form, secret) in enumerate(zip(_FORMS, map(int, _SECRETS))):
     secrets = map(form.text, range(form.num_secrets))
@@ -122,8 +123,8 @@ def _exposed(name):
     fit = attacks.extrapolate(scores[secret], sample)
     copies = _copies(place)
     most = mean = ""
-    if plan.is_private and copies:
-      bound = attacks.ExposureBound(allowed.by_plan(plan), form.num_secrets, copies)
+    if line is not None and copies:
+      bound = attacks.ExposureBound(line, form.num_secrets, copies)
       mean = f"{bound.mean():.2f}"
       most = f"{bound.most():.2f}"
     rows.append(
