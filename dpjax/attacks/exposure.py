@@ -62,7 +62,9 @@ class CanaryFormat:
     if not isinstance(self.template, str) or self.template.count("{}") != 1:
       raise UserError("must hold one '{}'", field="template", value=self.template)
     if not isinstance(self.alphabet, str) or len(set(self.alphabet)) != len(self.alphabet):
-      raise UserError("must be characters, none twice", field="alphabet", value=self.alphabet)
+      raise UserError(
+        "must be characters, none twice", field="alphabet", value=self.alphabet
+      )
     if len(self.alphabet) < 2:
       raise UserError("must hold at least 2", field="alphabet", value=self.alphabet)
     validate.integer_at_least(1, length=self.length)
@@ -242,7 +244,7 @@ def _log_cdf(z: float, shape: float) -> float:
   log_density = math.log(2) + stats.norm.logpdf(points) + special.log_ndtr(shape * points)
   # Trapezoids over log(below), whose element is below * d log(below).
   step = math.log(below[-1] / below[0]) / (len(below) - 1)
-  inside = special.logsumexp(log_density + np.log(below)) + math.log(step)
+  inside = float(np.logaddexp.reduce(log_density + np.log(below))) + math.log(step)
   return min(0.0, float(np.logaddexp(inside, log_density[0] + math.log(below[0]))))
 
 

@@ -12,8 +12,8 @@ of the class. Every layer below then shows a batch of these few records, however
 | any inversion                           | a batch as small as the class                    |
 
 Gradients add up, so a secure sum only makes the batch larger. Noise of the client hides the class.
-Wen et al.'s second step, which separates records of one class by a feature, is not here: the bins of
-`imprint` do that.
+Wen et al.'s second step, which separates records of one class by a feature, is not here: the bins
+of `imprint` do that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def fish(
       as large as those of the class. More than about 80 underflows in float32.
 
   Raises:
-    UserError: no such layer or label, a layer without a bias, a column of zeros, or a strength <= 0.
+    UserError: no such layer or label, a layer without a bias, a column of zeros, or a strength
+      that is not above 0.
 
   >>> head = {"kernel": np.ones((2, 3)), "bias": np.zeros(3)}
   >>> fished = fish({"head": head}, 1)["head"]
@@ -54,7 +55,9 @@ def fish(
   validate.integer_in(0, last["kernel"].shape[1] - 1, label=label)
   if not np.any(last["kernel"][:, label]):
     # Then no gradient at all would pass.
-    raise UserError("must have weights for the class that are not 0", field="layer", value=layer)
+    raise UserError(
+      "must have weights for the class that are not 0", field="layer", value=layer
+    )
 
   def changed(path, leaf):
     name = "/".join(["", *trees.path_parts(path)])

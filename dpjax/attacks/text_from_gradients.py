@@ -1,16 +1,16 @@
-"""Text read from the gradient of a transformer: exactly, while it has fewer tokens than its width.
+"""Text read from a transformer's gradient: exactly, while it has fewer tokens than its width.
 
 DAGER (Petrov et al. 2024, arXiv:2405.15586) for decoders. The gradient of a kernel is a sum over
 tokens of (input of the layer)(gradient of its output)^T. With fewer tokens than the input has
-numbers, its columns span just the inputs of those tokens. So a guess is tested by its distance from
-that span: in the first block for one token at one position, in the second for a whole beginning of
-a line. Nothing is searched by gradients, and no label is needed.
+numbers, its columns span just the inputs of those tokens. So a guess is tested by its distance
+from that span: in the first block for one token at one position, in the second for a whole
+beginning of a line. Nothing is searched by gradients, and no label is needed.
 
-| what is seen                      | span of                                  | most tokens        |
-| --------------------------------- | ---------------------------------------- | ------------------ |
-| gradient of a kernel [d, P]       | the inputs x                             | d - 1              |
-| of LoRA's A [d, r], B not 0       | some r combinations of the inputs        | r                  |
-| of LoRA's B [r, P], any B         | A^T x, which the server knows to compute | r - 1              |
+| what is seen                    | span of                                  | most tokens        |
+| --------------------------------| ---------------------------------------- | ------------------ |
+| gradient of a kernel [d, P]     | the inputs x                             | d - 1              |
+| of LoRA's A [d, r], B not 0     | some r combinations of the inputs        | r                  |
+| of LoRA's B [r, P], any B       | A^T x, which the server knows to compute | r - 1              |
 
 LoRA starts with B = 0: then the gradient of A is 0, and that of B shows the text alone. A clip norm
 for each line or for all is a factor of each input, which changes no span. Noise fills all
@@ -39,6 +39,8 @@ Inputs = Callable[[Params, Any], list[Any]]
 _ROUNDING = 3e-6
 # A span is known to such a share of the length of an input.
 _NEAR = 1e-3
+# Beginnings of lines that are evaluated at once.
+_PART = 16
 
 
 def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
@@ -141,7 +143,12 @@ class SpanAttack:
     validate.positive(near=self.near)
 
   def token_distances(
-    self, params: Params, gradient: HostArray, *, rank: int | None = None, project: Any = None
+    self,
+    params: Params,
+    gradient: HostArray,
+    *,
+    rank: int | None = None,
+    project: Any = None,
   ) -> np.ndarray:
     """Returns how far each token at each position is from the span of the first kernel.
 
@@ -208,19 +215,22 @@ class SpanAttack:
   ) -> list[list[int]]:
     """Returns the beginnings whose last input to the second block lies in its span."""
     last = len(lines[0]) - 1
-    tokens = np.zeros((len(lines), self.length), np.int32)
+    # Parts of one size, or there would be a compilation for each number of lines.
+    count = len(lines) + -len(lines) % _PART
+    tokens = np.zeros((count, self.length), np.int32)
     # Causal attention: what follows does not change the input at the last position.
-    tokens[:, : last + 1] = lines
-    # Padded to powers of 2, or there would be a compilation for each number of lines.
-    count = 1 << (len(lines) - 1).bit_length()
-    padded = np.concatenate([tokens, np.zeros((count - len(lines), self.length), np.int32)])
-    second = np.asarray(self.inputs(params, jnp.asarray(padded))[1], np.float64)
-    inputs = _projected(second[: len(lines), last], project)
+    tokens[: len(lines), : last + 1] = lines
+    parts = np.split(tokens, count // _PART)
+    second = [self.inputs(params, jnp.asarray(part))[1][:, last] for part in parts]
+    inputs = np.concatenate(second).astype(np.float64)[: len(lines)]
+    inputs = _projected(inputs, project)
     basis = _fitting(gradient, inputs.shape[1], None)
     if not 0 < basis.shape[1] < basis.shape[0]:
       return lines
     distances = distance(basis, inputs)
-    return [lines[i] for i in np.argsort(distances, kind="stable") if distances[i] < self.near]
+    return [
+      lines[i] for i in np.argsort(distances, kind="stable") if distances[i] < self.near
+    ]
 
 
 def _projected(inputs: np.ndarray, project: Any) -> np.ndarray:

@@ -16,7 +16,9 @@ def test_the_secrets_of_a_format_are_all_different_lines():
   form = attacks.CanaryFormat("{x} is {}!", alphabet="abc", length=3)
   lines = [form.text(secret) for secret in range(form.num_secrets)]
   assert len(set(lines)) == form.num_secrets == 27
-  assert lines[0] == "{x} is aaa!" and lines[26] == "{x} is ccc!" and lines[5] == "{x} is abc!"
+  assert (
+    lines[0] == "{x} is aaa!" and lines[26] == "{x} is ccc!" and lines[5] == "{x} is abc!"
+  )
 
 
 @settings(max_examples=30, deadline=None)
@@ -42,7 +44,10 @@ def test_the_tail_is_that_of_forty_digits(shape, z):
   """scipy's own has no digit left at z = -9 and a shape of 2: it is -0.0 there, or negative."""
   with mpmath.workdps(40):
     density = lambda t: 2 * mpmath.npdf(t) * mpmath.ncdf(shape * t)
-    stops = [mpmath.mpf(z) - 40, *[mpmath.mpf(z) - part for part in (8, 2, 0.5, 0.1, 0.02, 0)]]
+    stops = [
+      mpmath.mpf(z) - 40,
+      *[mpmath.mpf(z) - part for part in (8, 2, 0.5, 0.1, 0.02, 0)],
+    ]
     expected = float(mpmath.log(mpmath.quad(density, stops)))
   assert exposure._log_cdf(z, shape) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
@@ -61,8 +66,8 @@ def test_a_wrong_distribution_is_said_to_fit_badly():
   two_heaps = np.concatenate([rng.normal(0, 1, 300), rng.normal(9, 1, 300)])
   assert attacks.extrapolate(-2.0, two_heaps).p_value < 0.01
   p_values = [
-    attacks.extrapolate(0.0, rng.normal(5, 2, 200), draws=25, seed=i).p_value
-    for i in range(20)
+    attacks.extrapolate(0.0, rng.normal(5, 2, 200), draws=20, seed=i).p_value
+    for i in range(12)
   ]
   # As often below .1 as a fit to the right distribution should be.
   assert 0 <= np.mean(np.array(p_values) < 0.1) < 0.35
@@ -118,7 +123,9 @@ def test_the_bound_is_reached_by_randomised_response_and_not_by_less(copies):
 def test_a_group_of_gaussians_is_a_gaussian_of_its_size():
   line = allowed.of_group(allowed.by_mu(0.25), 8)
   rates = np.array([1e-6, 0.01, 0.5])
-  np.testing.assert_allclose(line(rates), special.ndtr(special.ndtri(rates) + 2.0), rtol=1e-9)
+  np.testing.assert_allclose(
+    line(rates), special.ndtr(special.ndtri(rates) + 2.0), rtol=1e-9
+  )
 
 
 def test_many_copies_may_be_exposed_and_the_bits_end_there():

@@ -30,9 +30,7 @@ def params(model):
 
 @pytest.fixture(scope="module")
 def attack(model):
-  return attacks.SpanAttack(
-    attacks.attention_inputs(model), _VOCAB, _LENGTH - 1, skip=(0,)
-  )
+  return attacks.SpanAttack(attacks.attention_inputs(model), _VOCAB, _LENGTH - 1, skip=(0,))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,9 @@ def _inputs_of(line):
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_lines_come_back_exactly_whatever_the_clipping_factors(kernels, params, attack, seed):
+def test_lines_come_back_exactly_whatever_the_clipping_factors(
+  kernels, params, attack, seed
+):
   lines = _draw(seed, [8, 5, 7])
   weights = jnp.array([0.1, 2.0, 0.3, 0.0])
   found = attack(params, kernels(lines, weights))
@@ -147,7 +147,8 @@ def test_the_distance_is_that_of_least_squares():
   inputs = rng.normal(size=(30, 9))
   residues = [np.linalg.lstsq(matrix, row, rcond=None)[0] for row in inputs]
   expected = [
-    np.linalg.norm(row - matrix @ x) / np.linalg.norm(row) for row, x in zip(inputs, residues)
+    np.linalg.norm(row - matrix @ x) / np.linalg.norm(row)
+    for row, x in zip(inputs, residues)
   ]
   np.testing.assert_allclose(text.distance(basis, inputs), expected, atol=1e-12)
   assert text.distance(basis, np.zeros((1, 9))).tolist() == [1.0]

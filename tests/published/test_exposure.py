@@ -16,6 +16,7 @@ import csv
 import functools
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +37,11 @@ _BATCH = 160
 _COPIES = (0, 1, 4, 16)
 _EACH = 8
 _STEPS = 600
-_NAMES = (
-  "ada bob cleo dora edgar fay gus hal ida jack kate leo mary ned olga paul quinn rosa sam tess "
-  "una vera will xenia yves zoe abel bess carl dina emil flora"
-).split()
+_NAMES = [
+  "ada", "bob", "cleo", "dora", "edgar", "fay", "gus", "hal", "ida", "jack", "kate",
+  "leo", "mary", "ned", "olga", "paul", "quinn", "rosa", "sam", "tess", "una", "vera",
+  "will", "xenia", "yves", "zoe", "abel", "bess", "carl", "dina", "emil", "flora",
+]  # fmt: skip
 _FORMS = [attacks.CanaryFormat(f"the key of {name} is {{}}.") for name in _NAMES]
 _SECRETS = np.random.default_rng(4711).integers(0, _FORMS[0].num_secrets, len(_FORMS))
 # Epsilon; None: no noise, and no clipping that counts.
@@ -73,7 +75,7 @@ def _text():
 
 def _plan(epsilon, count):
   prob = _BATCH / count
-  options = dict(
+  options: dict[str, Any] = dict(
     sampler=dpjax.PoissonSampler(prob=prob, capacity=256),
     normalize_by=_BATCH,
     num_steps=_STEPS,
@@ -95,9 +97,7 @@ def _trained(name):
   records = data.resident(
     data.from_arrays(lines, y, num_classes=data.shakespeare.VOCAB_SIZE)
   )
-  algorithm = training.dp_sgd(
-    _LOSS, plan, optax.adam(3e-3), noise_key=jax.random.key(1)
-  )
+  algorithm = training.dp_sgd(_LOSS, plan, optax.adam(3e-3), noise_key=jax.random.key(1))
   state = algorithm.init(_MODEL.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
   step = jax.jit(algorithm.step, donate_argnums=0)
   for batch in plan.batches(records, rng=0):

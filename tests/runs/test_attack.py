@@ -99,7 +99,9 @@ def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
     public = held["public_log_odds"]
     included = held["included"]
   train, test = build.load_data(_config(**chosen))
-  features = lambda part: np.column_stack([part.x.reshape(len(part), -1), np.eye(10)[part.y]])
+  features = lambda part: np.column_stack(
+    [part.x.reshape(len(part), -1), np.eye(10)[part.y]]
+  )
   assert public.shape == (5, len(test))
   scores = [
     attacks.quantile_regression(

@@ -109,7 +109,9 @@ def test_a_record_that_joins_between_kill_and_resume_is_no_other_epsilon(
   with pytest.raises(UserError):
     loop.train(replaced, tmp_path / "run")
   result = loop.train(config, tmp_path / "run")
-  assert result["epsilon"] == pytest.approx(_accounted(4.0, 0.2, 6, result["delta"]), rel=2e-3)
+  assert result["epsilon"] == pytest.approx(
+    _accounted(4.0, 0.2, 6, result["delta"]), rel=2e-3
+  )
 
 
 def test_data_that_lack_two_records_are_refused_without_their_number(tmp_path):

@@ -236,7 +236,7 @@ class Imprint(DenseFirst):
 
 @dataclasses.dataclass(frozen=True)
 class Fishing(Imprint):
-  """`attacks.fish`: a server whose model shows the records of one class, by `attacks.imprint`'s bins.
+  """`attacks.fish`: a server whose model shows one class, by the bins of `attacks.imprint`.
 
   Args:
     gain: scale of the kernels after the first.
