@@ -9,7 +9,10 @@ times: "the key of NAME is DDDD." with four random digits. Exposure is by rank a
 secrets, so 13.29 bits is the first place. A line is one record of the guarantee, so the bound for
 16 copies is that of a group of 16.
 
-Seen: see the table in docs/attacks.md.
+Seen in one run, mean bits of eight canaries with 0, 1, 4 and 16 copies: 2.4, 4.6, 10.9 and 12.3
+without privacy (perplexity 7.28), 2.4, 5.4, 11.9 and 13.3 with clipping alone (7.26): clipping does
+not help. The mean of eight canaries that were never there is 1.44 in expectation, with a standard
+error of .5.
 """
 
 import csv

@@ -8,8 +8,6 @@ Each of four clients takes one step of SGD on its own lines of Shakespeare, from
 parameters of a transformer of width 128, all of them or adapters of the attention. The server
 reads the difference that it gets (`dpjax.attacks.SpanAttack`). Where noise fills the span, it is
 told the true number of tokens, and names the nearest token at each position.
-
-Seen: see the table in docs/attacks.md.
 """
 
 import csv
