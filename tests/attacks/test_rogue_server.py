@@ -116,12 +116,14 @@ def test_fishing_shows_the_records_of_one_class_and_no_other(network, trap, clie
   total = jax.tree.map(lambda *leaves: sum(leaves), *map(view, batches))
   everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
   guesses = attacks.read_imprint(total, batch_size=64 * clients)
-  inputs = np.reshape(everyone.x, (64 * clients, -1))
+  inputs = np.asarray(everyone.x).reshape(64 * clients, -1)
   exact = np.abs(inputs[:, None] - guesses[None]).max(axis=2).min(axis=1) < 1e-3
   of_class = np.asarray(everyone.y) == 2
   # Bins that are counted from the weights: which records are alone in theirs, in their class.
   first = fished["params"]["dense_0"]
-  bins = np.sum(inputs @ first["kernel"] + first["bias"] > 0, axis=1)
+  bins = np.sum(
+    inputs @ np.asarray(first["kernel"]) + np.asarray(first["bias"]) > 0, axis=1
+  )
   counts = np.bincount(bins[of_class], minlength=_UNITS + 1)
   alone = of_class & (counts[bins] == 1)
   assert exact.tolist() == alone.tolist() and alone.sum() > 10
