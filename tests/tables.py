@@ -566,6 +566,22 @@ def _rogue() -> list[Row]:
   ]
 
 
+def _exposure() -> list[Row]:
+  """Mean bits of the canaries, by training and copies, and what its guarantee allows."""
+  rows = entries("attacks/exposure/exposure.csv")
+  cells = []
+  for training in dict.fromkeys(row["training"] for row in rows):
+    alike = [row for row in rows if row["training"] == training]
+    bits = []
+    for copies in ("0", "1", "4", "16"):
+      canaries = [row for row in alike if row["copies"] == copies]
+      mean = sum(float(row["bits"]) for row in canaries) / len(canaries)
+      allowed = canaries[0]["allowed_mean"]
+      bits.append(f"{mean:.1f} ({float(allowed):.1f})" if allowed else f"{mean:.1f}")
+    cells.append([training, alike[0]["perplexity"], *bits])
+  return cells
+
+
 def _sums() -> list[Row]:
   made = []
   for clients in ("10", "100"):
@@ -901,6 +917,11 @@ TABLES = [
   ),
   Table("docs/attacks.md", ["noise, in clip norms", "exact", "recognisable"], _inversion),
   Table("docs/attacks.md", ["defence", "images recovered exactly"], _rogue),
+  Table(
+    "docs/attacks.md",
+    ["training", "perplexity", "never there", "1 copy", "4 copies", "16 copies"],
+    _exposure,
+  ),
   Table("docs/secure.md", ["MNIST", "on shares", "in the clear"], _shares),
   Table(
     "docs/secure.md",

@@ -59,6 +59,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
   "docs/attacks.md": (
     "| part | attacks | defences |",
     "| `--config=configs/attack/` or flag | what it does |",
+    "| message | what it shows |",
     (
       "| seen, before `bavaria` and `rmia_tuned` were among the methods | RMIA | "
       "loss | LiRA |"

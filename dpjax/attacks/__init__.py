@@ -15,7 +15,8 @@ Others, each measured with exact intervals:
 | of                                   | what                                                 |
 | ------------------------------------ | ---------------------------------------------------- |
 | gradients and messages               | `Inversion`, leakage scores, `infer_labels`          |
-| the same, of a model made to leak    | `imprint`, `read_imprint`                            |
+| the same, of a model made to leak    | `imprint`, `read_imprint`, `fish`                    |
+| a line, from a language model        | `SpanAttack` on gradients; exposure of canaries      |
 | a class, by the model's weights      | `ClassInversion`, judged by another network          |
 | inputs, by the model's answers       | `AnswerInversion`, a decoder                         |
 | the model, by its answers            | `Extraction`, `solve_softmax`                        |
@@ -54,12 +55,20 @@ if TYPE_CHECKING:
   from dpjax.attacks.collusion import min_max as min_max
   from dpjax.attacks.collusion import min_sum as min_sum
   from dpjax.attacks.difficulty import quantile_regression as quantile_regression
+  from dpjax.attacks.exposure import CanaryFormat as CanaryFormat
+  from dpjax.attacks.exposure import Exposure as Exposure
+  from dpjax.attacks.exposure import ExposureBound as ExposureBound
+  from dpjax.attacks.exposure import Extrapolation as Extrapolation
+  from dpjax.attacks.exposure import exposure_by_rank as exposure_by_rank
+  from dpjax.attacks.exposure import extrapolate as extrapolate
+  from dpjax.attacks.exposure import sequence_losses as sequence_losses
   from dpjax.attacks.extraction import Agreement as Agreement
   from dpjax.attacks.extraction import Extraction as Extraction
   from dpjax.attacks.extraction import agreement as agreement
   from dpjax.attacks.extraction import ask as ask
   from dpjax.attacks.extraction import extraction_curve as extraction_curve
   from dpjax.attacks.extraction import solve_softmax as solve_softmax
+  from dpjax.attacks.fishing import fish as fish
   from dpjax.attacks.fitting import Fit as Fit
   from dpjax.attacks.gradient_inversion import CosineAdam as CosineAdam
   from dpjax.attacks.gradient_inversion import Dlg as Dlg
@@ -142,6 +151,9 @@ if TYPE_CHECKING:
   from dpjax.attacks.shadows import shadow_models as shadow_models
   from dpjax.attacks.shadows import train_shadows as train_shadows
   from dpjax.attacks.student_t import bavaria as bavaria
+  from dpjax.attacks.text_from_gradients import SpanAttack as SpanAttack
+  from dpjax.attacks.text_from_gradients import attention_inputs as attention_inputs
+  from dpjax.attacks.text_from_gradients import tokens_recovered as tokens_recovered
   from dpjax.attacks.views import View as View
   from dpjax.attacks.views import all_at_once as all_at_once
   from dpjax.attacks.views import client_view as client_view

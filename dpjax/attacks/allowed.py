@@ -133,9 +133,33 @@ def replaced(line: AllowedRoc) -> AllowedRoc:
   >>> line([0.5]).round(4)  # Phi(2)
   array([0.9772])
   """
-  return AllowedRoc(
-    f"{line.words}, twice: a record takes another's place", lambda fpr: line(line(fpr))
+  return dataclasses.replace(
+    of_group(line, 2), words=f"{line.words}, twice: a record takes another's place"
   )
+
+
+def of_group(line: AllowedRoc, size: int) -> AllowedRoc:
+  """The line of a guarantee for `size` records at once, that all are in or none.
+
+  Each record is one step of the relation, which the line bounds (group privacy, Dong et al. 2022,
+  Theorem 2.14).
+
+  Raises UserError for a size below 1.
+
+  >>> of_group(by_mu(0.5), 4)([0.5]).round(4)  # which is 2-Gaussian DP: Phi(2)
+  array([0.9772])
+  """
+  validate.integer_at_least(1, size=size)
+  if size == 1:
+    return line
+
+  def together(fpr: np.ndarray) -> np.ndarray:
+    rates = fpr
+    for _ in range(size):
+      rates = line(rates)
+    return rates
+
+  return AllowedRoc(f"{line.words}, for {size} records at once", together)
 
 
 def _by_pairs(

@@ -170,6 +170,12 @@ ATTACKS: tuple[Attack, ...] = (
     "nothing should: above a proved epsilon it refutes the proof",
     "dpjax.auditing.audit", "Steinke et al. 2023",
   ),
+  Attack(
+    "canary exposure", "a secret in the training text, such as a number in a line", "answers",
+    f"{_OWNER} for the loss of a line, and knows the format of the secret",
+    f"{_DP}, less with each copy of the secret: those are a group; few copies; clipping alone "
+    "does not help", "dpjax.attacks.exposure_by_rank", "Carlini et al. 2019",
+  ),
   # --- inputs from gradients and messages
   Attack(
     "DLG", _INPUT, "gradient", _WIRE, _NOISE, "dpjax.attacks.Dlg", "Zhu et al. 2019",
@@ -197,6 +203,21 @@ ATTACKS: tuple[Attack, ...] = (
     "sum alone does not help: gradients add up, and so do the bins",
     "dpjax.attacks.imprint", "Fowl et al. 2022; Boenisch et al. 2023; Pasquini et al. 2022",
     word="imprint", settings="dpjax.experiments.kinds.attack.run_settings.Imprint",
+  ),
+  Attack(
+    "fishing for a class", "the examples of one class in a batch, or in the batches of a sum",
+    "messages", "a server that sends a model made to leak",
+    "client noise (its proof holds for any model); clients that check what they get; larger "
+    "batches and secure sums do not help", "dpjax.attacks.fish", "Wen et al. 2022",
+    word="fishing", settings="dpjax.experiments.kinds.attack.run_settings.Fishing",
+  ),
+  Attack(
+    "text from a gradient", "the lines of text behind a gradient, of all parameters or LoRA's",
+    "gradient", _WIRE,
+    "noise of the client itself (privacy.method=local, proved); more tokens together than the "
+    "layer is wide, or adapters of a rank below them, leave this attack no span, which is no "
+    "proof; clipping does not help: it is a factor",
+    "dpjax.attacks.SpanAttack", "Petrov et al. 2024 (DAGER)",
   ),
   Attack(
     "inversion of FedAvg's messages", _INPUT, "update", _WIRE, _NOISE,

@@ -106,6 +106,68 @@ def test_noise_of_the_client_hides_it(views):
   assert _exact(examples, jax.tree.unflatten(treedef, noisy)) == 0
 
 
+@pytest.mark.parametrize("clients", [1, 4])
+def test_fishing_shows_the_records_of_one_class_and_no_other(network, trap, clients):
+  """Of a batch of 64, and of a sum over clients, whose batches only become one."""
+  loss, _ = network
+  fished = attacks.fish(trap, 2)
+  view = attacks.gradient_view(loss, fished)
+  batches = [_examples(64, seed) for seed in range(clients)]
+  total = jax.tree.map(lambda *leaves: sum(leaves), *map(view, batches))
+  everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *batches)
+  guesses = attacks.read_imprint(total, batch_size=64 * clients)
+  inputs = np.asarray(everyone.x).reshape(64 * clients, -1)
+  exact = np.abs(inputs[:, None] - guesses[None]).max(axis=2).min(axis=1) < 1e-3
+  of_class = np.asarray(everyone.y) == 2
+  # Bins that are counted from the weights: which records are alone in theirs, in their class.
+  first = fished["params"]["dense_0"]
+  bins = np.sum(
+    inputs @ np.asarray(first["kernel"]) + np.asarray(first["bias"]) > 0, axis=1
+  )
+  counts = np.bincount(bins[of_class], minlength=_UNITS + 1)
+  alone = of_class & (counts[bins] == 1)
+  assert exact.tolist() == alone.tolist() and alone.sum() > 10
+  # Without fishing the bins are shared by all.
+  assert np.mean(np.bincount(bins)[bins[of_class]] == 1) < alone[of_class].mean() - 0.15
+
+
+def test_a_record_alone_in_its_class_is_read_by_one_division(network):
+  """A batch of 64 under an honest first layer, whose mixture is otherwise of 64."""
+  loss, params = network
+  examples = _examples(64, seed=0)
+  examples = examples._replace(y=jnp.where(jnp.arange(64) == 11, 2, examples.y % 2))
+  fished = attacks.gradient_view(loss, attacks.fish(params, 2))(examples)
+  np.testing.assert_allclose(
+    attacks.first_dense(fished), np.ravel(examples.x[11]), atol=1e-5
+  )
+  honest = attacks.first_dense(attacks.gradient_view(loss, params)(examples))
+  assert np.abs(honest - np.ravel(examples.x[11])).max() > 0.1
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"label": 3}, "label=3: must be"),
+    ({"label": -1}, "label=-1: must be"),
+    ({"strength": 0.0}, "strength=0.0"),
+    ({"layer": "tail"}, "layer='tail': must name one of the layers"),
+  ],
+)
+def test_what_cannot_be_fished_for_is_one_line(network, changes, words):
+  with pytest.raises(UserError) as caught:
+    attacks.fish(network[1], **{"label": 0, **changes})
+  assert words in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_a_class_without_weights_passes_no_gradient_and_is_refused():
+  head = {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)}
+  with pytest.raises(UserError, match="weights for the class"):
+    attacks.fish({"head": head}, 1)
+  with pytest.raises(UserError, match="must have a bias"):
+    attacks.fish({"head": {"kernel": np.ones((2, 3))}}, 1)
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000), batch=st.integers(1, 40))
 def test_what_is_read_has_the_shape_and_is_finite(views, seed, batch):

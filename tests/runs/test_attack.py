@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from configs.attack import quickstart
-from dpjax import data
+from dpjax import attacks, data
 from dpjax.attacks import allowed
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import build, inversion, members
@@ -88,6 +88,37 @@ def test_copies_of_a_record_are_asked_about_too(tmp_path):
   parts = np.split(odds, 3, axis=1)
   assert all(np.ptp(parts[0] - part) > 0.1 for part in parts[1:])
   assert set(result["attacks"]) == set(_config().attack.methods)
+
+
+def test_quantile_regression_knows_public_records_and_no_shadow(tmp_path):
+  chosen = {"attack.methods": ("loss", "quantile_regression"), "attack.num_shadows": 4}
+  result = _ran(_config(**chosen), tmp_path)
+  assert set(result["attacks"]) == {"loss", "quantile_regression"}
+  with np.load(tmp_path / "attack.npz") as held:
+    log_odds = held["log_odds"]
+    public = held["public_log_odds"]
+    included = held["included"]
+  train, test = build.load_data(_config(**chosen))
+  features = lambda part: np.column_stack(
+    [part.x.reshape(len(part), -1), np.eye(10)[part.y]]
+  )
+  assert public.shape == (5, len(test))
+  scores = [
+    attacks.quantile_regression(
+      odds, features(train), known_log_odds=known, known_features=features(test)
+    )
+    for odds, known in zip(log_odds, public)
+  ]
+  expected = attacks.measure(np.concatenate(scores), np.concatenate(included))
+  assert result["attacks"]["quantile_regression"]["auc"] == pytest.approx(expected.auc)
+  # Non-members of the one distribution exceed 0 at 1 % at most, but for chance.
+  assert np.mean(np.concatenate(scores)[~np.concatenate(included)] > 0) < 0.06
+
+
+def test_quantile_regression_needs_public_records_of_its_own():
+  target = {"attack.target": "runs/x/params.npz"}
+  with pytest.raises(UserError, match="quantile_regression.* beside attack.target"):
+    _config(**{"attack.methods": ("quantile_regression",), **target})
 
 
 def test_copies_of_what_is_no_image_are_refused():

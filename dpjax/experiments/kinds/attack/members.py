@@ -15,6 +15,7 @@ from dpjax.attacks import allowed, shadows, signals
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
 from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.attack.run_settings import QUANTILES
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
@@ -34,6 +35,11 @@ _PROMISED = (
 # least rate of the curves in result.json, and below it their number
 _LEFT = 1e-4
 _COUNT = 81
+# Test records that quantile regression learns from; more would take its trees minutes.
+_MOST_PUBLIC = 2000
+_QUANTILE_FPR = 0.01
+# Half of them must resolve that rate.
+_LEAST_PUBLIC = 198
 _UNTOLD = "no result.json of these parameters stands beside the target"
 
 
@@ -75,6 +81,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> T
       f"{np.shape(records.x)[1:]}; must be 1",
       field="attack.queries",
       value=own.queries,
+    )
+  if QUANTILES in own.methods and len(test) < _LEAST_PUBLIC:
+    raise UserError(
+      f"holds {QUANTILES!r}, which needs {_LEAST_PUBLIC} test records as public ones; there are "
+      f"{len(test)}",
+      field="attack.methods",
+      value=own.methods,
     )
   count = own.num_shadows + (own.target is None)
   included = _halves(config, count, len(records), random)
@@ -181,12 +194,18 @@ def work(config: AttackConfig, attacked: Targets) -> Work:
   asked = _questions(attacked, config.attack.queries)
   odds = (both[0], config.attack.queries * both[1])  # query by query
   shapes = {"log_odds": odds, "top": both, "accuracy": both[:1]}
+  public = _public(attacked) if QUANTILES in config.attack.methods else None
+  if public is not None:
+    shapes["public_log_odds"] = (both[0], len(public))
+    odds_of = signals.log_odds_of_model(attacked.run.apply)
   empty = lambda: {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
 
   def ask(state: Arrays, group: int) -> None:
     for index, params in enumerate(attacked.train(group), start=group * width):
       for name, value in asked(params, index).items():
         state[name][index] = value
+      if public is not None:
+        state["public_log_odds"][index] = odds_of(params, public)
 
   def accuracy(state: Arrays) -> dict[str, float]:
     known = np.asarray(state["accuracy"])
@@ -224,6 +243,35 @@ def _questions(attacked: Targets, queries: int) -> Any:
 
 
 # --- results
+
+
+def _public(attacked: Targets) -> data.Dataset:
+  """Returns the test records that quantile regression learns from."""
+  return attacked.test.subset(slice(0, min(len(attacked.test), _MOST_PUBLIC)))
+
+
+def _features(records: data.Dataset) -> np.ndarray:
+  """Returns what an attacker knows of a record, [n, d]: its numbers, and its label."""
+  x = np.asarray(records.x, np.float64).reshape(len(records), -1)
+  return np.column_stack([x, np.eye(records.num_classes)[np.asarray(records.y)]])
+
+
+def _by_quantiles(attacked: Targets, odds: np.ndarray, public: np.ndarray) -> np.ndarray:
+  """Returns the scores of all targets by quantile regression, [targets * n]."""
+  features = _features(attacked.records)
+  known = _features(_public(attacked))
+  return np.concatenate(
+    [
+      attacks.quantile_regression(
+        of_records,
+        features,
+        known_log_odds=of_public,
+        known_features=known,
+        fpr=_QUANTILE_FPR,
+      )
+      for of_records, of_public in zip(odds, public)
+    ]
+  )
 
 
 def _scored(
@@ -267,7 +315,11 @@ def scores(
       [_scored(name, queries, top[i], m) for i, (queries, m) in enumerate(targets)]
     )
     for name in config.attack.methods
+    if name != QUANTILES
   }
+  if QUANTILES in config.attack.methods:
+    public = np.asarray(state["public_log_odds"], np.float64)
+    pooled[QUANTILES] = _by_quantiles(attacked, asked_odds[0], public)
   joined = np.concatenate([members for _, members in targets])
   return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
 

@@ -13,9 +13,11 @@ from dpjax.experiments.config import rules
 from dpjax.types import ArrayTree, HostArray, Params
 from dpjax.validate import UserError
 
-# The first two use more, or less, than log odds: all confidences, or the mean training
-# loss.
-MEMBERSHIP = ("confidence", "loss_rule", *attacks.MEMBERSHIP_ATTACKS)
+# By quantile regression, which needs records that are certainly no members.
+QUANTILES = "quantile_regression"
+# The first three use more, or less, than log odds: all confidences, the mean training loss, or
+# the test records.
+MEMBERSHIP = ("confidence", "loss_rule", QUANTILES, *attacks.MEMBERSHIP_ATTACKS)
 # With fewer, a record may be in all shadows or in none, for some target.
 LEAST_SHADOWS = 4
 _STEPS = rules.between(1, rules.MOST_STEPS)
@@ -30,6 +32,8 @@ class Membership(AttackSettings):
     queries: how often each model is asked about a record, of images: 1 as it is, 2 also mirrored,
       up to 18 also shifted by an eighth of their size. A record has the mean of its scores. They
       help against training on such copies, and weaken the attack where there was none.
+    methods: `quantile_regression` uses no shadow models. It knows the answers about the first 2,000
+      test records, which no model has seen, and the pixels and labels of all.
     target: params.npz of a model that `launch.train` has trained on all of the data, which is
       attacked in their place: its members are the training data, the others the test data.
   """
@@ -63,6 +67,13 @@ class Membership(AttackSettings):
       )
     for name in self.methods:
       validate.one_of(MEMBERSHIP, methods=name)
+    if QUANTILES in self.methods and self.target is not None:
+      raise UserError(
+        f"must not hold {QUANTILES!r} beside attack.target: its public records are the test data, "
+        "which are the non-members there",
+        field="methods",
+        value=self.methods,
+      )
     rules.check_settings(self)
 
 
@@ -221,6 +232,30 @@ class Imprint(DenseFirst):
   def read(self, seen: ArrayTree, batch_size: int) -> np.ndarray:
     """Returns the contents of the fullest bins: [B, d]."""
     return attacks.read_imprint(seen, batch_size=batch_size, layer=self.layer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fishing(Imprint):
+  """`attacks.fish`: a server whose model shows one class, by the bins of `attacks.imprint`.
+
+  Args:
+    gain: scale of the kernels after the first.
+    label: class that is fished for.
+    head: name of the last layer.
+  """
+
+  label: Annotated[int, rules.at_least(0), "class that is fished for"] = 0
+  head: Annotated[str, "name of the last layer"] = "head"
+
+  def sent(self, params: Params, model: Any, public: HostArray, seed: int) -> Params:
+    """Returns what the server sends in place of the parameters."""
+    trap = super().sent(params, model, public, seed)
+    try:
+      return attacks.fish(trap, self.label, layer=self.head)
+    except UserError as error:
+      # The setting that names the last layer is called otherwise here.
+      field = "head" if error.field.startswith("layer") else error.field
+      raise error.of(field=f"attack.{field}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""A server that fishes for one class, against four clients with batches of 64 of CIFAR-10.
+
+  python -m launch.attack --config=configs/attack/fishing_cifar10.py --workdir=runs/fishing
+
+The model that the server sends silences all classes but one (Wen et al. 2022). The bins of its
+first layer then hold the few records of that class (Fowl et al. 2022), whatever the batch. Without
+fishing the bins hold all records, and more of them share one. Needs the prepared CIFAR-10.
+
+Its table is not published: the tests hold what both servers read, on small images
+(`tests/attacks/test_rogue_server.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.attack import common
+from dpjax.experiments.kinds.attack.config import AttackConfig
+from dpjax.experiments.kinds.central.config import ModelConfig
+
+_MODEL = ModelConfig(name="mlp", options={"features": (256,), "activation": "relu"})
+_LOCAL = {"federate.privacy.method": "local", "federate.privacy.l2_clip_norm": 0.1}
+_CLIPPED = {"federate.privacy.epsilon": None, "federate.privacy.noise_multiplier": 0.0}
+_SUM = {"federate.secure_sum": "secagg", "federate.clients_per_round": 4}
+_DEFENCES: dict[str, dict[str, Any]] = {
+  "none": {},
+  "clipping": {**_LOCAL, **_CLIPPED},
+  "secure sum of 4": _SUM,
+  "epsilon 8": {**_LOCAL, "federate.privacy.epsilon": 8.0},
+}
+
+
+def get_config() -> AttackConfig:
+  """Four defences against both servers."""
+  rows: dict[str, dict[str, Any]] = {}
+  for attack, word in (("bins", "imprint"), ("fishing and bins", "fishing")):
+    for defence, fields in _DEFENCES.items():
+      rows[f"{attack}, {defence}"] = {"attack": word, **fields}
+  return AttackConfig(
+    federate=common.clients("cifar10", _MODEL, count=4, batch=64),
+    attack="fishing",
+    rows=rows,
+    title="a server that fishes, CIFAR-10, batches of 64",
+  )

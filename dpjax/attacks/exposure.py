@@ -1,0 +1,319 @@
+"""Exposure of canaries: how well a language model remembers a secret line of its training text.
+
+Carlini et al. 2019, "The Secret Sharer" (arXiv:1802.08232). A canary is a line of a declared
+format, such as "the key of ada is 4711.", whose secret was drawn uniformly. An attacker who knows
+the format ranks all possible secrets by their loss. The exposure of a canary is
+log2(number of secrets) - log2(rank), in bits: log2 of the number of secrets if it comes first.
+
+| exposure by         | needs                                 | exact                        |
+| ------------------- | ------------------------------------- | ---------------------------- |
+| `exposure_by_rank`  | the loss of every secret              | yes                          |
+| `extrapolate`       | the losses of some hundred secrets    | if they are skew-normal      |
+
+A canary that was never in the text has a uniform rank, so its exposure has a mean of about 1.44
+bits (log2 e), and not of 0. `ExposureBound` says what a proved epsilon allows beyond that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from scipy import special, stats
+
+from dpjax import validate
+from dpjax.attacks import allowed, signals
+from dpjax.types import Example, HostArray, LossFn, Params
+from dpjax.validate import UserError
+
+# More secrets than this are not enumerated.
+_MOST_SECRETS = 10**7
+# Largest skewness that the fit takes on; that of a skew-normal is below .9953.
+_MOST_SKEWED = 0.99
+# Up to here the expected exposure is summed rank by rank, and in steps beyond.
+_EACH_RANK = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class CanaryFormat:
+  """A line with a secret in it: every character of the secret is drawn from an alphabet.
+
+  Args:
+    template: the line, with one "{}" where the secret stands.
+    alphabet: characters of the secret, all different.
+    length: characters of the secret.
+
+  Raises UserError for a template without exactly one "{}", a repeated or a single character, or
+  more than 1e7 secrets.
+
+  >>> form = CanaryFormat("the key is {}.", alphabet="01", length=3)
+  >>> form.num_secrets, form.text(5)
+  (8, 'the key is 101.')
+  """
+
+  template: str
+  alphabet: str = "0123456789"
+  length: int = 4
+
+  def __post_init__(self):
+    if not isinstance(self.template, str) or self.template.count("{}") != 1:
+      raise UserError("must hold one '{}'", field="template", value=self.template)
+    if not isinstance(self.alphabet, str) or len(set(self.alphabet)) != len(self.alphabet):
+      raise UserError(
+        "must be characters, none twice", field="alphabet", value=self.alphabet
+      )
+    if len(self.alphabet) < 2:
+      raise UserError("must hold at least 2", field="alphabet", value=self.alphabet)
+    validate.integer_at_least(1, length=self.length)
+    if self.length * math.log(len(self.alphabet)) > math.log(_MOST_SECRETS) + 1e-9:
+      raise UserError(
+        f"leaves {len(self.alphabet)}^{self.length} secrets, must leave at most "
+        f"{_MOST_SECRETS}",
+        field="length",
+        value=self.length,
+      )
+
+  @property
+  def num_secrets(self) -> int:
+    """Number of different secrets."""
+    return len(self.alphabet) ** self.length
+
+  def text(self, secret: int) -> str:
+    """Returns the line with the secret of that number, 0 to num_secrets - 1."""
+    validate.integer_in(0, self.num_secrets - 1, secret=secret)
+    base = len(self.alphabet)
+    places = [secret // base**place % base for place in reversed(range(self.length))]
+    # Replaced and not formatted, since other braces of the template are plain text.
+    return self.template.replace("{}", "".join(self.alphabet[place] for place in places))
+
+
+def sequence_losses(
+  loss_fn: LossFn, params: Params, tokens: HostArray, *, batch_size: int = 500
+) -> np.ndarray:
+  """Returns the loss of each line: tokens [n, T] -> float64 [n].
+
+  Args:
+    loss_fn: loss of ONE example, such as `losses.next_token(..., reduction="sum")`, which is the
+      log-perplexity of a line. All secrets of a format have equally many characters.
+    params: parameters of the attacked model.
+    tokens: lines [n, T].
+    batch_size: lines that are evaluated at once.
+
+  >>> sequence_losses(lambda w, e: w * e.x.sum(), 2.0, np.array([[1, 2], [0, 1]])).tolist()
+  [6.0, 2.0]
+  """
+  validate.integer_at_least(1, batch_size=batch_size)
+  lines = np.asarray(tokens)
+  if lines.ndim != 2 or not len(lines):
+    raise UserError("must be lines [n, T]", field="tokens.shape", value=lines.shape)
+  each = jax.jit(jax.vmap(lambda row: loss_fn(params, Example(row, 0))))
+  losses = signals.by_parts(lambda part: each(lines[part]), len(lines), batch_size)
+  return np.asarray(losses, np.float64)
+
+
+class Exposure(NamedTuple):
+  """Exposure of a canary among all secrets of its format."""
+
+  bits: float
+  rank: int
+  num_secrets: int
+
+
+def exposure_by_rank(losses: HostArray, secret: int) -> Exposure:
+  """Returns the exposure of a canary, from the losses of all secrets.
+
+  Secrets of the same loss count as ahead of the canary, so that a model that knows nothing
+  exposes nothing.
+
+  Args:
+    losses: [N], of every secret of the format.
+    secret: place of the true one.
+
+  Raises UserError for NaN, or a place that does not exist.
+
+  >>> exposure_by_rank([3.0, 1.0, 2.0, 4.0], secret=2)  # second of four
+  Exposure(bits=1.0, rank=2, num_secrets=4)
+  """
+  values = _losses("losses", losses, least=2)
+  validate.integer_in(0, len(values) - 1, secret=secret)
+  rank = int(np.sum(values <= values[secret]))
+  return Exposure(math.log2(len(values)) - math.log2(rank), rank, len(values))
+
+
+def _losses(name: str, losses: HostArray, *, least: int) -> np.ndarray:
+  # Refuses NaN: a diverged model would rank first what it cannot evaluate.
+  values = signals.numbers(name, losses)
+  if values.ndim != 1 or len(values) < least:
+    raise UserError(
+      f"must be at least {least} numbers [n]", field=f"{name}.shape", value=values.shape
+    )
+  return values
+
+
+class Extrapolation(NamedTuple):
+  """Exposure of a canary by a skew-normal distribution, and how well that fits."""
+
+  bits: float
+  statistic: float  # Kolmogorov and Smirnov's distance of the references from the fit
+  p_value: float  # of that distance; small: the bits are not to be believed
+  outside: bool  # the canary's loss is below all references: the fit is extrapolated
+
+
+def extrapolate(
+  loss: float, references: HostArray, *, draws: int = 200, seed: int = 0
+) -> Extrapolation:
+  """Returns -log2 of the share of secrets whose loss is at most the canary's, by a fit.
+
+  The losses of random secrets are taken as skew-normal (Carlini et al. 2019, section 4.3; fitted
+  here by its first three moments). A canary that lies outside gets more bits than could be counted.
+  The p-value is that of a parametric bootstrap, since a fit is always close to its own data.
+
+  Args:
+    loss: of the canary.
+    references: [m], losses of random secrets of the same format, at least 20.
+    draws: samples of the fit, each fitted again.
+    seed: seed of those.
+
+  Raises UserError for numbers that are not finite, too few references, or equal ones.
+
+  >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
+  >>> found = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
+  >>> round(found.bits, 1), found.outside, found.p_value > 0.5
+  (14.9, True, True)
+  """
+  validate.integer_at_least(20, draws=draws)
+  validate.integer_at_least(0, seed=seed)
+  if not math.isfinite(loss):
+    raise UserError("must be finite", field="loss", value=loss)
+  values = _losses("references", references, least=20)
+  if not np.isfinite(values).all():
+    raise UserError("must be finite", field="references")
+  if np.ptp(values) == 0:
+    raise UserError("must not all be equal: nothing can be fitted", field="references")
+  shape, place, scale = _fitted(values)
+  statistic = _distance(values)
+  rng = np.random.default_rng(seed)
+  delta = shape / math.hypot(1.0, shape)
+  sizes = (draws, len(values))
+  # delta |Z| + sqrt(1 - delta^2) Z' is skew-normal (Azzalini 1985).
+  samples = delta * np.abs(rng.standard_normal(sizes))
+  samples += math.sqrt(1 - delta**2) * rng.standard_normal(sizes)
+  further = sum(_distance(sample) >= statistic for sample in samples)
+  bits = -_log_cdf((loss - place) / scale, shape) / math.log(2)
+  return Extrapolation(
+    bits=max(0.0, bits),
+    statistic=statistic,
+    p_value=(1 + further) / (1 + draws),
+    outside=bool(loss < values.min()),
+  )
+
+
+def _fitted(values: np.ndarray) -> tuple[float, float, float]:
+  """Returns (shape, location, scale) of the skew-normal with the same first three moments."""
+  skewness = float(np.clip(stats.skew(values), -_MOST_SKEWED, _MOST_SKEWED))
+  part = abs(skewness) ** (2 / 3)
+  delta = math.sqrt(math.pi / 2 * part / (part + ((4 - math.pi) / 2) ** (2 / 3)))
+  delta = math.copysign(delta, skewness)
+  scale = float(np.std(values)) / math.sqrt(1 - 2 * delta**2 / math.pi)
+  place = float(np.mean(values)) - scale * delta * math.sqrt(2 / math.pi)
+  return delta / math.sqrt(1 - delta**2), place, scale
+
+
+def _distance(values: np.ndarray) -> float:
+  """Returns the largest distance of the values' distribution function from that of their fit."""
+  shape, place, scale = _fitted(values)
+  fitted = stats.skewnorm.cdf(np.sort(values), shape, place, scale)
+  steps = np.arange(len(values) + 1) / len(values)
+  return float(max(np.max(steps[1:] - fitted), np.max(fitted - steps[:-1])))
+
+
+def _log_cdf(z: float, shape: float) -> float:
+  """Returns log of the standard skew-normal distribution function at z.
+
+  By the integral of its density below z, in logarithms: the usual formula with Owen's T is a
+  difference of equal numbers in the tail, where canaries lie.
+  """
+  # Near z the density changes over 1 / (1 + |z| (1 + shape^2)), and further away over 1. A
+  # geometric grid resolves both.
+  width = 1.0 / (1.0 + abs(z) * (1.0 + shape**2))
+  below = np.geomspace(1e-7 * width, max(z, 0.0) + 40.0, 6000)
+  points = z - below
+  log_density = math.log(2) + stats.norm.logpdf(points) + special.log_ndtr(shape * points)
+  # Trapezoids over log(below), whose element is below * d log(below).
+  step = math.log(below[-1] / below[0]) / (len(below) - 1)
+  inside = float(np.logaddexp.reduce(log_density + np.log(below))) + math.log(step)
+  return min(0.0, float(np.logaddexp(inside, log_density[0] + math.log(below[0]))))
+
+
+@dataclasses.dataclass(frozen=True)
+class ExposureBound:
+  """The exposure that a guarantee allows to a canary, of whatever attacker.
+
+  The secret is uniform among N, and stands in `copies` records. Without those records the output
+  knows nothing of it, so Pr[rank <= m] <= m / N for every way to rank. With them it is at most
+  G(...G(m / N)), where G is the line of the guarantee (the largest TPR at an FPR), applied once for
+  each copy: group privacy (Dong, Roth and Su 2022, Theorem 2.14). For epsilon alone and one copy
+  that is Pr[exposure >= b] <= e^epsilon / 2^b + delta.
+
+  Args:
+    line: of the guarantee, such as `allowed.by_plan(plan)`.
+    num_secrets: N.
+    copies: protected units in which the secret stands: lines, or users who have any number of
+      such lines.
+
+  Raises UserError for fewer than 2 secrets or 1 copy.
+
+  >>> bound = ExposureBound(allowed.by_epsilon(np.log(4), 0.0), num_secrets=64, copies=1)
+  >>> round(bound.probability(5.0), 4)  # one of the first two: 4 * 2 / 64
+  0.125
+  """
+
+  line: allowed.AllowedRoc
+  num_secrets: int
+  copies: int = 1
+
+  def __post_init__(self):
+    validate.integer_at_least(2, num_secrets=self.num_secrets)
+    validate.integer_at_least(1, copies=self.copies)
+
+  def probability(self, bits: float) -> float:
+    """Returns the most probability with which the exposure reaches so many bits."""
+    if not math.isfinite(bits):
+      raise UserError("must be finite", field="bits", value=bits)
+    if bits <= 0:
+      return 1.0
+    # The rank is whole; 1e-9 forgives the rounding of a power of 2.
+    rank = math.floor(2.0 ** (math.log2(self.num_secrets) - bits) * (1 + 1e-9))
+    # The first rank has the most bits that there are.
+    return float(self._reached(np.array([rank]))[0]) if rank else 0.0
+
+  def mean(self) -> float:
+    """Returns the most that the exposure can be in expectation over secret and training, in
+    bits. Even without any leakage it is log2 e, for many secrets."""
+    each = np.arange(1, min(self.num_secrets, _EACH_RANK) + 1)
+    number = 1 + int(4000 * math.log10(max(1.0, self.num_secrets / each[-1])))
+    further = np.unique(np.geomspace(each[-1], self.num_secrets, number).round())
+    ranks = np.unique(np.concatenate([each, further]))
+    # E[log2 N - log2 rank] sums Pr[rank <= m] (log2(m + 1) - log2 m). Within a step of several
+    # ranks the probability is at most that of its last one.
+    return float(np.sum(self._reached(ranks[1:] - 1) * np.diff(np.log2(ranks))))
+
+  def most(self, confidence: float = 0.95) -> float:
+    """Returns the bits that the exposure does not exceed, with that probability."""
+    validate.open_unit(confidence=confidence)
+    low = 0  # a rank that is exceeded with this confidence
+    high = self.num_secrets
+    while high - low > 1:
+      middle = (low + high) // 2
+      if self._reached(np.array([middle]))[0] <= 1 - confidence:
+        low = middle
+      else:
+        high = middle
+    return math.log2(self.num_secrets) - math.log2(low + 1)
+
+  def _reached(self, ranks: np.ndarray) -> np.ndarray:
+    """Returns the most probability that the rank is at most each of these."""
+    return np.asarray(allowed.of_group(self.line, self.copies)(ranks / self.num_secrets))

@@ -1,0 +1,267 @@
+"""Text read from a transformer's gradient: exactly, while it has fewer tokens than its width.
+
+DAGER (Petrov et al. 2024, arXiv:2405.15586) for decoders. The gradient of a kernel is a sum over
+tokens of (input of the layer)(gradient of its output)^T. With fewer tokens than the input has
+numbers, its columns span just the inputs of those tokens. So a guess is tested by its distance
+from that span: in the first block for one token at one position, in the second for a whole
+beginning of a line. Nothing is searched by gradients, and no label is needed.
+
+| what is seen                    | span of                                  | most tokens        |
+| --------------------------------| ---------------------------------------- | ------------------ |
+| gradient of a kernel [d, P]     | the inputs x                             | d - 1              |
+| of LoRA's A [d, r], B not 0     | some r combinations of the inputs        | r                  |
+| of LoRA's B [r, P], any B       | A^T x, which the server knows to compute | r - 1              |
+
+LoRA starts with B = 0: then the gradient of A is 0, and that of B shows the text alone. A clip norm
+for each line or for all is a factor of each input, which changes no span. Noise fills all
+dimensions; then what is nearest to the largest directions is as good as a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import validate
+from dpjax.attacks import signals
+from dpjax.types import HostArray, Params
+from dpjax.validate import UserError
+
+# Inputs [n, T, d] of the attacked layer of each block, of tokens [n, T].
+Inputs = Callable[[Params, Any], list[Any]]
+
+# Singular values below this share of the largest are rounding of a float32 gradient.
+_ROUNDING = 3e-6
+# A span is known to such a share of the length of an input.
+_NEAR = 1e-3
+# Beginnings of lines that are evaluated at once.
+_PART = 16
+
+
+def attention_inputs(model: Any, num_blocks: int = 2) -> Inputs:
+  """Returns the function that computes what enters the attention of the first blocks.
+
+  Args:
+    model: `dpjax.models` "transformer".
+    num_blocks: blocks that are looked at, at most those of the model.
+
+  >>> from dpjax import models
+  >>> model = models.build("transformer", num_classes=5, num_layers=2, num_heads=1, features=4)
+  >>> params = model.init(jax.random.key(0), jnp.zeros((1, 3), int))
+  >>> [x.shape for x in attention_inputs(model)(params, jnp.zeros((2, 3), int))]
+  [(2, 3, 4), (2, 3, 4)]
+  """
+  validate.integer_in(1, getattr(model, "num_layers", 1), num_blocks=num_blocks)
+
+  @jax.jit
+  def inputs(params: Params, tokens: Any) -> list[Any]:
+    _, state = model.apply(
+      params,
+      tokens,
+      capture_intermediates=lambda module, _: module.name == "attention_norm",
+      mutable=["intermediates"],
+    )
+    blocks = state["intermediates"]
+    return [
+      blocks[f"block_{i}"]["attention_norm"]["__call__"][0] for i in range(num_blocks)
+    ]
+
+  return inputs
+
+
+def span(gradient: HostArray, *, rank: int | None = None) -> np.ndarray:
+  """Returns an orthonormal basis [d, r] of the columns of a gradient [d, P].
+
+  Args:
+    gradient: of a kernel or a factor, with the layer's inputs along the first axis.
+    rank: number of directions, the largest first; None: all that are not rounding. Under noise
+      all are there, so an attacker has to assume a number.
+
+  Raises UserError for anything but a matrix of finite numbers, or a rank that it cannot have.
+
+  >>> span(np.outer([3.0, 4.0], [1.0, 2.0, 0.0])).round(3).tolist()  # up to its sign
+  [[-0.6], [-0.8]]
+  """
+  matrix = signals.numbers("gradient", gradient)
+  if matrix.ndim != 2 or not np.isfinite(matrix).all():
+    raise UserError(
+      "must be a matrix of finite numbers", field="gradient.shape", value=matrix.shape
+    )
+  left, values, _ = np.linalg.svd(matrix, full_matrices=False)
+  if rank is None:
+    rank = int(np.sum(values > _ROUNDING * values[0])) if values.size else 0
+  else:
+    validate.integer_in(0, values.size, rank=rank)
+  return left[:, :rank]
+
+
+def distance(basis: np.ndarray, inputs: HostArray) -> np.ndarray:
+  """Returns the sines of the angles between inputs [n, d] and a span [d, r]: [n], 0 to 1.
+
+  >>> distance(np.array([[1.0], [0.0]]), [[2.0, 0.0], [3.0, 3.0]]).round(4).tolist()
+  [0.0, 0.7071]
+  """
+  vectors = signals.numbers("inputs", inputs)
+  lengths = np.linalg.norm(vectors, axis=1)
+  # The residue itself, and not 1 - cosine^2: that has half of the digits.
+  residues = np.linalg.norm(vectors - (vectors @ basis) @ basis.T, axis=1)
+  # An input of zeros lies in every span, and tells nothing.
+  return np.where(lengths > 0, residues / np.where(lengths > 0, lengths, 1.0), 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanAttack:
+  """Reads lines of text from the gradients of one kernel in each of the first blocks.
+
+  Args:
+    inputs: inputs of these kernels, such as `attention_inputs(model)`.
+    vocab_size: number of tokens.
+    length: positions that are tried, the most that a line has.
+    skip: tokens that are never there, such as padding.
+    near: largest distance of an input from the span.
+    most: beginnings of lines that are followed up.
+
+  Guarantee: none. With fewer tokens in all than the span has dimensions, and without noise, the
+  true lines are among those returned, up to rounding.
+  """
+
+  inputs: Inputs
+  vocab_size: int
+  length: int
+  skip: tuple[int, ...] = ()
+  near: float = _NEAR
+  most: int = 64
+
+  def __post_init__(self):
+    validate.integer_at_least(2, vocab_size=self.vocab_size)
+    validate.integer_at_least(1, length=self.length, most=self.most)
+    validate.positive(near=self.near)
+
+  def token_distances(
+    self,
+    params: Params,
+    gradient: HostArray,
+    *,
+    rank: int | None = None,
+    project: Any = None,
+  ) -> np.ndarray:
+    """Returns how far each token at each position is from the span of the first kernel.
+
+    Args:
+      params: those that the gradient was taken at.
+      gradient: of the first block's kernel [d, P], or of a LoRA factor.
+      rank: see `span`.
+      project: LoRA's A [d, r], where the gradient is that of B; else None.
+
+    Returns:
+      [length, vocab_size]; infinite for the tokens to skip, and everywhere without a span.
+    """
+    tokens = np.tile(np.arange(self.vocab_size)[:, None], (1, self.length))
+    first = np.asarray(self.inputs(params, jnp.asarray(tokens, jnp.int32))[0], np.float64)
+    flat = _projected(first.reshape(-1, first.shape[-1]), project)
+    basis = _fitting(gradient, flat.shape[1], rank)
+    distances = np.full(len(flat), np.inf)
+    # A span of everything holds every token, and tells nothing.
+    if 0 < basis.shape[1] < basis.shape[0]:
+      distances = distance(basis, flat)
+    table = distances.reshape(self.vocab_size, self.length).T
+    table[:, list(self.skip)] = np.inf
+    return table
+
+  def __call__(
+    self,
+    params: Params,
+    gradients: list[Any],
+    *,
+    projects: list[Any] | None = None,
+  ) -> list[list[int]]:
+    """Returns the lines that the gradients show, the longest first.
+
+    Args:
+      params: those that the gradients were taken at.
+      gradients: of the first block's kernel, then of the second's, which tells which tokens are of
+        one line; one alone is enough where there is one line.
+      projects: LoRA's A of each, where gradients are those of B.
+
+    Raises UserError for no gradient, or other shapes than the inputs have.
+    """
+    if not gradients:
+      raise UserError("must hold that of the first block", field="gradients")
+    projects = projects or [None] * len(gradients)
+    near = self.token_distances(params, gradients[0], project=projects[0])
+    lines: list[list[int]] = [[]]
+    ended: list[list[int]] = []
+    for position in range(self.length):
+      tokens = np.argsort(near[position], kind="stable")
+      tokens = tokens[near[position][tokens] < self.near][: self.most]
+      longer = [[*line, int(token)] for line in lines for token in tokens]
+      if len(gradients) > 1 and longer:
+        longer = self._of_one_line(params, longer, gradients[1], projects[1])
+      # A beginning that nothing continues is a whole line.
+      continued = {tuple(line[:-1]) for line in longer}
+      ended += [line for line in lines if line and tuple(line) not in continued]
+      lines = longer[: self.most]
+      if not lines:
+        break
+    return sorted(ended + [line for line in lines if line], key=len, reverse=True)
+
+  def _of_one_line(
+    self, params: Params, lines: list[list[int]], gradient: HostArray, project: Any
+  ) -> list[list[int]]:
+    """Returns the beginnings whose last input to the second block lies in its span."""
+    last = len(lines[0]) - 1
+    # Parts of one size, or there would be a compilation for each number of lines.
+    count = len(lines) + -len(lines) % _PART
+    tokens = np.zeros((count, self.length), np.int32)
+    # Causal attention: what follows does not change the input at the last position.
+    tokens[: len(lines), : last + 1] = lines
+    parts = np.split(tokens, count // _PART)
+    second = [self.inputs(params, jnp.asarray(part))[1][:, last] for part in parts]
+    inputs = np.concatenate(second).astype(np.float64)[: len(lines)]
+    inputs = _projected(inputs, project)
+    basis = _fitting(gradient, inputs.shape[1], None)
+    if not 0 < basis.shape[1] < basis.shape[0]:
+      return lines
+    distances = distance(basis, inputs)
+    return [
+      lines[i] for i in np.argsort(distances, kind="stable") if distances[i] < self.near
+    ]
+
+
+def _projected(inputs: np.ndarray, project: Any) -> np.ndarray:
+  """Returns inputs [n, d], or [n, r] as LoRA's A maps them."""
+  if project is None:
+    return inputs
+  factor = signals.numbers("projects", project)
+  if factor.ndim != 2 or len(factor) != inputs.shape[1]:
+    raise UserError(
+      f"must be LoRA's A [{inputs.shape[1]}, r]", field="projects.shape", value=factor.shape
+    )
+  return inputs @ factor
+
+
+def _fitting(gradient: HostArray, size: int, rank: int | None) -> np.ndarray:
+  basis = span(gradient, rank=rank)
+  if len(basis) != size:
+    raise UserError(
+      f"must have {size} rows, as the layer's inputs have numbers",
+      field="gradients.shape",
+      value=np.shape(gradient),
+    )
+  return basis
+
+
+def tokens_recovered(truth: HostArray, lines: list[list[int]]) -> int:
+  """Returns how many tokens of the true line stand at their place in the best of some lines.
+
+  >>> tokens_recovered([5, 6, 7], [[5, 1, 7, 9], [5]])
+  2
+  """
+  row = np.asarray(truth)
+  matches = [sum(a == b for a, b in zip(row.tolist(), line)) for line in lines]
+  return max(matches, default=0)
