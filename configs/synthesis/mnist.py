@@ -1,0 +1,22 @@
+"""Private synthesis of MNIST: one release of second moments and random Fourier features.
+
+  python -m launch.synthesize --config=configs/synthesis/mnist.py --workdir=runs/synthesis_mnist
+
+Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data_dir).
+Hardware: 2 CPU cores. Time: a few minutes beside other work.
+"""
+
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+
+
+def get_config() -> SynthesisConfig:
+  return SynthesisConfig(
+    dataset="mnist",
+    num_frequencies=300,
+    length_scale=10.0,
+    side=12,
+    epsilon=1.0,
+    delta=1e-5,
+    num_steps=3000,
+    num_samples=10_000,
+  )
