@@ -17,6 +17,6 @@ def get_config() -> SynthesisConfig:
     side=12,
     epsilon=1.0,
     delta=1e-5,
-    num_steps=3000,
+    num_steps=2000,
     num_samples=10_000,
   )
