@@ -1,11 +1,15 @@
 """Sums by class: exact sums, one record's move, the law of the noise, what counts as zero."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from scipy import stats
 
 from dpjax import accounting
+from dpjax.auditing.games import game, twins
+from dpjax.auditing.games import mechanisms as games
 from dpjax.mechanisms import ClassSums
 from dpjax.validate import UserError
 
@@ -78,6 +82,16 @@ def test_the_event_is_that_of_the_relation():
   )
   with pytest.raises(UserError, match="private under 'replace_one'"):
     swap.event()
+
+
+def test_a_tenth_of_the_noise_is_refuted():
+  tenth = functools.partial(twins.BrokenMechanism, ClassSums, "ClassSums")
+  played = games.GAMES["ClassSums"](
+    lambda **settings: tenth(twins.PLANTS["noise"], settings)
+  )[0]
+  assert any(result.refuted for result in game.play(played, num_draws=3000))
+  honest = games.GAMES["ClassSums"](ClassSums)[0]
+  assert not any(result.refuted for result in game.play(honest, num_draws=3000))
 
 
 def test_nan_and_nobody_count_as_zero():
