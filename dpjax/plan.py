@@ -24,7 +24,7 @@ from dpjax import accounting, gradients, mechanisms, noise, sampling, transforms
 from dpjax.accounting.overflow import OVERFLOW_SHARE
 from dpjax.sampling import indexed
 from dpjax.transforms import accumulation, of_plan
-from dpjax.types import ArrayTree, Batch, Indexed, LossFn, NeighboringRelation
+from dpjax.types import ArrayTree, Batch, Example, Indexed, LossFn, NeighboringRelation
 from dpjax.validate import UserError, Verbatim
 
 # Most steps that the state of a transform can count.
@@ -305,6 +305,13 @@ class Plan:
     """
     validate.integer_at_least(1, batch_size=batch_size)
     validate.positive(epochs=epochs)
+    if isinstance(data, int | Example | Batch):
+      raise UserError(
+        f"is {type(data).__name__}, must be a data set: dpjax.data.from_arrays(x, y, "
+        "num_classes=..), or a part of one, train.subset(slice(700)); without data a plan is "
+        "made by Plan.calibrated, from a sampler",
+        field="data",
+      )
     relation = options.get("neighboring_relation") or NeighboringRelation.ADD_OR_REMOVE_ONE
     size = num_examples
     if size is None and relation != NeighboringRelation.ADD_OR_REMOVE_ONE:
@@ -755,6 +762,16 @@ class Plan:
     if declared is not None and constant and not self._slots_needed(declared):
       return
     needed = self._slots_needed(num_examples)
+    planned = self._size_of_divisor
+    if needed and planned is not None and num_examples > planned + 1:
+      # The true number stays unsaid: this line may end in a log.
+      raise UserError(
+        "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
+        f"drawn from, so batches would exceed capacity={self.sampler.slots}; declare a public "
+        "number that is not below theirs",
+        field="num_examples",
+        value=planned,
+      )
     if needed:
       chance = math.exp(self.sampler.log_overflow_prob(num_examples + 1))
       raise UserError(

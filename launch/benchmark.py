@@ -21,6 +21,7 @@
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --methods=bisr_32,lambda_cgd
   python -m launch.benchmark --suite=correlated --workloads=mlp_10m --notimed
+  python -m launch.benchmark --suite=draws --workloads=leaf_10m --methods=fused,release
   python -m launch.benchmark --suite=serve --minutes=30 --folder=made --out=runs/serve_load
 
 For each workload, in one process and in turns: the ordinary gradient, the vmap route, the
@@ -85,6 +86,10 @@ of --out is not compiled again.
 against white noise: memory of the compiled step and seconds in turns, for models of --workloads;
 it writes correlated.csv.
 
+--suite=draws measures Gaussian noise by the code that draws it (--methods), against
+`jax.random.normal`, for trees of --workloads: memory, seconds, and seconds to compile; it writes
+draws.csv.
+
 --suite=serve starts launch.serve on runs that it trains in --folder, and sends requests over
 loopback: latency, requests a second, what is lost while models are exchanged. With --minutes it
 plays a worse release, drift and a kill -9 as well; it writes serve.json.
@@ -110,6 +115,7 @@ try:
     device_speed,
     federated_speed,
     gradient_speed,
+    noise_draws,
     noise_error,
     peer_rounds,
     population_cost,
@@ -138,13 +144,14 @@ SUITES = (
   "allocator",
   "compiled",
   "correlated",
+  "draws",
   "serve",
 )
 # Flags that only some suites read.
 _OF_SUITES = {
   "workloads": (
     *("gradients", "federated", "secure_sums", "data", "allocator"),
-    *("correlated", "compiled"),
+    *("correlated", "compiled", "draws"),
   ),
   "folder": ("data", "serve"),
   "minutes": ("serve",),
@@ -162,12 +169,12 @@ _OF_SUITES = {
   "peak_rss": ("gradients", "secure_sums", "data"),
   "methods": (
     *("gradients", "federated", "training", "population", "secure_sums"),
-    *("correlated", "compiled"),
+    *("correlated", "compiled", "draws"),
   ),
   "targets": ("compiled",),
   "repeats": (
     *("gradients", "federated", "training", "devices", "sweeps"),
-    *("secure_sums", "data", "allocator", "correlated"),
+    *("secure_sums", "data", "allocator", "correlated", "draws"),
   ),
 }
 
@@ -180,7 +187,8 @@ flags.DEFINE_list(
   f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
   f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
   f"{', '.join(allocator_speed.WORKLOADS)} (default: these); of correlated: "
-  f"{', '.join(correlated_cost.WORKLOADS)} (default: these).",
+  f"{', '.join(correlated_cost.WORKLOADS)} (default: these); of draws: "
+  f"{', '.join(noise_draws.WORKLOADS)} (default: these).",
 )
 flags.DEFINE_list(
   "methods",
@@ -190,7 +198,8 @@ flags.DEFINE_list(
   f"{', '.join(federated_speed.METHODS)} (default: all that are installed); of secure_sums: "
   f"{', '.join(sum_overhead.METHODS)} (default: all); of population: "
   f"{', '.join(population_cost.METHODS)} (default: both); of correlated: "
-  f"{', '.join(correlated_cost.METHODS)} (default: all).",
+  f"{', '.join(correlated_cost.METHODS)} (default: all); of draws: "
+  f"{', '.join(noise_draws.METHODS)} (default: all).",
 )
 flags.DEFINE_integer(
   "cpu_devices",
@@ -269,6 +278,7 @@ def main() -> None:
     "allocator": _allocator,
     "compiled": _compiled,
     "correlated": _correlated,
+    "draws": _draws,
     "serve": _serve,
   }
   run[options.suite](options, out)
@@ -428,6 +438,17 @@ def _serve(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     save=lambda found: None if out is None else serving_load.write(found, out),
   )
   print(serving_load.table(result))
+
+
+def _draws(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  methods = options.methods or list(noise_draws.METHODS)
+  entries = []
+  for name in options.workloads or list(noise_draws.WORKLOADS):
+    entries += noise_draws.measure(name, methods, repeats=options.repeats)
+    print(f"measured {name}", file=sys.stderr, flush=True)
+    if out is not None:
+      noise_draws.write(entries, out)
+  print(noise_draws.table(entries))
 
 
 def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:

@@ -46,7 +46,11 @@ def checked_mask(mask: ArrayLike | None, size: int) -> Array:
       value=Verbatim(f"{shown:.60}"),
     ) from None
   if mask.dtype != bool:
-    raise UserError("must be bool", field="mask.dtype", value=mask.dtype)
+    raise UserError(
+      "must be bool; give a batch of examples and its mask, not two arrays of data",
+      field="mask.dtype",
+      value=mask.dtype,
+    )
   if mask.shape not in ((), (size,)):
     raise UserError(
       f"must be ({size},), the batch size", field="mask.shape", value=mask.shape

@@ -16,7 +16,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees
-from dpjax.noise import source
+from dpjax.noise import source, threefry
 from dpjax.noise.state import NoiseState, after_draw, check_paid, poisoned, state_at
 from dpjax.types import Array, ArrayTree
 from dpjax.validate import UserError
@@ -155,7 +155,8 @@ def add_gaussian(
   if std != 0:
     noisy = check_one_sum(noisy, state)
     # Each draw has its own key.
-    noise = gaussian(jax.random.fold_in(state.key, state.draws), noisy, std)
+    own_key = jax.random.fold_in(threefry.fused(state.key), state.draws)
+    noise = gaussian(own_key, noisy, std)
     noisy = trees.add(noisy, noise)
     # A public grid limits the information in the lowest bits (Mironov 2012).
     if source.is_secure(state.key):

@@ -53,7 +53,7 @@ import numpy as np
 from jax import core
 
 from dpjax import trees, validate
-from dpjax.noise import laws
+from dpjax.noise import laws, threefry
 from dpjax.types import Array, ArrayLike, ArrayTree, DType
 from dpjax.validate import UserError
 
@@ -253,7 +253,7 @@ def _per_leaf(
   """Draws for each leaf by law(words, two more words, dtype). `short`: the normal
   distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
-  keys = jax.random.split(key, max(len(leaves), 1))
+  keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))
 
   def one(k: jax.Array, leaf: Any) -> jax.Array:
     dtype = noise_dtype(getattr(leaf, "dtype", None) or jnp.result_type(leaf), "like")
@@ -311,6 +311,7 @@ def bernoulli(key: jax.Array, prob: float, shape: tuple[int, ...]) -> jax.Array:
     raise UserError("must be in [0, 1]", field="prob", value=prob)
   # A fraction stays a fraction; fractions and floats are both exact numbers.
   prob = prob if isinstance(prob, numbers.Rational) else float(prob)
+  key = threefry.fused(key)
   first = jax.random.bits(key, shape, jnp.uint32)
   more = (laws.BERNOULLI_WORDS - 1, *shape)
   rest = jax.random.bits(jax.random.fold_in(key, 1), more, jnp.uint32)
@@ -339,7 +340,8 @@ def integers(key: jax.Array, shape: tuple[int, ...], span: ArrayLike) -> jax.Arr
       known.dtype.kind in "iu" and known.min() >= 1 and known.max() < 2**31
     ):
       raise UserError("must be integers in [1, 2^31 - 1]", field="span", value=span)
-  bits = jax.random.bits(key, (laws.INTEGER_WORDS, *shape), jnp.uint32)
+  words = (laws.INTEGER_WORDS, *shape)
+  bits = jax.random.bits(threefry.fused(key), words, jnp.uint32)
   return laws.integers(tuple(bits), span)
 
 

@@ -10,6 +10,10 @@ import optax
 
 from dpjax import trees
 from dpjax.types import Example, LossFn, Params, Updates
+from dpjax.validate import UserError
+
+# Names of parameters that an error lists.
+_SHOWN = 8
 
 
 def of_part(
@@ -26,6 +30,9 @@ def of_part(
     trained: (parameter's name, such as params/head/kernel) -> whether it is trained; the names
       are those of `trees.named_leaves`.
 
+  Raises:
+    UserError: no parameter is trained; then nothing would learn, and the budget would be spent.
+
   >>> loss, tx = of_part(lambda p, x: x * p["a"] * p["b"], optax.sgd(1.0), "b".__eq__)
   >>> params = {"a": jnp.float32(2), "b": jnp.float32(3)}
   >>> grads = jax.grad(loss)(params, 5.0)
@@ -36,7 +43,11 @@ def of_part(
   def but(tree: Params, instead: Callable[[jax.Array], jax.Array]) -> Params:
     leaves = trees.named_leaves(tree)
     structure = jax.tree.structure(tree)
-    chosen = (leaf if trained(name) else instead(leaf) for name, leaf in leaves.items())
+    moving = {name for name in leaves if trained(name)}
+    if leaves and not moving:
+      names = ", ".join(list(leaves)[:_SHOWN])
+      raise UserError(f"chooses no parameter; their names are {names}", field="trained")
+    chosen = (leaf if name in moving else instead(leaf) for name, leaf in leaves.items())
     return jax.tree.unflatten(structure, list(chosen))
 
   def loss(params: Params, example: Example) -> jax.Array:

@@ -15,7 +15,7 @@ def test_a_step_that_draws_again_takes_the_memory_of_white_noise():
   assert (white.strategy, kept.strategy, redrawn.strategy) == (
     *("white", "bisr_32_kept", "bisr_32"),
   )
-  assert redrawn.bytes_ratio <= 1.08 and redrawn.draws == 32 and redrawn.copies == 0
+  assert redrawn.bytes_ratio <= 1.05 and redrawn.draws == 32 and redrawn.copies == 0
   # 31 copies of float32 parameters.
   assert kept.state_bytes - redrawn.state_bytes >= 31 * 4 * white.parameters
   assert redrawn.state_bytes - white.state_bytes <= 16
@@ -25,7 +25,7 @@ def test_the_committed_figures_hold_the_memory_that_the_guide_claims():
   rows = tables.entries("training/correlated.csv")
   large = tables.one(rows, model="mlp_10m", strategy="bisr_32")
   assert 9.9e6 < float(large["parameters"]) < 1.01e7 and large["draws"] == "32"
-  assert float(large["bytes_ratio"]) <= 1.08
+  assert float(large["bytes_ratio"]) <= 1.05
   kept = tables.one(rows, model="mlp_10m", strategy="bisr_32_kept")
   assert float(kept["bytes_ratio"]) > 5
 

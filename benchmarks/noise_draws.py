@@ -1,0 +1,151 @@
+"""What a draw of Gaussian noise costs: memory, seconds, and seconds to compile.
+
+Ours is compared with `jax.random.normal`, whose tails end at 5.42 standard deviations, and with
+itself where JAX's own code makes the words ("words_kept"). All add the noise to a tree, as a step
+does.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees, validate
+from dpjax.experiments.run import report
+from dpjax.gradients.ghost.explain import aligned
+from dpjax.noise import source, threefry
+
+# Names of trees, with the shapes of their leaves.
+WORKLOADS: dict[str, tuple[tuple[int, ...], ...]] = {
+  "leaf_1m": ((1000, 1000),),
+  "leaf_10m": ((4000, 2500),),
+  "leaves_20": tuple((64, 8 + place) for place in range(20)),
+}
+
+
+class Entry(NamedTuple):
+  """One way to draw, for one tree."""
+
+  tree: str
+  parameters: int
+  method: str
+  temporary_bytes: int  # of the compiled program
+  compile_s: float  # tracing included, in seconds of the processor
+  draw_s: float  # median
+  time_ratio: float  # to jax.random.normal
+
+
+def _ours(key: jax.Array, tree: Any) -> Any:
+  return trees.add(tree, source.gaussian(key, tree, 1.0))
+
+
+def _words_kept(key: jax.Array, tree: Any) -> Any:
+  fused = threefry.fused
+  # As where `jax_threefry_partitionable` is off: the key stays JAX's own.
+  threefry.fused = lambda key: key
+  try:
+    return _ours(key, tree)
+  finally:
+    threefry.fused = fused
+
+
+def _jax_normal(key: jax.Array, tree: Any) -> Any:
+  leaves, structure = jax.tree.flatten(tree)
+  keys = jax.random.split(key, len(leaves))
+  drawn = [leaf + jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves)]
+  return jax.tree.unflatten(structure, drawn)
+
+
+# The first is what the others are compared with.
+METHODS: dict[str, Callable[[jax.Array, Any], Any]] = {
+  "jax_normal": _jax_normal,
+  "fused": _ours,
+  "words_kept": _words_kept,
+  "release": _ours,
+}
+
+
+def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[Entry]:
+  """One tree: an entry for each way to draw.
+
+  Args:
+    workload: a name of `WORKLOADS`.
+    methods: names of `METHODS`; `jax_normal` is measured, too.
+    repeats: timed draws of each, in turns, after one that pages its memory in.
+
+  Raises:
+    UserError: a name that is none.
+  """
+  validate.one_of(WORKLOADS, workloads=workload)
+  for method in methods:
+    validate.one_of(METHODS, methods=method)
+  validate.integer_at_least(1, repeats=repeats)
+  names = list(dict.fromkeys(["jax_normal", *methods]))
+  tree = [jnp.zeros(shape) for shape in WORKLOADS[workload]]
+  programs = {}
+  compile_s = {}
+  for name in names:
+    key = source.new_key() if name == "release" else jax.random.key(0)
+    began = time.process_time()
+    program = jax.jit(METHODS[name]).lower(key, tree).compile()
+    compile_s[name] = time.process_time() - began
+    programs[name] = (program, key)
+  times: dict[str, list[float]] = {name: [] for name in names}
+  for turn in range(repeats + 1):
+    for name, (program, key) in programs.items():
+      began = time.perf_counter()
+      jax.block_until_ready(program(key, tree))
+      if turn:
+        times[name].append(time.perf_counter() - began)
+  medians = {name: statistics.median(took) for name, took in times.items()}
+
+  def entry(name: str) -> Entry:
+    held: Any = programs[name][0].memory_analysis()
+    return Entry(
+      tree=workload,
+      parameters=trees.size(tree),
+      method=name,
+      temporary_bytes=held.temp_size_in_bytes,
+      compile_s=compile_s[name],
+      draw_s=medians[name],
+      time_ratio=medians[name] / medians["jax_normal"],
+    )
+
+  return [entry(name) for name in names]
+
+
+def table(entries: Sequence[Entry]) -> str:
+  """Aligned text, one line per entry.
+
+  >>> print(table([Entry("leaf_1m", 10**6, "fused", 0, 0.4, 0.02, 0.9)]))
+  tree     parameters  method  temporaries  compile s  s / draw  of jax.random.normal
+  leaf_1m  1000000     fused   0.0 MB       0.4        0.0200    0.90
+  """
+  header = (
+    *("tree", "parameters", "method", "temporaries", "compile s", "s / draw"),
+    "of jax.random.normal",
+  )
+  rows = [
+    (
+      e.tree,
+      f"{e.parameters}",
+      e.method,
+      f"{e.temporary_bytes / 1e6:.1f} MB",
+      f"{e.compile_s:.1f}",
+      f"{e.draw_s:.4f}",
+      f"{e.time_ratio:.2f}",
+    )
+    for e in entries
+  ]
+  return aligned([header, *rows])
+
+
+def write(entries: Sequence[Entry], out: pathlib.Path) -> None:
+  """`out`/draws.csv."""
+  report.write_entries(out / "draws.csv", entries)

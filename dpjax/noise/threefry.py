@@ -1,0 +1,128 @@
+"""The random bits of JAX's own keys, in code that XLA fuses with what uses them.
+
+JAX computes Threefry on a CPU in a loop over whole arrays. XLA joins a loop with nothing, so noise
+for n parameters held 36 n bytes of words, and each draw was a program of its own to compile. Here
+the rounds are written out. Words become noise where they are used, and none is kept.
+
+Streams are those of `jax.random`, bit for bit: a checkpoint of either goes on with the other. Such
+keys stay inside `dpjax.noise`; states and examples hold the keys that users gave.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+_NAME = "threefry2x32"
+# Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3": four rounds turn by the first
+# row, the next four by the second, and so on.
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_GROUPS = 5
+_PARITY = 0x1BD11BDA
+# Counters have 32 bits here; JAX's own code draws what is longer.
+_MOST_WORDS = 2**32
+
+
+def threefry_2x32(key: jax.Array, high: jax.Array, low: jax.Array) -> tuple[Any, Any]:
+  """Encrypts counters of two words: Threefry-2x32 with 20 rounds.
+
+  Args:
+    key: [2] uint32.
+    high, low: uint32, of one shape.
+
+  Returns:
+    Two words of uint32 for each counter.
+
+  >>> first, second = threefry_2x32(jnp.zeros(2, jnp.uint32), jnp.uint32(0), jnp.uint32(0))
+  >>> hex(first), hex(second)  # the published test vector
+  ('0x6b200159', '0x99ba4efe')
+  """
+  words = (key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY))
+  first = high + words[0]
+  second = low + words[1]
+  for group in range(_GROUPS):
+    for turn in _ROTATIONS[group % 2]:
+      first = first + second
+      second = first ^ ((second << turn) | (second >> (32 - turn)))
+    first = first + words[(group + 1) % 3]
+    second = second + words[(group + 2) % 3] + jnp.uint32(group + 1)
+  return first, second
+
+
+def _counters(shape: tuple[int, ...]) -> jax.Array:
+  """Returns the place of each number in the flat array, uint32 [shape]."""
+  places = jnp.zeros(shape, jnp.uint32)
+  for axis, _ in enumerate(shape):
+    # A sum over axes, not a reshaped range: it stays divided as its array is divided.
+    stride = jnp.uint32(math.prod(shape[axis + 1 :]))
+    places = places + jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * stride
+  return places
+
+
+def _plain(key: jax.Array) -> jax.Array:
+  return jax.random.wrap_key_data(key, impl=_NAME)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
+  kind = jnp.dtype(f"uint{bit_width}")
+  if math.prod(shape) >= _MOST_WORDS:
+    return jax.random.bits(_plain(key), shape, kind)
+  # XLA would compute a derived key anew for every number.
+  key = jax.lax.optimization_barrier(key)
+  first, second = threefry_2x32(key, jnp.uint32(0), _counters(shape))
+  if bit_width == 64:
+    return (first.astype(kind) << 32) | second.astype(kind)
+  return (first ^ second).astype(kind)
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+  words = threefry_2x32(key, jnp.uint32(0), _counters(shape))
+  return jnp.stack(words, axis=-1)
+
+
+@functools.partial(jax.jit, inline=True)
+def _fold_in(key: jax.Array, data: Any) -> jax.Array:
+  words = threefry_2x32(key, jnp.uint32(0), jnp.asarray(data, jnp.uint32))
+  return jnp.stack(words)
+
+
+def _no_seed(seed: Any) -> jax.Array:
+  raise UserError("make a key by jax.random.key", field="seed")
+
+
+IMPL: Any = jax.extend.random.define_prng_impl(
+  key_shape=(2,),
+  seed=_no_seed,
+  split=_split,
+  random_bits=_random_bits,
+  fold_in=_fold_in,
+  name="dpjax_threefry",
+  tag="fry",
+)
+
+
+def fused(key: Array) -> Any:
+  """Returns a key with the same stream, whose draws XLA fuses.
+
+  Args:
+    key: a typed key or an array of them. One of another generator is returned as it is, and so is
+      every key where `jax_threefry_partitionable` is off: its bits are no function of their place.
+
+  >>> key = jax.random.key(0)
+  >>> bool((jax.random.bits(fused(key), (3,)) == jax.random.bits(key, (3,))).all())
+  True
+  """
+  config: Any = jax.config
+  if not config.jax_threefry_partitionable or jax.random.key_impl(key) != _NAME:
+    return key
+  return jax.random.wrap_key_data(jax.random.key_data(key), impl=IMPL)
