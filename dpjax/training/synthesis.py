@@ -182,7 +182,7 @@ class Embedding:
     # The entry 1 is above 0, so no image has length 0.
     return joined / np.sqrt(np.square(joined).sum(axis=1, keepdims=True))
 
-  def targets(self, sums: np.ndarray, std: float) -> Targets:
+  def targets(self, sums: np.ndarray, std: float) -> MeanFeatures:
     """Returns what a generator is trained to, of a noisy release. Post-processing.
 
     Args:
@@ -214,7 +214,7 @@ class Embedding:
       raised = np.maximum(values, 0.0) + max(floor, _FLOOR)
       metric = (vectors / np.sqrt(raised)) @ vectors.T
       matrices = metric @ matrices @ metric
-    return Targets(
+    return MeanFeatures(
       counts=np.where(present, counts, 0.0),
       present=present,
       fourier=fourier.astype(np.float32),
@@ -223,7 +223,7 @@ class Embedding:
     )
 
 
-class Targets(NamedTuple):
+class MeanFeatures(NamedTuple):
   """Noisy mean features of each class; all of it may be published."""
 
   counts: Array  # [K] noisy numbers of records; 0 for a class that is taken for empty
@@ -317,7 +317,7 @@ class Synthesis:
     z = jax.random.normal(key, (len(labels), self.num_latents))
     return self.generator.apply(params, z, labels)
 
-  def loss(self, params: Params, key: jax.Array, targets: Targets) -> jax.Array:
+  def loss(self, params: Params, key: jax.Array, targets: MeanFeatures) -> jax.Array:
     """Returns the squared distance of mean features to the targets, up to a constant.
 
     Unbiased for any number of images: pairs of one image with itself are left out. With them a
@@ -361,7 +361,7 @@ class Synthesis:
 
     @jax.jit
     def updates(
-      params: Params, state: Any, keys: jax.Array, targets: Targets
+      params: Params, state: Any, keys: jax.Array, targets: MeanFeatures
     ) -> tuple[Params, Any, jax.Array]:
       def update(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
         before, held = carry

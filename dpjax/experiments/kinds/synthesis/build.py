@@ -27,7 +27,7 @@ from dpjax import files
 from dpjax.accounting import DpEvent
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.synthesis import scores as scores_lib
+from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
 from dpjax.experiments.run import promise
 from dpjax.experiments.run import streams as streams_lib
@@ -36,7 +36,7 @@ from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.finite import fine_step
-from dpjax.training.synthesis import Embedding, Synthesis, Targets
+from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
 from dpjax.validate import UserError
 
 # Updates of a step, compiled as one program.
@@ -199,7 +199,7 @@ class _Run:
     )
     return {**state, "params": params, "optimizer": optimizer}, None
 
-  def targets(self, state: dict[str, Any]) -> Targets:
+  def targets(self, state: dict[str, Any]) -> MeanFeatures:
     """Returns what the generator is trained to."""
     sums = np.asarray(state["sums"], np.float64)
     held = getattr(self, "_held", None)
@@ -234,7 +234,7 @@ class _Run:
     name = hashlib.sha256(content).digest()
     if self._scored[0] != name:
       images, labels = self.samples(state)
-      scored = scores_lib.downstream(images, labels, self.test.x, self.test.y)
+      scored = sample_scores.downstream(images, labels, self.test.x, self.test.y)
       self._scored = (name, scored)
     return self._scored[1]
 
@@ -252,7 +252,7 @@ class _Run:
     for label, row in zip(labels, flat):
       rows.writerow([label, *(f"{value:.3f}" for value in row)])
     files.replace_file(folder / "samples.csv", lines.getvalue().encode())
-    scores_lib.picture(images, labels, folder / "samples.png")
+    sample_scores.picture(images, labels, folder / "samples.png")
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns what only the end tells."""
@@ -263,7 +263,9 @@ class _Run:
     }
     if self.config.attack:
       images, _ = self.samples(state)
-      leak = scores_lib.attacked(images, np.asarray(self.train.x), np.asarray(self.test.x))
+      leak = sample_scores.attacked(
+        images, np.asarray(self.train.x), np.asarray(self.test.x)
+      )
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
 
