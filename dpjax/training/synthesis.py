@@ -226,10 +226,10 @@ class Embedding:
 class MeanFeatures(NamedTuple):
   """Noisy mean features of each class; all of it may be published."""
 
-  counts: Array  # [K] noisy numbers of records; 0 for a class that is taken for empty
-  present: Array  # [K] whether the class is not taken for empty
-  fourier: Array  # [K, 2m]
-  matrices: Array  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
+  counts: Any  # [K] noisy numbers of records; 0 for a class that is taken for empty
+  present: Any  # [K] whether the class is not taken for empty
+  fourier: Any  # [K, 2m]
+  matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
   metric: (
     Array  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
   )
@@ -312,7 +312,7 @@ class Synthesis:
     z = jnp.zeros((1, self.num_latents))
     return self.generator.init(key, z, jnp.zeros(1, jnp.int32))
 
-  def images(self, params: Params, key: jax.Array, labels: Array) -> jax.Array:
+  def images(self, params: Params, key: jax.Array, labels: Any) -> Any:
     """Returns images of the labels [B], drawn by a key."""
     z = jax.random.normal(key, (len(labels), self.num_latents))
     return self.generator.apply(params, z, labels)
