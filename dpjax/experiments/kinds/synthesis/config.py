@@ -81,10 +81,10 @@ class SynthesisConfig:
       noise = _MARGIN * analytic_noise_multiplier(self.epsilon, self.delta)
     return ClassSums(noise, num_classes, neighboring_relation=self.neighboring_relation)
 
-  def embedding(self, shape: tuple[int, ...]) -> Embedding:
+  def embedding(self, shape: tuple[int, int, int]) -> Embedding:
     """Returns the features of images of a shape. They are public and know no data."""
     return Embedding(
-      tuple(shape),
+      shape,
       num_frequencies=self.num_frequencies,
       length_scale=self.length_scale,
       side=self.side,
