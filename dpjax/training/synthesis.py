@@ -231,7 +231,7 @@ class MeanFeatures(NamedTuple):
   fourier: Any  # [K, 2m]
   matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
   metric: (
-    Array  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
+    Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
   )
 
 
