@@ -2,7 +2,7 @@
 
 Ours is compared with `jax.random.normal`, whose tails end at 5.42 standard deviations, and with
 itself where JAX's own code makes the words ("words_kept"). All add the noise to a tree, as a step
-does.
+does. For a machine that is not here the program is compiled and read; it has no seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dpjax import trees, validate
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.noise import source, threefry
+from dpjax.parallel import targets
 
 # Names of trees, with the shapes of their leaves.
 WORKLOADS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -35,10 +36,12 @@ class Entry(NamedTuple):
   tree: str
   parameters: int
   method: str
+  target: str  # "": this machine
   temporary_bytes: int  # of the compiled program
   compile_s: float  # tracing included, in seconds of the processor
-  draw_s: float  # median
-  time_ratio: float  # to jax.random.normal
+  moved_bytes: float | None  # memory read and written; None: not counted
+  draw_s: float | None  # median; None: not run
+  time_ratio: float | None  # to jax.random.normal
 
 
 def _ours(key: jax.Array, tree: Any) -> Any:
@@ -111,8 +114,10 @@ def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[
       tree=workload,
       parameters=trees.size(tree),
       method=name,
+      target="",
       temporary_bytes=held.temp_size_in_bytes,
       compile_s=compile_s[name],
+      moved_bytes=None,
       draw_s=medians[name],
       time_ratio=medians[name] / medians["jax_normal"],
     )
@@ -120,26 +125,63 @@ def measure(workload: str, methods: Sequence[str], *, repeats: int = 5) -> list[
   return [entry(name) for name in names]
 
 
+def compiled_for(target: str, workload: str, methods: Sequence[str]) -> list[Entry]:
+  """One tree for a machine that is not here: an entry for each way to draw.
+
+  Args:
+    target: such as tpu:v5e:1x1 or gpu:h100:1.
+    workload, methods: as in `measure`.
+
+  Raises:
+    UserError: a name that is none; the compiler for the target is not installed.
+  """
+  machine = targets.parse(target)
+  validate.one_of(WORKLOADS, workloads=workload)
+
+  def entry(name: str) -> Entry:
+    validate.one_of(METHODS, methods=name)
+    key = source.new_key() if name == "release" else jax.random.key(0)
+    tree = [jnp.zeros(shape) for shape in WORKLOADS[workload]]
+    with targets.compiling_for(machine):
+      shapes = targets.on_device((key, tree))
+      began = time.process_time()
+      program = targets.compiled(jax.jit(METHODS[name]).lower(*shapes), machine)
+    return Entry(
+      tree=workload,
+      parameters=trees.size(tree),
+      method=name,
+      target=target,
+      temporary_bytes=program.temporaries,
+      compile_s=time.process_time() - began,
+      moved_bytes=program.counts.memory_bytes,
+      draw_s=None,
+      time_ratio=None,
+    )
+
+  return [entry(name) for name in methods]
+
+
 def table(entries: Sequence[Entry]) -> str:
   """Aligned text, one line per entry.
 
-  >>> print(table([Entry("leaf_1m", 10**6, "fused", 0, 0.4, 0.02, 0.9)]))
-  tree     parameters  method  temporaries  compile s  s / draw  of jax.random.normal
-  leaf_1m  1000000     fused   0.0 MB       0.4        0.0200    0.90
+  >>> print(table([Entry("leaf_1m", 10**6, "fused", "", 0, 0.4, None, 0.02, 0.9)]))
+  tree     machine  method  temporaries  compile s  bytes each  s / draw  of normal
+  leaf_1m  here     fused   0.0 MB       0.4        -           0.0200    0.90
   """
   header = (
-    *("tree", "parameters", "method", "temporaries", "compile s", "s / draw"),
-    "of jax.random.normal",
+    *("tree", "machine", "method", "temporaries", "compile s", "bytes each"),
+    *("s / draw", "of normal"),
   )
   rows = [
     (
       e.tree,
-      f"{e.parameters}",
+      e.target or "here",
       e.method,
       f"{e.temporary_bytes / 1e6:.1f} MB",
       f"{e.compile_s:.1f}",
-      f"{e.draw_s:.4f}",
-      f"{e.time_ratio:.2f}",
+      "-" if e.moved_bytes is None else f"{e.moved_bytes / e.parameters:.0f}",
+      "-" if e.draw_s is None else f"{e.draw_s:.4f}",
+      "-" if e.time_ratio is None else f"{e.time_ratio:.2f}",
     )
     for e in entries
   ]

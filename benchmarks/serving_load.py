@@ -48,6 +48,17 @@ _LABELLED = 0.25
 _START_SECONDS = 300
 # A stage of a release waits for its requests and labels, which a busy machine sends slowly.
 _EVENT_SECONDS = 1200
+# Phases and their shares of the time; the first ones are played without a kill as well.
+_WHOLE = (
+  ("as many as it can", 0.02),
+  ("steady", 0.2),
+  ("a release that is promoted", 0.2),
+  ("a worse release", 0.15),
+  ("drift", 0.13),
+  ("a kill -9", 0.15),
+  ("after it", 0.15),
+)
+_QUIET = 3
 _CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 _FLAGS = (
   "--port=0", "--drift_inputs=mean", "--window=500", "--feedback_window=100", "--stages=0.1,0.5",
@@ -327,25 +338,23 @@ def measure(
   load = _Load(known, np.asarray(test.x), np.asarray(test.y), 0.0)
   load.port = server.port
   phases: list[Phase] = []
-  plan = [("as many as it can", 0.02), ("steady", 0.2), ("a release that is promoted", 0.2)]
-  if whole:
-    plan += [
-      ("a worse release", 0.15),
-      ("drift", 0.13),
-      ("a kill -9", 0.15),
-      ("after it", 0.15),
-    ]
+  plan = _WHOLE if whole else _WHOLE[:_QUIET]
+  total = sum(share for _, share in plan)
   result: dict[str, Any] = {
     "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+    # Other work on the machine decides the slowest answers.
+    "load_average_before": round(os.getloadavg()[0], 1),
     "clients": _CLIENTS,
     "requests_per_second_asked": per_second,
+    "seconds_asked": seconds,
     "phases": [],
     "events": events,
   }
   load.start()
   try:
     for name, share in plan:
-      end = time.monotonic() + max(5.0, share * seconds)
+      # The shares of a shorter plan are raised, so that its phases fill the time as well.
+      end = time.monotonic() + max(5.0, share / total * seconds)
       events |= _event(name, server, load, runs, say)
       while time.monotonic() < end:
         time.sleep(0.2)
@@ -356,12 +365,15 @@ def measure(
       result["phases"] = [dataclasses.asdict(phase) for phase in phases]
       for what in ("requests", "lost", "other_bits"):
         result[what] = sum(phase[what] for phase in result["phases"])
+      result["load_average_after"] = round(os.getloadavg()[0], 1)
+      result["seconds"] = round(sum(phase["seconds"] for phase in result["phases"]), 1)
       # After each phase, so that an interrupted load keeps its results.
       save(result)
   finally:
     load.stop()
     events["exit_code"] = server.stop()
   events["journal"] = dict(collections.Counter(server.kinds()))
+  say(f"phases of {result['seconds']:.0f} s in all; {seconds:.0f} s were asked for")
   save(result)
   return result
 

@@ -171,7 +171,7 @@ _OF_SUITES = {
     *("gradients", "federated", "training", "population", "secure_sums"),
     *("correlated", "compiled", "draws"),
   ),
-  "targets": ("compiled",),
+  "targets": ("compiled", "draws"),
   "repeats": (
     *("gradients", "federated", "training", "devices", "sweeps"),
     *("secure_sums", "data", "allocator", "correlated", "draws"),
@@ -244,7 +244,9 @@ flags.DEFINE_float(
 )
 flags.DEFINE_list("records", ["10000", "1000000"], "data: sizes of the sets.")
 flags.DEFINE_list(
-  "targets", list(compiled.TARGETS), "compiled: machines that need not be here."
+  "targets",
+  list(compiled.TARGETS),
+  "compiled: machines that need not be here; draws: compile for these, run nothing.",
 )
 flags.DEFINE_string("out", None, "Directory for the CSV and PNG files.")
 flags.DEFINE_integer(
@@ -442,9 +444,13 @@ def _serve(options: flags.FlagValues, out: pathlib.Path | None) -> None:
 
 def _draws(options: flags.FlagValues, out: pathlib.Path | None) -> None:
   methods = options.methods or list(noise_draws.METHODS)
+  machines = options.targets if options["targets"].present else []
   entries = []
   for name in options.workloads or list(noise_draws.WORKLOADS):
-    entries += noise_draws.measure(name, methods, repeats=options.repeats)
+    for machine in machines:
+      entries += noise_draws.compiled_for(machine, name, methods)
+    if not machines:
+      entries += noise_draws.measure(name, methods, repeats=options.repeats)
     print(f"measured {name}", file=sys.stderr, flush=True)
     if out is not None:
       noise_draws.write(entries, out)

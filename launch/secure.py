@@ -9,7 +9,8 @@ dotted name.
 Writes to --workdir: secure.md and secure.csv (task, protocol, sizes, seconds, bytes, error
 against plain, what is hidden from whom), secure.png, sweep.json, points/ (one folder for each
 row). Stop it at any time; the same command goes on where it stopped (a sum or a regression is
-one step, and a stop waits for its end). Exit code 1 if one of several rows failed. All parties
+one step, and a stop waits for its end). Exit code 1 if one of several rows failed. Rows whose
+extra is not installed (pip install -e '.[secure,he]') are left out, and named first. All parties
 run on this machine: it measures, and keeps no secret from you.
 """
 

@@ -186,8 +186,7 @@ def main() -> None:
     bins = [drift.predicted_bins(runs[0].inputs)]
     bins += [drift.bins_of(text, runs[0].inputs) for text in given.drift_inputs]
   workdir = pathlib.Path(given.workdir or f"runs/serve_{runs[0].name}")
-  # Two services with one journal would both charge, and both promote.
-  with writers.alone_in(workdir), ServiceJournal(workdir) as journal:
+  with ServiceJournal(workdir) as journal:
     reference = references.make(
       given.reference,
       runs[0],

@@ -702,6 +702,27 @@ _COSTS = {
 }
 
 
+def _draws() -> list[Row]:
+  """Bytes for each parameter: moved and held for a while by an absent machine, held by a CPU."""
+  words = {
+    "jax_normal": "`jax.random.normal`",
+    "fused": "dpjax, keys of `jax.random.key`",
+    "release": "dpjax, keys of a release",
+  }
+  entries_of = entries("training/draws.csv")
+
+  def cell(method: str, target: str) -> str:
+    row = one(entries_of, tree="leaf_10m", method=method, target=target)
+    size = float(row["parameters"])
+    held = round(float(row["temporary_bytes"]) / size)
+    return f"{held}" if not target else f"{float(row['moved_bytes']) / size:.0f}, {held}"
+
+  machines = ("", "tpu:v5e:1x1", "gpu:h100:1")
+  return [
+    [word, *(cell(name, machine) for machine in machines)] for name, word in words.items()
+  ]
+
+
 def _noise_costs() -> list[Row]:
   rows = entries("training/correlated.csv")
 
@@ -938,6 +959,7 @@ TABLES = [
     ["noise", "draws in a step", "copies kept", "memory of a step", "of white noise"],
     _noise_costs,
   ),
+  Table("docs/accelerators.md", ["noise", "CPU: held", "TPU v5e", "H100"], _draws),
 ]  # fmt: skip
 
 

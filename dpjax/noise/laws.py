@@ -27,6 +27,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dpjax.noise import threefry
 from dpjax.types import Array, ArrayLike, DType
 
 # Words of 32 bits behind one exponential: 192 bits let it reach 192 log 2 = 133.
@@ -159,6 +160,6 @@ def words(key: jax.Array, shape: tuple[int, ...]) -> tuple[tuple, tuple]:
 
   The first three are those from which float32 noise was always drawn.
   """
-  high, low, turn = jax.random.bits(key, (3, *shape), jnp.uint32)
-  more = jax.random.bits(jax.random.fold_in(key, 1), (WORDS - 1, *shape), jnp.uint32)
+  high, low, turn = threefry.rows(key, 3, shape)
+  more = threefry.rows(jax.random.fold_in(key, 1), WORDS - 1, shape)
   return (high, low, *more[1:]), (turn, more[0])

@@ -242,7 +242,7 @@ def _tail_exponential(high: jax.Array, low: jax.Array) -> jax.Array:
 
 def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """N(0, 1) in float32 by Box and Muller 1958 from 96 bits, with tails up to 9.49."""
-  high, low, turn = jax.random.bits(key, (3, *shape), jnp.uint32)
+  high, low, turn = threefry.rows(key, 3, shape)
   angle = 2 * jnp.pi * ((turn >> 8).astype(jnp.float32) + 0.5) * 2.0**-24
   return jnp.sqrt(2 * _tail_exponential(high, low)) * jnp.cos(angle)
 

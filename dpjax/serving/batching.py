@@ -7,7 +7,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -31,6 +31,13 @@ class _Waiting:
   model: Predictor
   x: np.ndarray
   answer: asyncio.Future[np.ndarray]
+
+
+def _refuse(requests: Iterable[_Waiting], error: Exception) -> None:
+  """Ends requests that are not answered by an error."""
+  for each in requests:
+    if not each.answer.done():
+      each.answer.set_exception(error)
 
 
 class Batcher:
@@ -58,6 +65,7 @@ class Batcher:
     self._rows = 0
     self._there = asyncio.Event()
     self._closing = False
+    self._is_computing = False
     # One thread: XLA uses every core for one batch already.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "dpjax-serve")
     self._task: asyncio.Task[None] | None = None
@@ -101,7 +109,11 @@ class Batcher:
         await asyncio.sleep(self._wait)
       batch = self._next()
       if batch:
-        await self._compute(batch)
+        self._is_computing = True
+        try:
+          await self._compute(batch)
+        finally:
+          self._is_computing = False
 
   async def _compute(self, batch: list[_Waiting]) -> None:
     """Answers the requests of one batch, which all have the same model."""
@@ -111,11 +123,13 @@ class Batcher:
     began = time.perf_counter()
     try:
       logits = await loop.run_in_executor(self._thread, model.logits, x)
+    except asyncio.CancelledError:
+      # The service stops, and its deadline has passed.
+      _refuse(batch, Closed())
+      raise
     # Whatever a model raises is the answer to its requests, and not the end of the service.
     except Exception as error:
-      for each in batch:
-        if not each.answer.done():
-          each.answer.set_exception(error)
+      _refuse(batch, error)
       return
     self._computed(model, time.perf_counter() - began, len(x))
     start = 0
@@ -145,11 +159,19 @@ class Batcher:
     return batch
 
   async def close(self, *, seconds: float) -> None:
-    """Refuses new requests, and computes those that wait."""
+    """Refuses new requests, and computes those that wait.
+
+    Args:
+      seconds: until those that are not computed are refused as well, by `Closed`.
+    """
     self._closing = True
     end = time.monotonic() + seconds
-    while self._rows and time.monotonic() < end:
+    # Rows of the batch under way have left the queue, and are not answered yet.
+    while (self._rows or self._is_computing) and time.monotonic() < end:
       await asyncio.sleep(0.01)
     if self._task is not None:
       self._task.cancel()
-    self._thread.shutdown(wait=True)
+      await asyncio.gather(self._task, return_exceptions=True)
+    _refuse(self._queue, Closed())
+    # In another thread: a model that hangs must not stop the event loop.
+    await asyncio.to_thread(self._thread.shutdown)

@@ -113,6 +113,9 @@ def parsed(body: bytes) -> dict[str, Any]:
 
   try:
     found = json.loads(body, parse_constant=constant, object_pairs_hook=pairs)
+    # Half of a surrogate pair is JSON, and no text that could be hashed or written.
+    if b"\\u" in body:
+      json.dumps(found, ensure_ascii=False).encode()
   # ValueError: also no UTF-8, and an integer of more digits than Python reads.
   except (ValueError, RecursionError) as error:
     raise _Refused(400, f"must be JSON ({str(error)[:120]})") from None
@@ -156,7 +159,6 @@ class Web:
     self._most_bytes = most_bytes
     self._token = token
     self._load = load
-    self._ticking: asyncio.Task[None] | None = None
     registry = prometheus_client.CollectorRegistry()
     self._registry = registry
     self._requests = prometheus_client.Counter(
@@ -200,18 +202,20 @@ class Web:
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-    self._ticking = asyncio.create_task(self._tick())
+    stopping = asyncio.Event()
+    ticking = asyncio.create_task(self._tick_until(stopping))
     try:
       yield
     finally:
-      self._ticking.cancel()
       await self.service.batcher.close(seconds=self.service.settings.deadline)
-      # The last counts, so that a service that was stopped loses none.
-      await self.service.tick()
+      stopping.set()
+      # Not cancelled: a window whose noise is being drawn is charged already.
+      await ticking
 
-  async def _tick(self) -> None:
+  async def _tick_until(self, stopping: asyncio.Event) -> None:
+    """Ticks once a second, and a last time at the end, so that a service loses no counts."""
     while True:
-      await asyncio.sleep(_TICK_SECONDS)
+      is_last = stopping.is_set()
       try:
         await self.service.tick()
         self.service.alarms.pop("journal", None)
@@ -219,6 +223,10 @@ class Web:
       except Exception as error:
         writers.warn(f"the journal stands still: {type(error).__name__}: {error!s:.200}")
         self.service.alarms["journal"] = {"level": "alarm", "value": 1.0, "bound": 0.0}
+      if is_last:
+        return
+      with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), _TICK_SECONDS)
 
   async def _of_routing(self, request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)

@@ -147,12 +147,12 @@ class Predictor:
     if not path.is_dir():
       raise UserError(f"{at}: must be the folder of a finished run; there is none")
     config, train = _configs(path, at)
+    _check_kind(train, at)
     result = workdir.finished(path, config)
     if result is None:
       raise UserError(
         f"{at}: is not finished: it has no {writers.RESULT}; run its command again"
       )
-    _check_kind(train, at)
     inputs = model_inputs.read(path)
     if inputs is None:
       inputs = _inputs_of_data(config, train, at)
@@ -305,10 +305,21 @@ class Predictor:
     return rng.random(shape, np.float32)
 
 
+def digest_of(run: Predictor) -> str:
+  """Returns the name of a run's result, which its folder cannot share with another run."""
+  return str(run.result["run_sha256"])
+
+
 def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
   """Returns (the run's config, the central config that reads the same inputs)."""
   file = path / workdir.CONFIG
   held: Any = writers.read_json(file) if file.exists() else None
+  if isinstance(held, dict) and "num_teachers" in held:
+    # The student answers on components of the public examples, which the folder does not hold.
+    raise UserError(
+      f"{at}: is a run of launch.pate, whose student needs its public examples; train a run on "
+      f"them with the pool_labels of its {workdir.PARAMS}, at no cost, and serve that one"
+    )
   is_federated = isinstance(held, dict) and "num_rounds" in held
   is_central = isinstance(held, dict) and "num_steps" in held
   if not (is_federated or is_central) or "curves" in held or "rows" in held:
@@ -333,8 +344,15 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
 
 def _check_kind(config: TrainConfig, at: str) -> None:
   if config.loss == embeddings.NAME or models.is_language(config.model.name):
-    what = "embeddings" if config.loss == embeddings.NAME else "the next token"
-    raise UserError(f"{at}: its model predicts {what}; must be one that answers by a label")
+    if config.loss == embeddings.NAME:
+      what = "embeddings"
+      instead = "a run with pretrained='RUN/params.npz' and labels"
+    else:
+      what = "the next token"
+      instead = "a run of a model with classes, labels or a number"
+    raise UserError(
+      f"{at}: its model predicts {what}; must answer by a label: serve {instead}"
+    )
 
 
 def _inputs_of_data(config: Any, train: TrainConfig, at: str) -> ModelInputs:

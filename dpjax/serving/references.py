@@ -24,8 +24,8 @@ from dpjax.mechanisms import BudgetLedger
 from dpjax.serving import drift
 from dpjax.serving.drift import Bins
 from dpjax.serving.journal import ServiceJournal
-from dpjax.serving.predictor import Predictor
-from dpjax.serving.service import Reference, digest_of
+from dpjax.serving.predictor import Predictor, digest_of
+from dpjax.serving.windows import Reference
 from dpjax.validate import UserError
 
 _PUBLIC = "public:"

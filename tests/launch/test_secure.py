@@ -10,8 +10,10 @@ import time
 
 import pytest
 
-from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.config import SecureConfig, SumTask
 from dpjax.experiments.sweeps import secure_table
+from dpjax.secure.vertical import encrypted_vectors
+from dpjax.validate import UserError
 from launch import config_flag
 from tests import commands
 
@@ -61,6 +63,32 @@ def test_a_mistake_is_one_line(tmp_path, arguments, words):
 def test_every_published_config_is_ready_to_run(path):
   found = secure_table.points(config_flag.load(str(path), SecureConfig))
   assert found and f"--config=configs/secure/{path.name}" in path.read_text()
+
+
+def test_rows_without_their_extra_are_named_first_and_left_out(
+  tmp_path, monkeypatch, capsys
+):
+  def library(install):
+    raise UserError(f"needs TenSEAL; {install}")
+
+  monkeypatch.setattr(encrypted_vectors, "library", library)
+  rows = {"a": {"protocol": "bfv"}, "b": {"protocol": "plain"}, "c": {"task": "regress"}}
+  config = SecureConfig(task=SumTask(3, 5), rows=rows)
+  finished = secure_table.run_all(config, tmp_path / "run")
+  lines = capsys.readouterr().err.splitlines()
+  assert lines[0].startswith("note: 2 of 3 rows are left out (a, c): needs TenSEAL; pip")
+  assert [(row["name"], row["status"]) for row in finished] == [("b", "done")]
+  # Without any row that could run nothing is begun.
+  alone = SecureConfig(task=SumTask(3, 5), rows={"a": {"protocol": "bfv"}})
+  with pytest.raises(UserError, match="needs TenSEAL"):
+    secure_table.run_all(alone, tmp_path / "other")
+  assert not (tmp_path / "other").exists()
+  # The same command runs the others once the library is there.
+  monkeypatch.undo()
+  pytest.importorskip("tenseal")
+  rows.pop("c")
+  finished = secure_table.run_all(config, tmp_path / "run")
+  assert [row["name"] for row in finished] == ["a", "b"]
 
 
 @pytest.mark.long

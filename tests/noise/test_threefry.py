@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dpjax import noise
 from dpjax.noise import source, threefry
+from dpjax.parallel import made_for, targets
 
 _SEEDS = st.integers(0, 2**32 - 1)
 
@@ -92,3 +93,12 @@ def test_no_words_stay_in_memory(monkeypatch):
   assert temporaries() < 0.1
   monkeypatch.setattr(threefry, "fused", lambda key: key)
   assert temporaries() > 3
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 4)])
+def test_rows_for_a_tpu_are_those_for_a_cpu(shape):
+  key = threefry.fused(jax.random.key(2))
+  here = threefry.rows(key, 3, shape)
+  with made_for.compiling_for(targets.parse("tpu:v5e:1x1")):
+    for_tpu = threefry.rows(key, 3, shape)
+  _same(jnp.stack(here), jnp.stack(for_tpu))

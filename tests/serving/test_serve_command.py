@@ -128,6 +128,8 @@ def test_the_load_test_of_the_benchmark_loses_nothing(tmp_path):
 
   result = serving_load.measure(tmp_path, seconds=15, per_second=40.0)
   assert result["lost"] == 0 and result["other_bits"] == 0 and result["requests"] > 200
+  # A release may take longer than its share, and never less.
+  assert result["seconds"] >= result["seconds_asked"] == 15
   assert [phase["name"] for phase in result["phases"]][-1] == "a release that is promoted"
   serving_load.write(result, tmp_path)
   assert json.loads((tmp_path / "serve.json").read_text())["lost"] == 0

@@ -45,6 +45,10 @@ def _closed():
 
 
 def _service(folder, runs, bins=None, load=None, **changes):
+  # A killed process lets its journal go; one that only stands here would keep it.
+  for before in _OPENED:
+    if before.journal.path.parent == folder:
+      before.journal.close()
   settings = dataclasses.replace(_SETTINGS, **changes)
   more = {} if load is None else {"load": load}
   bins = _bins(runs[0]) if bins is None else bins
@@ -112,7 +116,7 @@ def test_windows_are_cut_at_their_exact_sizes(runs, tmp_path, digits):
   for number, window in enumerate(windows):
     part = answers[100 * number : 100 * (number + 1)]
     assert window["counts"]["predicted"] == np.bincount(part, minlength=10).tolist()
-  assert len(windows) == 2 and service._window.rows == 10
+  assert len(windows) == 2 and service.windows.drift.rows == 10
   by_hand = drift.psi(windows[1]["counts"]["mean"], windows[0]["counts"]["mean"])
   assert windows[1]["psi"]["mean"] == pytest.approx(by_hand)
 
@@ -153,7 +157,7 @@ def test_noisy_windows_are_charged_before_the_noise_and_up_to_the_budget(
   assert not np.array_equal(windows[0]["counts"]["predicted"], exact)
   # A second start knows what was spent.
   again = _service(tmp_path, runs[:1], drift_epsilon=2.0, drift_budget=5.0)
-  assert again.stream_ledger.spent == (4.0, 0.0) and again._window.number == 2
+  assert again.stream_ledger.spent == (4.0, 0.0) and again.windows.drift.number == 2
 
 
 # --- accuracy and latency
@@ -306,6 +310,7 @@ def test_a_release_goes_through_its_stages_and_a_start_afterwards_knows(
   again.promote("asked for")
   later = _service(tmp_path / "other", runs[:1], load=lambda _: runs[1])
   assert later.old is runs[1]
+  later.journal.close()
   with (
     ServiceJournal(tmp_path / "other") as journal,
     pytest.raises(UserError, match="is not the run that the journal released"),
@@ -396,12 +401,13 @@ def test_a_start_goes_on_where_a_kill_left_it(runs, tmp_path, digits):
   assert again.new is runs[1] and again.rollout is not None and service.rollout is not None
   assert again.rollout.stage == service.rollout.stage
   assert again.rollout.counts == service.rollout.counts
-  assert again._window.number == service._window.number == 1
-  assert again._window.rows == service._window.rows == 30
+  assert again.windows.drift.number == service.windows.drift.number == 1
+  assert again.windows.drift.rows == service.windows.drift.rows == 30
   assert all(
-    np.array_equal(again._window.counts[k], v) for k, v in service._window.counts.items()
+    np.array_equal(again.windows.drift.counts[k], v)
+    for k, v in service.windows.drift.counts.items()
   )
-  assert again._feedback.rows == service._feedback.rows
+  assert again.windows.feedback.rows == service.windows.feedback.rows
   assert again.stream_ledger.spent == service.stream_ledger.spent == (1.0, 0.0)
   assert again.reference.counts == service.reference.counts
   keys = [f"user-{number}" for number in range(500)]
@@ -419,10 +425,11 @@ def test_a_window_that_was_charged_is_not_released_again(runs, tmp_path, digits)
     await service.tick()
 
   asyncio.run(play())
+  _OPENED[-1].journal.close()
   with ServiceJournal(tmp_path) as journal:
     journal.write("charge", what="x", of="drift", number=0, epsilon=1.0, spent=1.0)
   again = _service(tmp_path, runs[:1], drift_epsilon=1.0)
-  assert again._window.number == 1 and again._window.rows == 0
+  assert again.windows.drift.number == 1 and again.windows.drift.rows == 0
   assert again.stream_ledger.spent == (1.0, 0.0)
 
 

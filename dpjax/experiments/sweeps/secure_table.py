@@ -7,11 +7,13 @@ import pathlib
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.config.unread import Unused
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.secure import build, table
+from dpjax.experiments.kinds.secure import build, extras, table
 from dpjax.experiments.kinds.secure.config import SecureConfig, check, unread
+from dpjax.experiments.run import writers
 from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import labelled
 from dpjax.experiments.sweeps.engine import Point, Row
+from dpjax.validate import UserError
 
 UNRELEASED = (
   "All parties of a row ran in one process on known data: these runs measure, and release "
@@ -50,12 +52,25 @@ def run_all(config: SecureConfig, workdir: pathlib.Path | str) -> list[Row]:
   """Runs `labelled.run_all`, and writes files beside sweep.json: secure.md, secure.csv (one
   line for each row) and secure.png (seconds and bytes).
 
+  Rows whose extra is not installed are left out, and said so before the first row begins. The same
+  command runs them once it is installed.
+
   Raises:
-    UserError: a wrong config, and as there.
+    UserError: a wrong config; an extra without which no row can run; and as there.
   """
+  found = points(config)
+  lines = {point.name: extras.missing(point.config) for point in found}
+  ready = [point for point in found if not lines[point.name]]
+  if not ready:
+    raise UserError(lines[found[0].name])
+  for line in dict.fromkeys(filter(None, lines.values())):
+    names = [name for name, needed in lines.items() if needed == line]
+    writers.note(
+      f"{len(names)} of {len(found)} rows are left out ({', '.join(names)}): {line}"
+    )
   return labelled.run_all(
     config,
-    points(config),
+    ready,
     workdir,
     job=build.build,
     write=table.write,

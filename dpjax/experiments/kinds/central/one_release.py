@@ -180,6 +180,7 @@ def work(
     params: its first parameters, of which only the shapes are read.
   """
   _check_model(config, train, params)
+  write_inputs = build.inputs_writer(config.data, config.model, test)
   statistics = normalization.released(plan, random, train)
   if statistics is not None:
     train, test = (normalization.normalized(part, statistics) for part in (train, test))
@@ -214,6 +215,8 @@ def work(
     draws=lambda start: range(start, 1),
     released=lambda state: normalization.beside(state["params"], statistics),
     evaluate=scores,
+    # A server reads them in place of the data.
+    write=lambda folder, state: write_inputs(folder),
     promise=promised(config, plan, releasing),
     save_every=1,
     steps_are="releases",

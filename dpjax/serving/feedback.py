@@ -1,0 +1,95 @@
+"""Labels that come back for answers: which answer, whether it was right, and each one once."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import data
+from dpjax.experiments.run.model_inputs import ModelInputs
+from dpjax.validate import UserError
+
+
+class AwaitedLabels:
+  """Answers that wait for their labels.
+
+  Args:
+    most: answers that are kept; beyond it the oldest is forgotten.
+  """
+
+  def __init__(self, most: int):
+    self._most = most
+    self._answers: collections.OrderedDict[str, tuple[str, np.ndarray]] = (
+      collections.OrderedDict()
+    )
+
+  def add(self, request: str, model: str, answers: np.ndarray) -> None:
+    """Keeps the answers to one request.
+
+    Args:
+      request: its id.
+      model: digest of the run that answered.
+      answers: of `Predictor.classes`.
+    """
+    self._answers[request] = (model, answers)
+    while len(self._answers) > self._most:
+      self._answers.popitem(last=False)
+
+  def take(
+    self, request: str, labels: Sequence[Any], inputs: ModelInputs
+  ) -> tuple[str, int, int]:
+    """Returns (digest of the run, right answers, labels), and forgets the request.
+
+    Args:
+      request: id of an answer.
+      labels: one for each row: a class by name or number, or 0 and 1 for each of several labels.
+      inputs: facts of the model.
+
+    Raises:
+      UserError: an unknown or a second use of an id, other labels than the model has, a model
+        of numbers.
+    """
+    if isinstance(inputs.target, data.Interval):
+      raise UserError("needs a model of classes or labels", field="feedback")
+    if request not in self._answers:
+      raise UserError(
+        "is no id of an answer that waits for labels (each is taken once)", field="id"
+      )
+    model, answers = self._answers[request]
+    if not isinstance(labels, list) or len(labels) != len(answers):
+      raise UserError(f"must be a list of {len(answers)}, one for each row", field="labels")
+    if inputs.target is None:
+      truth = np.array([_class_of(label, inputs.labels) for label in labels])
+      right = answers == truth
+    else:
+      truth = np.array([_row_of(label, inputs.labels) for label in labels])
+      right = (answers == truth).all(axis=1)
+    # Each id counts once: the same label sent twice must not weigh twice.
+    del self._answers[request]
+    return model, int(right.sum()), len(answers)
+
+
+def _class_of(label: Any, labels: Sequence[str]) -> int:
+  """Returns the class of a label: its name, or its number."""
+  if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(labels):
+    return label
+  if isinstance(label, str) and label in labels:
+    return list(labels).index(label)
+  raise UserError(
+    f"must be of the {len(labels)} classes, by name or by number",
+    field="labels",
+    value=label,
+  )
+
+
+def _row_of(label: Any, labels: Sequence[str]) -> list[int]:
+  """Returns the 0 and 1 of several labels of one row."""
+  is_row = isinstance(label, list) and len(label) == len(labels)
+  if not is_row or not all(value in (0, 1) for value in label):
+    raise UserError(
+      f"must be {len(labels)} numbers of 0 and 1 for each row", field="labels"
+    )
+  return [int(value) for value in label]

@@ -1,0 +1,231 @@
+"""The model that answers, the new one of a release, and what moves a release on.
+
+`rollout` decides by counts alone. Here are the models, the times of their batches, and the lines of
+the journal, each of which is on the disk before what it says takes effect.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dpjax.serving.journal import ServiceJournal
+from dpjax.serving.predictor import Predictor, digest_of
+from dpjax.serving.rollout import Rollout, StageCounts, StageRule
+from dpjax.validate import UserError
+
+# Batches whose times are kept.
+_TIMES = 1000
+
+
+class Releases:
+  """The models of a service.
+
+  Args:
+    old: the model that answers.
+    rule: when stages of a release end.
+    journal: gets candidates, stages, promotions and roll-backs.
+    clock: seconds, for the duration of a stage.
+  """
+
+  def __init__(
+    self,
+    old: Predictor,
+    rule: StageRule,
+    journal: ServiceJournal,
+    clock: Callable[[], float],
+  ):
+    self.old = old
+    self.new: Predictor | None = None
+    self.rollout: Rollout | None = None
+    self._rule = rule
+    self._journal = journal
+    self._clock = clock
+    self._stage_began = clock()
+    # Milliseconds of the new model's batches in this stage.
+    self._times: collections.deque[float] = collections.deque(maxlen=_TIMES)
+
+  def begin(self, new: Predictor) -> None:
+    """Begins a release.
+
+    Raises:
+      UserError: as `check`.
+    """
+    self.check(new)
+    self._write("candidate", new, stage=0)
+    self._enter(new, stage=0, counts=None)
+
+  def resume(
+    self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None, elapsed: float
+  ) -> None:
+    """Goes on with a release of an earlier start, which the journal has already.
+
+    Args:
+      new: its new model.
+      stage: its stage. counts: of this stage, as `snapshot` saved them; None: none.
+      elapsed: seconds of this stage before.
+    """
+    self.check(new)
+    num_stages = len(self._rule.stages)
+    if not 0 <= stage < num_stages:
+      raise UserError(
+        f"must have more than {stage} shares: the journal is in stage {stage + 1} of a release",
+        field="stages",
+        value=self._rule.stages,
+      )
+    self._enter(new, stage=stage, counts=counts)
+    self._stage_began -= elapsed
+
+  def check(self, new: Predictor) -> None:
+    """Checks that a model can be released after the one that answers.
+
+    Raises:
+      UserError: it takes other inputs, answers otherwise, or is the same run.
+    """
+    if digest_of(new) == digest_of(self.old):
+      # Its counts could not be told from those of the old one.
+      raise UserError(
+        "must be another run than the one that answers", field="run", value=new.name
+      )
+    if new.inputs != self.old.inputs:
+      raise UserError(
+        f"must take and answer what {self.old.name!r} does; other shapes or labels are another "
+        "service",
+        field="run",
+        value=new.name,
+      )
+
+  def _enter(self, new: Predictor, *, stage: int, counts: Mapping[str, Any] | None) -> None:
+    """Makes a model the new one of a release."""
+    self.new = new
+    self.rollout = Rollout(self._rule, digest_of(new), stage=stage, counts=counts)
+    self._restart_stage()
+
+  def _restart_stage(self) -> None:
+    self._stage_began = self._clock()
+    self._times.clear()
+
+  def advance(self, why: str) -> None:
+    """Begins the next stage of a release."""
+    assert self.rollout is not None and self.new is not None
+    stage = self.rollout.stage + 1
+    self._write(
+      "stage", self.new, stage=stage, share=self.rollout.rule.stages[stage], why=why
+    )
+    self.rollout.advance()
+    self._restart_stage()
+
+  def promote(self, why: str) -> None:
+    """Makes the new model the one that answers every request.
+
+    Raises:
+      UserError: no release is under way.
+    """
+    if self.new is None:
+      raise UserError("needs a release that is under way", field="action", value="promote")
+    # The line first: a kill in between leaves a service that starts with the new model.
+    self._write("promote", self.new, why=why)
+    self.old = self.new
+    self.new = None
+    self.rollout = None
+
+  def roll_back(self, why: str) -> None:
+    """Takes the new model back.
+
+    Raises:
+      UserError: no release is under way.
+    """
+    if self.new is None:
+      raise UserError(
+        "needs a release that is under way", field="action", value="roll_back"
+      )
+    self._write("roll_back", self.new, why=why)
+    self.new = None
+    self.rollout = None
+
+  def decision(self) -> tuple[str, str] | None:
+    """Returns (what to do now, why), as `Rollout.decision`; None without a release."""
+    if self.rollout is None:
+      return None
+    p99 = float(np.percentile(self._times, 99)) if self._times else math.nan
+    elapsed = self._clock() - self._stage_began
+    return self.rollout.decision(p99_ms=p99, elapsed=elapsed)
+
+  def record_time(self, model: Predictor, seconds: float) -> None:
+    """Records the computing time of one batch."""
+    if self.rollout is not None and model is self.new:
+      self._times.append(1000 * seconds)
+
+  @property
+  def stage_counts(self) -> dict[str, StageCounts] | None:
+    """Counts of the stage, which each stage has of its own; None without a release."""
+    return None if self.rollout is None else self.rollout.counts
+
+  def count_request(
+    self, stage: dict[str, StageCounts] | None, name: str, *, failed: bool
+  ) -> bool:
+    """Counts one request of a stage; returns whether it counted.
+
+    Args:
+      stage: `stage_counts` when it came.
+      name: "old" or "new": the model that it was given.
+      failed: whether that model gave no answer.
+    """
+    # A request of an earlier release or stage says nothing about this one.
+    if stage is None or stage is not self.stage_counts:
+      return False
+    stage[name].requests += 1
+    stage[name].errors += failed
+    return True
+
+  def count_labels(self, labels: np.ndarray) -> None:
+    """Counts a released window of feedback.
+
+    Args:
+      labels: [4] right and wrong ones of the old model, then of the new one.
+    """
+    if self.rollout is None:
+      return
+    for place, name in ((0, "old"), (2, "new")):
+      self.rollout.counts[name].right += float(labels[place])
+      self.rollout.counts[name].labels += float(labels[place] + labels[place + 1])
+
+  def snapshot(self) -> dict[str, Any] | None:
+    """Returns the stage as `resume` needs it; None without a release."""
+    if self.rollout is None or self.new is None:
+      return None
+    return {
+      "new": digest_of(self.new),
+      "stage": self.rollout.stage,
+      # A clock that goes backwards must not make the next start wait.
+      "elapsed": max(0.0, round(self._clock() - self._stage_began, 3)),
+      "counts": self.rollout.plain_counts(),
+    }
+
+  def state(self) -> dict[str, Any] | None:
+    """Returns the release as /health shows it; None without one."""
+    if self.rollout is None or self.new is None:
+      return None
+    return {
+      "run": self.new.name,
+      "stage": self.rollout.stage,
+      "share": self.rollout.share,
+      "counts": self.rollout.plain_counts(),
+    }
+
+  def _write(self, kind: str, new: Predictor, **values: Any) -> None:
+    """Writes a line that names both models, so that a later start finds them."""
+    old = new if kind == "promote" else self.old
+    self._journal.write(
+      kind,
+      name=new.name,
+      old=digest_of(old),
+      old_folder=old.folder,
+      new=digest_of(new),
+      new_folder=new.folder,
+      **values,
+    )

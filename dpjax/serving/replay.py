@@ -1,0 +1,93 @@
+"""What the journal of earlier starts says: epsilon spent, windows closed, release, reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dpjax.serving import drift
+from dpjax.serving.drift import Bins
+from dpjax.serving.journal import ServiceJournal
+from dpjax.serving.predictor import Predictor, digest_of
+from dpjax.serving.windows import Reference
+from dpjax.validate import UserError
+
+
+def spent_on_windows(journal: ServiceJournal) -> float:
+  """Returns the epsilon of all windows that were charged."""
+  charges = journal.of_kind("charge")
+  # Each line has the sum of all before it.
+  return charges[-1]["spent"] if charges else 0.0
+
+
+def next_window(journal: ServiceJournal, of: str) -> int:
+  """Returns the number of the window that is open after these lines.
+
+  Args:
+    of: "drift" or "feedback".
+  """
+  # A window that was charged is closed, even where a kill came before its release.
+  lines = journal.of_kind("window") + journal.of_kind("charge")
+  return 1 + max((line["number"] for line in lines if line["of"] == of), default=-1)
+
+
+def is_resumed(journal: ServiceJournal, digests: Sequence[str]) -> bool:
+  """Whether the last start had the same runs, so that its release goes on."""
+  starts = journal.of_kind("start")
+  return bool(starts) and set(starts[-1]["runs"]) == set(digests)
+
+
+def last_release(journal: ServiceJournal, digests: Sequence[str]) -> dict[str, Any] | None:
+  """Returns the line that says in which state a release of these runs is; None for none."""
+  kinds = ("candidate", "stage", "promote", "roll_back")
+  state = None
+  for line in journal.lines:
+    # Releases of other runs end where they were started.
+    if line["kind"] == "start" and set(line["runs"]) != set(digests):
+      state = None
+    if line["kind"] in kinds:
+      state = line
+  return state
+
+
+def model_of(
+  line: Mapping[str, Any],
+  which: str,
+  known: Mapping[str, Predictor],
+  load: Callable[[str], Predictor],
+) -> Predictor:
+  """Returns a model that a line of the journal names.
+
+  Args:
+    line: of a release. which: "old" or "new".
+    known: {digest: model} of those that are loaded.
+    load: loads a run by its folder.
+
+  Raises:
+    UserError: another run lies in its folder now.
+  """
+  digest = line[which]
+  if digest in known:
+    return known[digest]
+  folder = line[f"{which}_folder"]
+  run = load(folder)
+  if digest_of(run) != digest:
+    raise UserError(
+      f"{folder[-100:]!r}: is not the run that the journal released from there; bring it back, "
+      "or choose another --workdir"
+    )
+  return run
+
+
+def reference_from_stream(
+  journal: ServiceJournal, run: Predictor, bins: Sequence[Bins]
+) -> Reference | None:
+  """Returns the newest reference of a run's own stream over these bins; None for none."""
+  digest = digest_of(run)
+  lines = [line for line in journal.of_kind("reference") if line["run"] == digest]
+  if not lines or lines[-1]["source"] != "stream":
+    return None
+  line = lines[-1]
+  if not drift.fits(line["counts"], bins):
+    return None
+  return Reference(line["counts"], line["source"], line["scale"])

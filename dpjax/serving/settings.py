@@ -1,0 +1,72 @@
+"""Bounds of a service: its queue, its windows, its alarms, and the rule of a release."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dpjax import validate
+from dpjax.serving import drift
+from dpjax.serving.rollout import StageRule
+from dpjax.validate import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceSettings:
+  """Bounds of a service.
+
+  Args:
+    max_rows: most rows of a request.
+    max_queue: most rows that wait.
+    wait_ms: milliseconds that a request waits for others to be computed with.
+    deadline: seconds within which a request is answered.
+    window: rows of a window of drift.
+    feedback_window: labels of a window of accuracy.
+    psi_warning, psi_alarm: PSI of a window above which it is told.
+    latency_ms: bound on the 99th percentile of a request's milliseconds; 0: none.
+    accuracy_drop: by how much the accuracy of a window may be below that of the run's test.
+    drift_epsilon: epsilon of the noise on every window, for one row; None: exact counts.
+    drift_budget: epsilon of all windows together; None: any. Windows beyond it are not released.
+    remembered: answers that are kept for feedback.
+    rule: when stages of a release end.
+  """
+
+  max_rows: int = 256
+  max_queue: int = 4096
+  wait_ms: float = 2.0
+  deadline: float = 5.0
+  window: int = 1000
+  feedback_window: int = 200
+  psi_warning: float = drift.WARNING
+  psi_alarm: float = drift.ALARM
+  latency_ms: float = 200.0
+  accuracy_drop: float = 0.05
+  drift_epsilon: float | None = None
+  drift_budget: float | None = None
+  remembered: int = 100_000
+  rule: StageRule = dataclasses.field(default_factory=StageRule)
+
+  def __post_init__(self):
+    counts = ("max_rows", "max_queue", "window", "feedback_window", "remembered")
+    validate.integer_at_least(1, **{name: getattr(self, name) for name in counts})
+    validate.positive(deadline=self.deadline, psi_warning=self.psi_warning)
+    validate.non_negative(
+      wait_ms=self.wait_ms,
+      latency_ms=self.latency_ms,
+      accuracy_drop=self.accuracy_drop,
+    )
+    if not self.psi_alarm >= self.psi_warning:
+      raise UserError(
+        f"must be >= psi_warning={self.psi_warning}",
+        field="psi_alarm",
+        value=self.psi_alarm,
+      )
+    if self.drift_epsilon is not None:
+      validate.positive(drift_epsilon=self.drift_epsilon)
+    if self.drift_budget is not None:
+      validate.positive(drift_budget=self.drift_budget)
+      if self.drift_epsilon is None:
+        raise UserError(
+          "would be ignored, it needs drift_epsilon",
+          field="drift_budget",
+          value=self.drift_budget,
+        )

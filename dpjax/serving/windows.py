@@ -1,0 +1,334 @@
+"""Windows of rows and of labels: counted while requests come, released when they are full.
+
+A window of rows holds a histogram for each of the service's bins. A window of feedback holds four
+counts: which model answered, and whether it was right. With `drift_epsilon` a full window is
+released under Laplace noise, and its epsilon is charged before the noise is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dpjax import mechanisms
+from dpjax.experiments.run import writers
+from dpjax.mechanisms import Overspent
+from dpjax.serving import drift
+from dpjax.serving.alarms import Alarms
+from dpjax.serving.drift import Bins
+from dpjax.serving.journal import ServiceJournal
+from dpjax.serving.predictor import Predictor, digest_of
+from dpjax.serving.settings import ServiceSettings
+
+# Number and times of requests are not hidden, so a row is replaced and none comes or goes.
+STREAM_RELATION = "replace_one"
+# Bins of one label from feedback: which model answered, and whether it was right.
+FEEDBACK = Bins("feedback", num_classes=4)
+# Standard deviations by which an accuracy must be low before chance is ruled out.
+_DEVIATIONS = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """Histograms that windows are compared with.
+
+  Args:
+    counts: {name of bins: counts}.
+    source: where they are from, for people: "public", "noised", "exact", "stream", "file".
+    scale: scale of the Laplace noise on each count; 0: none.
+    epsilon: what they cost a training record; 0 where no training record is in them.
+  """
+
+  counts: Mapping[str, Sequence[float]]
+  source: str
+  scale: float = 0.0
+  epsilon: float = 0.0
+
+
+@dataclasses.dataclass
+class OpenWindow:
+  """Counts of a window that is not full.
+
+  Args:
+    number: its place among the windows of its kind, since the journal began.
+    rows: rows or labels that were counted.
+    counts: {name of bins: counts}.
+  """
+
+  number: int
+  rows: int
+  counts: dict[str, np.ndarray]
+
+  @classmethod
+  def empty(cls, number: int, bins: Sequence[Bins]) -> OpenWindow:
+    """Returns a window without rows."""
+    return cls(number, 0, {each.name: np.zeros(each.size, np.int64) for each in bins})
+
+  def plain(self) -> dict[str, Any]:
+    """Returns the window as JSON can write it."""
+    counts = {name: each.tolist() for name, each in self.counts.items()}
+    return {"number": self.number, "rows": self.rows, "counts": counts}
+
+  def restore(self, saved: Any, bins: Sequence[Bins], *, most: int | None = None) -> None:
+    """Takes the counts that an earlier start saved, where they are of this very window.
+
+    Args:
+      saved: as `plain` returned it. bins: of this window.
+      most: rows with which this window is full; None: it may be.
+    """
+    # A window that was charged or closed since then must not be counted twice.
+    if not isinstance(saved, dict) or saved["number"] != self.number:
+      return
+    # Other bins than before: their counts say nothing about these.
+    if not drift.fits(saved["counts"], bins):
+      return
+    if most is not None and saved["rows"] >= most:
+      # It cannot be cut any more: its rows are counts.
+      writers.note(
+        f"{saved['rows']} rows of an open window are dropped; its size is {most} now"
+      )
+      return
+    self.rows = saved["rows"]
+    for name, counts in saved["counts"].items():
+      self.counts[name] = np.asarray(counts, np.int64)
+
+
+class Windows:
+  """Open windows of a service, and what its closed ones released.
+
+  Args:
+    settings: sizes of windows, bounds and budget.
+    bins: public bins of rows.
+    reference: what windows of rows are compared with; None: the first whole window.
+    journal: gets charges, windows and references.
+    alarms: get PSI, accuracy and the end of the budget.
+  """
+
+  def __init__(
+    self,
+    settings: ServiceSettings,
+    bins: Sequence[Bins],
+    reference: Reference | None,
+    journal: ServiceJournal,
+    alarms: Alarms,
+  ):
+    self.bins = tuple(bins)
+    self.reference = reference
+    self.psi: dict[str, float] = {}
+    self.accuracy = math.nan
+    # Number of windows of rows that this start has released.
+    self.num_released = 0
+    self.drift = OpenWindow.empty(0, self.bins)
+    self.feedback = OpenWindow.empty(0, [FEEDBACK])
+    # Full windows of rows, which the next tick releases.
+    self.full: list[OpenWindow] = []
+    budget = settings.drift_budget
+    # A ledger needs a number: without a budget it is beyond what any service can spend.
+    self.stream_ledger = mechanisms.BudgetLedger(
+      epsilon=1e12 if budget is None else budget, neighboring_relation=STREAM_RELATION
+    )
+    self._settings = settings
+    self._journal = journal
+    self._alarms = alarms
+    self._chance: dict[str, float] = {}
+    # Number of times that the model which answers was replaced.
+    self._num_models = 0
+    self._is_spent_written = False
+
+  def count_rows(self, x: np.ndarray, answers: np.ndarray) -> None:
+    """Counts rows, and cuts windows at their exact sizes.
+
+    Args:
+      x: inputs [n, ...] as `Predictor.raw` returned them. answers: of `Predictor.classes`.
+    """
+    while len(x):
+      size = self._settings.window - self.drift.rows
+      counts = drift.exact_counts(self.bins, x[:size], answers[:size])
+      for name, added in counts.items():
+        self.drift.counts[name] = self.drift.counts[name] + added
+      self.drift.rows += len(x[:size])
+      x = x[size:]
+      answers = answers[size:]
+      if self.drift.rows == self._settings.window:
+        self.full.append(self.drift)
+        self.drift = OpenWindow.empty(self.drift.number + 1, self.bins)
+
+  def count_labels(self, *, is_new: bool, num_right: int, num_labels: int) -> None:
+    """Counts the labels of one request.
+
+    Args:
+      is_new: whether the new model of a release answered it.
+      num_right: labels that the answers agree with. num_labels: all of them.
+    """
+    place = 2 * is_new
+    counts = self.feedback.counts[FEEDBACK.name]
+    counts[place] += num_right
+    counts[place + 1] += num_labels - num_right
+    self.feedback.rows += num_labels
+
+  def clear_labels(self) -> None:
+    """Forgets the labels of the open window."""
+    self.feedback.counts[FEEDBACK.name][:] = 0
+    self.feedback.rows = 0
+
+  def begin_model(self) -> None:
+    """Begins windows of another model: its first whole one is the reference.
+
+    Rows of the open window were answered by the model before, at least in part.
+    """
+    self._num_models += 1
+    self.reference = None
+    self.psi = {}
+    self._chance = {}
+    self.full = []
+    # The same number: nothing of that window was released.
+    self.drift = OpenWindow.empty(self.drift.number, self.bins)
+    self.clear_labels()
+
+  def spend(self, what: str, epsilon: float) -> None:
+    """Charges the stream's ledger, as one line of all windows: a service may run for years."""
+    charged = self.stream_ledger.spend(what, epsilon=epsilon)
+    empty = dataclasses.replace(charged, charges=())
+    self.stream_ledger = empty.spend("windows", epsilon=charged.spent[0])
+
+  async def release_rows(self, window: OpenWindow, run: Predictor) -> None:
+    """Releases a full window of rows, and compares it with the reference.
+
+    Args:
+      window: of `full`.
+      run: the model that answers now.
+    """
+    model = self._num_models
+    released = await self._released(window, "drift", self.bins)
+    if released is None:
+      return
+    counts, scale = released
+    self.num_released += 1
+    # A promotion came while the noise was drawn: these rows say nothing about the new model.
+    if model != self._num_models:
+      self._write("drift", window, counts, scale)
+      return
+    if self.reference is None:
+      self.reference = Reference(counts, "stream", scale)
+      self._chance = {}
+      self._journal.write(
+        "reference", run=digest_of(run), source="stream", counts=counts, scale=scale
+      )
+    # Bound here: a promotion may replace all three while a thread computes.
+    reference = self.reference
+    chances = self._chance
+    psi = self.psi
+    for each in self.bins:
+      if each.name not in chances:
+        # In a thread, for it simulates 2,000 windows.
+        chances[each.name] = await asyncio.to_thread(
+          drift.by_chance,
+          reference.counts[each.name],
+          self._settings.window,
+          reference_scale=reference.scale,
+          window_scale=scale,
+        )
+      chance = chances[each.name]
+      value = drift.psi(
+        counts[each.name],
+        reference.counts[each.name],
+        pseudo_count=drift.pseudo_count_of(reference.scale, scale),
+      )
+      psi[each.name] = value
+      level = ""
+      bound = max(self._settings.psi_warning, chance)
+      alarm_bound = max(self._settings.psi_alarm, chance)
+      if value > bound:
+        level = "warning"
+      if value > alarm_bound:
+        level = "alarm"
+        bound = alarm_bound
+      self._alarms.report(f"psi {each.name}", level, value, bound)
+    self._write("drift", window, counts, scale, psi=psi)
+
+  async def release_labels(self, run: Predictor) -> np.ndarray | None:
+    """Releases the open window of feedback, where it is full.
+
+    Args:
+      run: the model that answers now, whose test accuracy is expected.
+
+    Returns:
+      The four counts of `FEEDBACK`, at least 0; None: it is not full, or beyond the budget.
+    """
+    window = self.feedback
+    if window.rows < self._settings.feedback_window:
+      return None
+    self.feedback = OpenWindow.empty(window.number + 1, [FEEDBACK])
+    released = await self._released(window, "feedback", (FEEDBACK,))
+    if released is None:
+      return None
+    counts, scale = released
+    labels = np.maximum(np.asarray(counts[FEEDBACK.name], np.float64), 0)
+    # Noise can leave no label at all.
+    total = max(float(labels.sum()), 1.0)
+    self.accuracy = float((labels[0] + labels[2]) / total)
+    expected = run.result.get("test_accuracy")
+    if isinstance(expected, (int, float)):
+      # Chance, and the noise on four counts.
+      spread = expected * (1 - expected) / total + 8 * (scale / total) ** 2
+      drop = self._settings.accuracy_drop
+      bound = expected - drop - _DEVIATIONS * math.sqrt(spread)
+      low = self.accuracy < bound
+      self._alarms.report("accuracy", "alarm" if low else "", self.accuracy, bound)
+    self._write("feedback", window, counts, scale, accuracy=self.accuracy)
+    return labels
+
+  async def _released(
+    self, window: OpenWindow, of: str, bins: Sequence[Bins]
+  ) -> tuple[dict[str, Any], float] | None:
+    """Returns (counts, scale of their noise) of a closed window; None beyond the budget."""
+    epsilon = self._settings.drift_epsilon
+    if epsilon is None:
+      return {name: counts.tolist() for name, counts in window.counts.items()}, 0.0
+    what = f"{of} window {window.number}"
+    try:
+      self.spend(what, epsilon)
+    except Overspent as error:
+      if not self._is_spent_written:
+        self._is_spent_written = True
+        self._journal.write("spent", what=str(error))
+        spent = self.stream_ledger.spent[0]
+        self._alarms.report("drift_budget", "warning", spent, 0.0)
+      return None
+    # On the disk before the noise: a kill in between wastes epsilon, and never spends it twice.
+    self._journal.write(
+      "charge",
+      what=what,
+      of=of,
+      number=window.number,
+      epsilon=epsilon,
+      neighboring_relation=STREAM_RELATION,
+      spent=self.stream_ledger.spent[0],
+    )
+    return await asyncio.to_thread(
+      drift.noisy_counts, window.counts, bins, epsilon=epsilon, relation=STREAM_RELATION
+    )
+
+  def _write(
+    self,
+    of: str,
+    window: OpenWindow,
+    counts: Mapping[str, Any],
+    scale: float,
+    **values: Any,
+  ) -> None:
+    """Writes what a closed window released, and what follows from it."""
+    self._journal.write(
+      "window",
+      of=of,
+      number=window.number,
+      rows=window.rows,
+      counts=counts,
+      scale=scale,
+      **values,
+    )
