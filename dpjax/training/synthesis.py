@@ -32,7 +32,7 @@ import numpy as np
 import optax
 
 from dpjax import validate
-from dpjax.types import Array, Params
+from dpjax.types import Params
 from dpjax.validate import UserError
 
 PARTS = ("fourier", "moments")
@@ -230,9 +230,7 @@ class MeanFeatures(NamedTuple):
   present: Any  # [K] whether the class is not taken for empty
   fourier: Any  # [K, 2m]
   matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
-  metric: (
-    Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
-  )
+  metric: Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
 
 
 def _cosines(length: int, count: int) -> np.ndarray:
