@@ -33,6 +33,8 @@ from dpjax.experiments.kinds.pate import config as pate
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.synthesis import config as synthesis
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.experiments.sweeps.grid import SweepConfig
@@ -63,6 +65,7 @@ _KINDS = {
   "attack": AttackConfig,
   "secure": SecureConfig,
   "pate": PateConfig,
+  "synthesize": SynthesisConfig,
 }
 # What a launcher refuses a config for before it reads data: all of its runs.
 _REFUSED = {
@@ -74,6 +77,7 @@ _REFUSED = {
   "attack": attack_table.points,
   "secure": secure_table.points,
   "pate": pate.check,
+  "synthesize": synthesis.check,
 }
 _COMMAND = r"(?m)^ *((?:python -m launch|\.\.\. --).*)"  # of a docstring
 _OVERRIDE = r"--config\.[\w.]+=\S*[^\s.,;:)]"  # in a sentence

@@ -30,6 +30,11 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| relation | who chooses the teacher of a record | why one record changes one vote |",
     "| number | depends on the votes | may be published | key of result.json |",
   ),
+  "docs/synthesis.md": (
+    "| file | what it holds |",
+    "| `--config.` | what it sets |",
+    "| relation | largest move of all sums by one record | why |",
+  ),
   "docs/design/how_to_add.md": ("| your sampler | copy |",),
   "docs/correlated.md": (
     (

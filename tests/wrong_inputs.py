@@ -39,6 +39,8 @@ from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
 from dpjax.experiments.kinds.secure import config as secure
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.synthesis import config as synthesis
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import report, switches
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table
 from dpjax.validate import UserError
@@ -67,6 +69,7 @@ def _checks():
     "secure": (SecureConfig, _secure),
     "relevance": (RelevanceConfig, experiment.points),
     "pate": (PateConfig, pate.check),
+    "synthesize": (SynthesisConfig, synthesis.check),
     "attack": (AttackConfig, _attack),
   }
 

@@ -3,6 +3,7 @@
 from dpjax.experiments.kinds.central.kind import CENTRAL
 from dpjax.experiments.kinds.federated.kind import FEDERATED
 from dpjax.experiments.kinds.pate.kind import PATE
+from dpjax.experiments.kinds.synthesis.kind import SYNTHESIS
 from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps.attack_table import ATTACK
 from dpjax.experiments.sweeps.experiment import RELEVANCE
@@ -10,7 +11,8 @@ from dpjax.experiments.sweeps.grid import SWEEP
 from dpjax.experiments.sweeps.secure_table import SECURE
 
 KINDS: dict[type, Kind] = {
-  kind.config: kind for kind in (CENTRAL, FEDERATED, PATE, RELEVANCE, ATTACK, SECURE, SWEEP)
+  kind.config: kind
+  for kind in (CENTRAL, FEDERATED, PATE, SYNTHESIS, RELEVANCE, ATTACK, SECURE, SWEEP)
 }
 
 

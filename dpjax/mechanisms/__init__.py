@@ -14,6 +14,7 @@ mechanism that is private under another relation refuses that default.
 | statistics of channels    | ChannelStatistics                                      |
 | how features are spread   | Whitening                                              |
 | a linear model            | LeastSquares                                           |
+| sums of features by class | ClassSums                                              |
 | any function, on shards   | SampleAndAggregateMean, SampleAndAggregateVote         |
 | what teachers agree on    | GNMax, ConfidentGNMax                                  |
 | which queries stand out   | SparseVector                                           |
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
   from dpjax.mechanisms.budget import ShardCharge as ShardCharge
   from dpjax.mechanisms.channel_statistics import ChannelMoments as ChannelMoments
   from dpjax.mechanisms.channel_statistics import ChannelStatistics as ChannelStatistics
+  from dpjax.mechanisms.class_sums import ClassSums as ClassSums
   from dpjax.mechanisms.least_squares import LeastSquares as LeastSquares
   from dpjax.mechanisms.least_squares import NoisyMoments as NoisyMoments
   from dpjax.mechanisms.least_squares import centred_labels as centred_labels

@@ -69,7 +69,7 @@ MAX_FEATURES = 2**13
 MAX_TARGETS = 2**13
 # Rows are integers in units of 2^-19 of their norm. A product of two of them is a multiple of
 # 2^-38, and 2^24 rows sum to at most 2^62 of these, which int64 holds.
-_BITS = 19
+BITS = 19
 # A chunk of 2^14 rows sums to at most 2^52 units: float64 holds every partial sum, in any order.
 _CHUNK = 2**14
 # Entries of a chunk, so that one of wide rows takes 64 MB at most.
@@ -232,18 +232,18 @@ class LeastSquares:
       raise UserError(
         f"must have shape [{width}, m], not {columns.shape}", field="directions"
       )
-    whole = np.round(columns * 2.0**_BITS)
+    whole = np.round(columns * 2.0**BITS)
     if not (np.abs(whole).sum(axis=0) <= 2.0**33).all():
       raise UserError("must be finite, in columns of norm 1", field="directions")
     out = np.zeros((len(given), columns.shape[1]))
     start = 0
     for rows in _chunks(given, width):
-      units = _integers(rows, self.feature_norm, filled=self.unit_rows)
+      units = whole_rows(rows, self.feature_norm, filled=self.unit_rows)
       # Exact, so that a row's last bits do not follow from its place or from the other rows:
       # entries of at most 2^19 times sums of at most 2^33.
       out[start : start + len(rows)] = units @ whole
       start += len(rows)
-    return out * (float(self.feature_norm) * 2.0 ** (-2 * _BITS))
+    return out * (float(self.feature_norm) * 2.0 ** (-2 * BITS))
 
   def noisy(self, key: jax.Array, xx: np.ndarray, xy: np.ndarray) -> NoisyMoments:
     """Adds the noise to sums of `exact_sums`."""
@@ -252,15 +252,17 @@ class LeastSquares:
     feature = float(self.feature_norm)
     product = feature * float(self.target_norm)
     std, *of_matrix = self.stds
-    products = product * _drawn(product_key, xy, std)
+    products = product * noisy_sums(product_key, xy, std)
     if not of_matrix:
       return NoisyMoments(None, products, 0.0, product * std)
     diagonal_std, beside_std = of_matrix
     rows, columns = np.triu_indices(len(xx), 1)
     matrix = np.zeros(xx.shape)
-    matrix[rows, columns] = _drawn(beside_key, xx[rows, columns], beside_std)
+    matrix[rows, columns] = noisy_sums(beside_key, xx[rows, columns], beside_std)
     matrix += matrix.T
-    matrix[np.diag_indices(len(xx))] = _drawn(diagonal_key, np.diagonal(xx), diagonal_std)
+    matrix[np.diag_indices(len(xx))] = noisy_sums(
+      diagonal_key, np.diagonal(xx), diagonal_std
+    )
     return NoisyMoments(
       feature**2 * matrix, products, feature**2 * diagonal_std, product * std
     )
@@ -380,8 +382,8 @@ def exact_sums(
   for rows in _chunks(given, width, targets.shape[1]):
     wanted = np.ascontiguousarray(targets[start : start + len(rows)], np.float64)
     start += len(rows)
-    units = _integers(rows, mechanism.feature_norm, filled=mechanism.unit_rows)
-    answers = _integers(wanted, mechanism.target_norm)
+    units = whole_rows(rows, mechanism.feature_norm, filled=mechanism.unit_rows)
+    answers = whole_rows(wanted, mechanism.target_norm)
     # A row with NaN on either side is left out of both sums.
     sound = np.isfinite(rows).all(axis=1) & np.isfinite(wanted).all(axis=1)
     units[~sound] = 0.0
@@ -400,7 +402,7 @@ def _chunks(x: Any, width: int, other: int = 0) -> Iterator[np.ndarray]:
     yield rows.reshape(len(rows), width)
 
 
-def _integers(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndarray:
+def whole_rows(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndarray:
   """Returns rows [n, d] as whole numbers of norm <= 2^19, each row by itself.
 
   They are clipped to `norm`, or `filled` up to it, and rounded toward zero, which lengthens no
@@ -417,10 +419,10 @@ def _integers(rows: np.ndarray, norm: float, *, filled: bool = False) -> np.ndar
     share = np.minimum(1.0, lengths * (largest / float(norm)))
   share = np.ones_like(share) if filled else share
   unit = scaled / np.where(lengths > 0, lengths, 1.0)
-  return np.trunc(unit * (share * _INSIDE * 2.0**_BITS))
+  return np.trunc(unit * (share * _INSIDE * 2.0**BITS))
 
 
-def _drawn(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
+def noisy_sums(key: jax.Array, sums: np.ndarray, std: float) -> np.ndarray:
   """Adds noise of `std` to sums in multiples of 2^-38, in float64."""
   parts, unit = _parts(sums, std)
   short = -sums.size % _BLOCK
@@ -446,7 +448,7 @@ def _parts(sums: np.ndarray, std: float) -> tuple[np.ndarray, float]:
   """Returns (whole numbers and fractions [2, m], in a unit, which is a power of two)."""
   # For its checks: the noise is this mechanism's.
   Gaussian(std, 1.0)
-  bits = 2 * _BITS
+  bits = 2 * BITS
   # Whole numbers and fractions are each exact in float64; their sum may not be.
   whole = sums >> bits
   fraction = (sums - (whole << bits)).astype(np.float64) * 2.0**-bits

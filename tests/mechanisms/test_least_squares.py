@@ -124,7 +124,7 @@ def test_sums_are_those_of_float64_and_do_not_depend_on_chunks(monkeypatch):
 
 def test_the_largest_data_set_stays_exact():
   """The first row is the longest there is: 2^24 of it sum to less than int64 holds."""
-  rows = least_squares._integers(np.array([[3.0, 0.0]]), 1.0)
+  rows = least_squares.whole_rows(np.array([[3.0, 0.0]]), 1.0)
   assert rows[0, 0] < 2**19
   assert 2**24 * int(rows[0, 0]) ** 2 < 2**63
   assert least_squares._CHUNK * int(rows[0, 0]) ** 2 <= 2**53

@@ -30,6 +30,8 @@ from dpjax.experiments.kinds.relevance import build as relevance_build
 from dpjax.experiments.kinds.relevance import unused as relevance_unused
 from dpjax.experiments.kinds.relevance.config import RelevanceAuditConfig, RelevanceConfig
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.synthesis import config as synthesis
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
 from dpjax.experiments.run import checkpoint, loop, streams, writers
 from dpjax.experiments.sweeps import attack_table, experiment, grid, secure_table, tuning
 from dpjax.plan import Plan
@@ -307,7 +309,7 @@ def test_a_field_that_nothing_reads_is_found():
 
 _GRID = {"optimizer.learning_rate": [0.1, 0.2]}  # a sweep without one is refused for that
 _DEFAULTS = [TrainConfig(), FedConfig(), RelevanceConfig(), grid.SweepConfig(grid=_GRID)]
-_DEFAULTS += [AttackConfig(), SecureConfig(), PateConfig()]
+_DEFAULTS += [AttackConfig(), SecureConfig(), PateConfig(), SynthesisConfig()]
 
 
 @pytest.mark.parametrize("config", _DEFAULTS, ids=lambda config: type(config).__name__)
@@ -401,6 +403,8 @@ def _any_check(config):
     return secure_table.points(config)
   if isinstance(config, PateConfig):
     return pate.check(config)
+  if isinstance(config, SynthesisConfig):
+    return synthesis.check(config)
   return _check(config)
 
 

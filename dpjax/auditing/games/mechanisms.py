@@ -30,6 +30,7 @@ from dpjax.auditing.games.game import (
   two_sided,
 )
 from dpjax.mechanisms import least_squares, whitening
+from dpjax.mechanisms.class_sums import ClassSums
 from dpjax.mechanisms.least_squares import LeastSquares
 from dpjax.mechanisms.whitening import Whitening
 from dpjax.types import ArrayTree
@@ -368,6 +369,45 @@ def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.nd
   return np.concatenate(parts, axis=1)
 
 
+def _class_sums(kind: Callable) -> list[Game]:
+  """Games of rows (f1, f2, label); drawn by `class_releases`, as for `LeastSquares`."""
+  made = functools.partial(kind, num_classes=2, feature_norm=1.0)
+  loud = made(noise_multiplier=1.0)
+  swap = made(noise_multiplier=1.0, neighboring_relation=_REPLACE)
+  nobody = np.zeros((0, 3), np.float32)
+  far = _f(0.0, 1e4, 1.0).reshape(1, 3)
+  # A vector and its opposite in one class attain the bound.
+  turned = _f(0.0, -1e4, 1.0).reshape(1, 3)
+  strange = np.concatenate([far, _f(_NAN, 1.0, 0.0).reshape(1, 3)])
+  rows = (
+    (_ADD, (loud, "no record, a long one", nobody, far)),
+    (_ADD, (loud, "NaN added", far, strange)),
+    (_REPLACE, (swap, "a row turns round", far, turned)),
+  )
+  return [
+    dataclasses.replace(
+      single, outputs=functools.partial(_released, class_releases, row[0], row[2:])
+    )
+    for relation, row in rows
+    for single in _games(linear, relation, row)
+  ]
+
+
+def class_releases(mechanism: ClassSums, keys: jax.Array, rows: np.ndarray) -> np.ndarray:
+  """Returns the releases of `ClassSums` on few rows, for many keys at once.
+
+  Args:
+    keys: [n], keys of the draws.
+    rows: [examples, d + 1], the label last.
+
+  Returns:
+    [n, K d].
+  """
+  sums = mechanism.exact([rows[:, :-1]], rows[:, -1].astype(np.int32))
+  norm = float(mechanism.feature_norm)
+  return norm * least_squares.drawn_at_once(keys, sums, mechanism.std / norm)
+
+
 def _randomized_response(kind: Callable) -> list[Game]:
   return _games(
     frequency,
@@ -517,6 +557,7 @@ _PLAYED = {
   "ChannelStatistics": _channel_statistics,
   "Whitening": _whitening,
   "LeastSquares": _least_squares,
+  "ClassSums": _class_sums,
   "RandomizedResponse": _randomized_response,
   "Exponential": _selection,
   "PermuteAndFlip": _selection,

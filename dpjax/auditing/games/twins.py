@@ -168,12 +168,12 @@ def reason(twin: BrokenTwin) -> str:
 # Mechanisms in which whole records are counted twice. For others the answer is doubled.
 _OF_RECORDS = (
   *("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening"),
-  *("RandomizedResponse", "LeastSquares"),
+  *("RandomizedResponse", "LeastSquares", "ClassSums"),
 )
 _OF_SHARDS = ("SampleAndAggregateMean", "SampleAndAggregateVote")
 # Mechanisms whose number of records is private, so that public data have another number.
 _COUNTED = ("BoundedMean", "Histogram", "Quantile", "ChannelStatistics", "Whitening")
-_COUNTED += ("LeastSquares",)
+_COUNTED += ("LeastSquares", "ClassSums")
 _PUBLIC_RECORDS = 2
 # Public data of a second release. Zeros would hide that it reuses the first noise.
 _PUBLIC = {"Quantile": (4.9, 5.1), "SampleAndAggregateVote": (0, 1)}

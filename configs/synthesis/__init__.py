@@ -1,0 +1,1 @@
+"""Configs of `launch.synthesize`: MNIST, and a quickstart."""

@@ -1,0 +1,23 @@
+"""Private synthesis of MNIST: one release of second moments and random Fourier features.
+
+  python -m launch.synthesize --config=configs/synthesis/mnist.py --workdir=runs/synthesis_mnist
+
+Needs MNIST prepared by tensorflow-datasets (TFDS_DATA_DIR or --config.data_dir).
+Hardware: 2 CPU cores. Time: 2 to 5 minutes beside other work.
+Expected: test accuracy .848 of logistic regression and .852 of a network, trained on samples alone.
+"""
+
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig
+
+
+def get_config() -> SynthesisConfig:
+  return SynthesisConfig(
+    dataset="mnist",
+    num_frequencies=300,
+    length_scale=10.0,
+    side=12,
+    epsilon=1.0,
+    delta=1e-5,
+    num_steps=2000,
+    num_samples=10_000,
+  )

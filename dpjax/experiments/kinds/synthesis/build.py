@@ -1,0 +1,302 @@
+"""Builds the job of one run of private synthesis from a `SynthesisConfig`.
+
+Step 1 is the one release of the run, and the only step that reads a private record. Every later
+step updates the generator some times: post-processing, which is charged as no event.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import math
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from dp_accounting import NoOpDpEvent
+
+from dpjax import data as data_lib
+from dpjax import files
+from dpjax.accounting import DpEvent
+from dpjax.experiments.config.fields import to_dict
+from dpjax.experiments.kinds import bounds
+from dpjax.experiments.kinds.synthesis import sample_scores
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
+from dpjax.experiments.run import promise
+from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run.loop import Job, Play, Scores, Work, every, single
+from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.streams import Streams
+from dpjax.mechanisms.class_sums import ClassSums
+from dpjax.mechanisms.finite import fine_step
+from dpjax.training.synthesis import Embedding, MeanFeatures, Synthesis
+from dpjax.validate import UserError
+
+# Updates of a step, compiled as one program.
+_AT_ONCE = 50
+_FIRST_SAMPLES = 1000
+# Of the public key: the keys of updates, of samples and of first parameters never meet.
+_UPDATES = 1
+_SAMPLES = 2
+_PARAMETERS = 3
+
+
+def digest(config: SynthesisConfig) -> bytes:
+  """Returns the public digest of everything in the config that shapes the run."""
+  fields = to_dict(config)
+  # The same data may have another location on another machine.
+  fields.pop("data_dir")
+  return streams_lib.config_digest("synthesis", fields)
+
+
+def load_data(config: SynthesisConfig) -> tuple[Any, Any]:
+  """Returns (private data, public test data)."""
+  return data_lib.load(config.dataset, data_dir=config.data_dir)
+
+
+@bounds.names_fields
+def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job:
+  """Builds the job of one run.
+
+  Args:
+    loaded: as `load_data` returns them, to share them between runs.
+  """
+  check(config)
+  read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
+
+  def start(random: Streams) -> Play:
+    train, test = read()
+    return single(_Run(config, train, test, random).work())
+
+  return Job(
+    config=config,
+    digest=digest(config),
+    seed=config.seed,
+    data_name=config.dataset,
+    data=lambda: data_lib.digest(read()[0]),
+    start=start,
+    release=config.release,
+  )
+
+
+def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
+  train, test = loaded
+  data_lib.needs_classes(train, "private synthesis")
+  if len(train.x.shape) != 4:
+    raise UserError(
+      f"must hold images [H, W, C]; an example is of shape {train.x.shape[1:]}",
+      field="dataset",
+      value=config.dataset,
+    )
+  return train, test
+
+
+def promised(config: SynthesisConfig, mechanism: ClassSums, num_records: int) -> Promise:
+  """Returns the guarantee of a run: that of its first step, whatever comes after it.
+
+  Args:
+    num_records: public size of the private data.
+  """
+  event = mechanism.event(config.neighboring_relation)
+  whole = promise.of_event(
+    event,
+    delta=config.delta,
+    l2_bound=1.0,
+    num_records=num_records,
+    relation=config.neighboring_relation,
+    budget=config.epsilon_budget,
+  )
+  nothing: DpEvent = NoOpDpEvent()
+  note = textwrap.fill(_words(config, mechanism), width=92, break_on_hyphens=False)
+  return promise.noted(
+    dataclasses.replace(
+      whole,
+      step_event=lambda step: nothing if step else event,
+      remaining_event=lambda start: nothing if start else event,
+      curve=lambda steps: whole.curve(min(steps, 1)),
+      statement=lambda steps: whole.statement(min(steps, 1)),
+    ),
+    note,
+  )
+
+
+def _words(config: SynthesisConfig, mechanism: ClassSums) -> str:
+  text = (
+    f"{mechanism.statement()} The features are public functions of one image. The generator, "
+    "its samples, and every classifier of samples follow from this release alone: any number of "
+    "updates and of samples costs nothing more."
+  )
+  if config.release:
+    text += (
+      " Release mode: the noise key has 256 bits of the operating system's entropy, and noisy "
+      f"sums are rounded to multiples of {fine_step(mechanism.std):g} or less. Checkpoints hold "
+      "the noise key: they stay as secret as the data."
+    )
+  return text
+
+
+class _Run:
+  """The parts of one run, each built when it is first asked for."""
+
+  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: Streams):
+    self.config = config
+    self.train = train
+    self.test = test
+    self.random = random
+    self.embedding: Embedding = config.embedding(train.x.shape[1:])
+    self.mechanism = config.mechanism(train.num_classes)
+    self.synthesis = Synthesis(
+      self.embedding,
+      train.num_classes,
+      num_steps=config.num_steps,
+      per_class=config.per_class,
+      learning_rate=config.learning_rate,
+      num_latents=config.num_latents,
+      hidden=config.hidden,
+    )
+    # Divides the number of updates, so that every step is the same program.
+    self.at_once = math.gcd(config.num_steps, _AT_ONCE)
+    self._scored: tuple[bytes, Scores] = (b"", {})
+
+  @property
+  def num_steps(self) -> int:
+    """Returns the release and the steps of the generator."""
+    return 1 + self.config.num_steps // self.at_once
+
+  @functools.cached_property
+  def updates(self) -> Any:
+    """Returns the compiled updates of a step."""
+    return self.synthesis.update_fn()
+
+  def init(self) -> dict[str, Any]:
+    """Returns the state before the release."""
+    params = self.synthesis.init(jax.random.fold_in(self.random.init, _PARAMETERS))
+    return {
+      "sums": np.zeros((self.train.num_classes, self.embedding.width)),
+      "params": params,
+      "optimizer": self.synthesis.optimizer.init(params),
+    }
+
+  def step(self, state: dict[str, Any], number: int) -> tuple[dict[str, Any], None]:
+    """Does the release (number 0), or some updates of the generator."""
+    if number == 0:
+      train = self.train
+      present = train if train.present is None else train.subset(train.present)
+      key = jax.random.fold_in(self.random.noise, 0)
+      chunks = self.embedding.chunks(present.x)
+      return {**state, "sums": self.mechanism.of_chunks(key, chunks, present.y)}, None
+    key = jax.random.fold_in(self.random.init, _UPDATES)
+    keys = jax.random.split(jax.random.fold_in(key, number), self.at_once)
+    params, optimizer, _ = self.updates(
+      state["params"], state["optimizer"], keys, self.targets(state)
+    )
+    return {**state, "params": params, "optimizer": optimizer}, None
+
+  def targets(self, state: dict[str, Any]) -> MeanFeatures:
+    """Returns what the generator is trained to."""
+    sums = np.asarray(state["sums"], np.float64)
+    held = getattr(self, "_held", None)
+    if held is None or not np.array_equal(held[0], sums):
+      held = (sums, self.embedding.targets(sums, self.mechanism.std))
+      self._held = held
+    return held[1]
+
+  def samples(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (images [n, H, W, C], labels [n]), equally many of each class that has records."""
+    present = np.flatnonzero(self.targets(state).present)
+    if not len(present):
+      shape = (0, *self.embedding.shape)
+      return np.zeros(shape, np.float32), np.zeros(0, np.int32)
+    labels = np.resize(present, self.config.num_samples).astype(np.int32)
+    key = jax.random.fold_in(self.random.init, _SAMPLES)
+    parts = []
+    for start in range(0, len(labels), 1000):
+      part = labels[start : start + 1000]
+      drawn = self.synthesis.images(
+        state["params"], jax.random.fold_in(key, start), jnp.asarray(part)
+      )
+      parts.append(np.asarray(drawn))
+    return np.concatenate(parts), labels
+
+  def scores(self, state: dict[str, Any]) -> Scores:
+    """Returns the accuracy of classifiers that saw samples alone, on the test set."""
+    content = b"".join(
+      np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state["params"])
+    )
+    # Asked for twice at the end of a run: of its last row and of its result.
+    name = hashlib.sha256(content).digest()
+    if self._scored[0] != name:
+      images, labels = self.samples(state)
+      scored = sample_scores.downstream(images, labels, self.test.x, self.test.y)
+      self._scored = (name, scored)
+    return self._scored[1]
+
+  def write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:
+    """Writes the samples: as arrays, as a table of the first ones, and as a picture."""
+    images, labels = self.samples(state)
+    files.replace_file(
+      folder / "samples.npz",
+      lambda stream: np.savez_compressed(stream, x=images, y=labels),
+    )
+    flat = images.reshape(len(images), -1)[:_FIRST_SAMPLES]
+    lines = io.StringIO()
+    rows = csv.writer(lines, lineterminator="\n")
+    rows.writerow(["label", *(f"pixel_{place}" for place in range(flat.shape[1]))])
+    for label, row in zip(labels, flat):
+      rows.writerow([label, *(f"{value:.3f}" for value in row)])
+    files.replace_file(folder / "samples.csv", lines.getvalue().encode())
+    sample_scores.picture(images, labels, folder / "samples.png")
+
+  def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
+    """Returns what only the end tells."""
+    targets = self.targets(state)
+    described: dict[str, Any] = {
+      "noisy_counts": [round(float(count), 1) for count in targets.counts],
+      "num_samples": self.config.num_samples,
+    }
+    if self.config.attack:
+      images, _ = self.samples(state)
+      leak = sample_scores.attacked(
+        images, np.asarray(self.train.x), np.asarray(self.test.x)
+      )
+      described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
+    return described
+
+  def draws(self, start: int) -> Iterator[int]:
+    """Yields the numbers of the steps that are left."""
+    yield from range(start, self.num_steps)
+
+  def work(self) -> Work:
+    """Returns the run as a training."""
+    config = self.config
+    num_records = self.train.nominal_size or len(self.train)
+    blocks = max(1, config.eval_every // self.at_once)
+    return Work(
+      num_steps=self.num_steps,
+      init=self.init,
+      step=self.step,
+      draws=self.draws,
+      released=lambda state: {"sums": state["sums"], "generator": state["params"]},
+      evaluate=self.scores,
+      write=self.write,
+      promise=promised(config, self.mechanism, num_records),
+      row_at=lambda step: every(blocks, step, self.num_steps),
+      steps_are="steps: a release, then updates",
+      planned=lambda: {
+        "task": "synthesis",
+        "dataset": config.dataset,
+        "method": "kernel_mean",
+        "noise_multiplier": self.mechanism.noise_multiplier,
+        "features": self.embedding.width,
+        "feature_weights": self.embedding.weights,
+        "updates": config.num_steps,
+      },
+      describe=self.describe,
+    )

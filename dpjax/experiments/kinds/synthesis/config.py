@@ -1,0 +1,126 @@
+"""Typed configuration of a run of private synthesis, which a config file returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+from dpjax import accounting
+from dpjax.experiments.config import common, rules
+from dpjax.experiments.config import unread as unread_lib
+from dpjax.experiments.config.unread import Unused, needs
+from dpjax.experiments.kinds import bounds
+from dpjax.mechanisms.additive import analytic_noise_multiplier
+from dpjax.mechanisms.class_sums import ClassSums
+from dpjax.training.synthesis import Embedding
+from dpjax.validate import UserError
+
+# A little more noise than the exact answer: an accountant that errs on the private side then
+# finds no more than epsilon, too.
+_MARGIN = 1 + 1e-5
+
+
+@dataclasses.dataclass
+class SynthesisConfig:
+  """Configuration of a run: one noisy embedding of all records, a generator, samples.
+
+  The test set scores classifiers that saw samples alone.
+  """
+
+  dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
+  data_dir: Annotated[
+    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
+  ] = None
+  num_frequencies: Annotated[
+    int, rules.between(0, 10**5), "random frequencies of a Gaussian kernel; 0: none"
+  ] = 100
+  length_scale: Annotated[float, rules.POSITIVE, "of that kernel, in pixels' units"] = 3.0
+  side: Annotated[
+    int,
+    rules.between(0, 32),
+    "low frequencies of each axis, whose second moments are released; 0: none",
+  ] = 6
+  moments_share: Annotated[
+    float, rules.OPEN_UNIT, "of the release's squared norm; the others keep the rest"
+  ] = 0.8
+  count_share: Annotated[
+    float, rules.OPEN_UNIT, "of the squared norm, for numbers of records"
+  ] = 0.04
+  noise_multiplier: Annotated[
+    float | None, rules.POSITIVE, "of the release; none: what epsilon allows"
+  ] = None
+  epsilon: Annotated[float, rules.POSITIVE, "of the one release"] = 1.0
+  delta: Annotated[common.Delta, "of the same"] = 1e-5
+  epsilon_budget: common.EpsilonBudget = None
+  neighboring_relation: Annotated[
+    str, rules.among((accounting.RELATIONS[0], accounting.RELATIONS[1])), "see the guide"
+  ] = "add_or_remove_one"
+  num_steps: Annotated[
+    int, rules.between(1, rules.MOST_STEPS), "updates of the generator; they cost nothing"
+  ] = 1000
+  per_class: Annotated[
+    int, rules.between(2, 10**5), "generated images of a class in an update"
+  ] = 50
+  learning_rate: Annotated[float, rules.POSITIVE, "of Adam, first"] = 2e-3
+  num_latents: Annotated[int, rules.between(1, 10**4), "random numbers of an image"] = 32
+  hidden: Annotated[int, rules.between(1, 10**4), "width of the generator"] = 256
+  num_samples: Annotated[
+    int, rules.between(1, 10**6), "images that are written; they cost nothing"
+  ] = 2000
+  attack: Annotated[
+    bool, "also attacks the samples by their distance to members; private, not for release"
+  ] = False
+  eval_every: Annotated[int, common.COUNT, "updates between two scores, about"] = 10**6
+  seed: common.Seed = 0
+  release: common.Release = False
+
+  def mechanism(self, num_classes: int) -> ClassSums:
+    """Returns the mechanism of the release."""
+    noise = self.noise_multiplier
+    if noise is None:
+      noise = _MARGIN * analytic_noise_multiplier(self.epsilon, self.delta)
+    return ClassSums(noise, num_classes, neighboring_relation=self.neighboring_relation)
+
+  def embedding(self, shape: tuple[int, int, int]) -> Embedding:
+    """Returns the features of images of a shape. They are public and know no data."""
+    return Embedding(
+      shape,
+      num_frequencies=self.num_frequencies,
+      length_scale=self.length_scale,
+      side=self.side,
+      moments_share=self.moments_share,
+      count_share=self.count_share,
+      seed=self.seed,
+    )
+
+
+def unread(config: SynthesisConfig) -> Unused:
+  """Returns the fields that a run does not read, each with the condition that it needs.
+
+  >>> sorted(unread(SynthesisConfig(side=0)))
+  ['moments_share']
+  """
+  solved = config.noise_multiplier is None
+  both = config.num_frequencies > 0 and config.side > 0
+  return (
+    needs(solved, "noise_multiplier=None, which is solved for", "epsilon")
+    | needs(config.num_frequencies > 0, "num_frequencies > 0", "length_scale")
+    | needs(both, "num_frequencies > 0 and side > 0", "moments_share")
+  )
+
+
+@bounds.names_fields
+def check(config: SynthesisConfig) -> None:
+  """Raises UserError for errors of a run that can be found without data."""
+  bounds.typed(config)
+  unread_lib.refuse(config, unread(config))
+  if not config.num_frequencies and not config.side:
+    raise UserError("must be > 0 where side=0", field="num_frequencies", value=0)
+  if config.release and config.attack:
+    raise UserError(
+      "must be false with release=True: the attack reads members, and its result is private",
+      field="attack",
+      value=True,
+    )
+  # Refuses a noise that cannot be had.
+  _ = config.mechanism(1)

@@ -1,0 +1,92 @@
+"""What samples are worth, and what they say about members: classifiers, picture, attack."""
+
+from __future__ import annotations
+
+import pathlib
+import warnings
+from typing import Any
+
+import numpy as np
+
+from dpjax import pictures
+from dpjax.attacks import roc
+
+# Rows of the picture, a column for each class.
+_SHOWN = 10
+# Members and non-members that an attack scores.
+_ATTACKED = 2000
+
+
+def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, float]:
+  """Trains two classifiers on samples alone and scores them on real test images.
+
+  Logistic regression and a network of one hidden layer of 100: two of the twelve classifiers of
+  Harder et al. 2021, as scikit-learn has them. `accuracy` is their mean.
+  """
+  # Imported here: few runs need it.
+  from sklearn import linear_model, neural_network
+
+  seen = np.reshape(np.asarray(images, np.float64), (len(images), -1))
+  asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
+  models = {
+    "logistic_regression": linear_model.LogisticRegression(max_iter=100),
+    "mlp": neural_network.MLPClassifier(max_iter=20, random_state=0),
+  }
+  scores: dict[str, float] = {}
+  for name, model in models.items():
+    # Samples of one class teach nothing.
+    if len(np.unique(labels)) < 2:
+      scores[f"accuracy_{name}"] = float(np.mean(np.asarray(test_y) == [*labels, 0][0]))
+      continue
+    with warnings.catch_warnings():
+      # Neither needs to converge.
+      warnings.simplefilter("ignore")
+      model.fit(seen, labels)
+    scores[f"accuracy_{name}"] = float(np.mean(model.predict(asked) == test_y))
+  return {"accuracy": float(np.mean(list(scores.values()))), **scores}
+
+
+def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
+  """Attacks samples by distance: who is near a sample is called a member.
+
+  Source: Hayes et al. 2019 (LOGAN) and Chen et al. 2020 (GAN-Leaks) attack generators so.
+
+  Returns:
+    `auc`, `tpr_at_fpr_0.01` and its upper end at 95 %, `tpr_at_fpr_0.01_high`.
+  """
+  samples = np.reshape(np.asarray(images, np.float32), (len(images), -1))
+  scores = []
+  for part in (members, others):
+    rows = np.asarray(part[:_ATTACKED], np.float32).reshape(min(len(part), _ATTACKED), -1)
+    squares = (samples**2).sum(axis=1)[None] - 2 * rows @ samples.T
+    scores.append(-(squares.min(axis=1) + (rows**2).sum(axis=1)))
+  membership = np.repeat([True, False], [len(scores[0]), len(scores[1])])
+  curve = roc.curve_of(np.concatenate(scores), membership)
+  rate = roc.rate_at(curve, 0.01)
+  return {
+    "auc": curve.auc,
+    "tpr_at_fpr_0.01": rate.tpr,
+    "tpr_at_fpr_0.01_high": rate.tpr_interval[1],
+  }
+
+
+def picture(images: np.ndarray, labels: np.ndarray, path: pathlib.Path) -> None:
+  """Draws samples: a column for each class."""
+  classes = np.unique(labels)
+  columns = [images[labels == label][:_SHOWN] for label in classes]
+  rows = min((len(column) for column in columns), default=0)
+  if not rows:
+    return
+  height, width, colours = images.shape[1:]
+  grid = np.stack([column[:rows] for column in columns])  # [K, rows, H, W, C]
+  sheet = grid.transpose(1, 2, 0, 3, 4).reshape(
+    rows * height, len(classes) * width, colours
+  )
+  sheet = sheet[..., 0] if colours not in (3, 4) else sheet
+  figure = pictures.new_figure(
+    pictures.PAGE, height=pictures.PAGE.width * rows / len(classes)
+  )
+  axes = figure.subplots()
+  axes.imshow(sheet, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+  axes.set_axis_off()
+  pictures.save(figure, path)

@@ -1,0 +1,373 @@
+"""Synthetic images from one noisy embedding: features, a generator, and its training.
+
+DP-MERF (Harder, Adamczewski and Park 2021, arXiv:2002.11603) sums unit-norm features of all
+records, class by class, adds Gaussian noise once, and trains a generator until the mean features of
+its images are those of the release. The features here are public functions of one record alone:
+
+| part       | features of an image x                               | kernel                       |
+| ---------- | ---------------------------------------------------- | ---------------------------- |
+| `fourier`  | cos and sin of random frequencies (the paper's)      | exp(-|x - x'|^2 / 2 l^2)     |
+| `moments`  | products of two entries of u, low frequencies and 1  | <u, u'>^2                    |
+| `count`    | the number 1                                         | 1                            |
+
+Each part has norm 1, and they are joined with weights whose squares sum to 1. So the joint vector
+has norm 1 for every image, and one Gaussian release pays for all of them together. The number of
+records of a class is one of its entries, so no exact count is used.
+
+`mechanisms.ClassSums` makes the release. Everything in this module after it is post-processing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import validate
+from dpjax.types import Params
+from dpjax.validate import UserError
+
+PARTS = ("fourier", "moments")
+# Pixels and frequencies are whole multiples of these, so that float64 holds their products exactly.
+_PIXEL_BITS = 12
+_FREQUENCY_BITS = 24
+# Share of the entry 1 in u, relative to an image of ones.
+_CONSTANT = 0.2
+# Examples at a time: their features stay in the processor's cache.
+_CHUNK = 64
+# A class of fewer noisy records than this many standard deviations is taken for empty.
+_EMPTY = 4.0
+# The largest random frequencies of an image of 1 << 12 pixels still multiply exactly.
+_MOST_PIXELS = 2**12
+# Least second moment that the metric of the generator's loss resolves.
+_FLOOR = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+  """Public features of an image: every image gets a vector of norm 1.
+
+  Args:
+    shape: of an image, (H, W, C), with pixels in [0, 1]; others are clipped.
+    num_frequencies: of the part `fourier`; 0 leaves it out.
+    length_scale: l of its Gaussian kernel, in the distance of two images.
+    side: low frequencies of each axis in the part `moments`; 0 leaves it out.
+    moments_share: share of the squared norm for `moments`, beside `fourier`.
+    count_share: share of the squared norm for the number of records.
+    seed: public; of the random frequencies.
+
+  Guarantee: each row follows from its image alone, bit by bit, whatever stands beside it.
+
+  >>> embedding = Embedding((4, 4, 1), num_frequencies=3, length_scale=1.0, side=2)
+  >>> rows = embedding.rows(np.ones((2, 4, 4, 1)))
+  >>> rows.shape, bool(np.allclose(np.linalg.norm(rows, axis=1), 1))
+  ((2, 22), True)
+  """
+
+  shape: tuple[int, int, int]
+  num_frequencies: int = 500
+  length_scale: float = 10.0
+  side: int = 12
+  moments_share: float = 0.8
+  count_share: float = 0.04
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    validate.integer_at_least(0, num_frequencies=self.num_frequencies, side=self.side)
+    validate.integer_at_least(0, seed=self.seed)
+    validate.open_unit(count_share=self.count_share, moments_share=self.moments_share)
+    if not 0 < self.length_scale < math.inf:
+      raise UserError("must be > 0", field="length_scale", value=self.length_scale)
+    if len(self.shape) != 3 or math.prod(self.shape) > _MOST_PIXELS:
+      raise UserError(
+        f"must be images [H, W, C] of at most {_MOST_PIXELS} numbers",
+        field="shape",
+        value=tuple(self.shape),
+      )
+    if not self.num_frequencies and not self.side:
+      raise UserError("must be > 0, or side must be", field="num_frequencies", value=0)
+
+  @property
+  def weights(self) -> dict[str, float]:
+    """Returns the weight of each part; the squares sum to 1."""
+    features = 1 - self.count_share
+    moments = self.moments_share if self.side else 0.0
+    if not self.num_frequencies:
+      moments = 1.0
+    squares = {"fourier": features * (1 - moments), "moments": features * moments}
+    return {
+      "count": math.sqrt(self.count_share),
+      **{name: math.sqrt(square) for name, square in squares.items() if square > 0},
+    }
+
+  @property
+  def width(self) -> int:
+    """Returns the number of features of an image, the count included."""
+    return 1 + 2 * self.num_frequencies + (len(self._pairs[0]) if self.side else 0)
+
+  @functools.cached_property
+  def frequencies(self) -> np.ndarray:
+    """Returns the random frequencies [pixels, m], of std 1 / length_scale; public."""
+    count = (math.prod(self.shape), self.num_frequencies)
+    drawn = np.random.Generator(np.random.Philox(self.seed)).standard_normal(count)
+    drawn = np.clip(drawn / self.length_scale, -(2.0**8), 2.0**8)
+    return np.round(drawn * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
+
+  @functools.cached_property
+  def low_frequencies(self) -> np.ndarray:
+    """Returns the low frequencies of an image as orthonormal columns [pixels, s]."""
+    rows, columns, colours = self.shape
+    down = _cosines(rows, min(self.side, rows))
+    along = _cosines(columns, min(self.side, columns))
+    plane = np.kron(np.kron(down, along), np.eye(colours))
+    return np.round(plane * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
+
+  @functools.cached_property
+  def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
+    return np.triu_indices(1 + self.low_frequencies.shape[1])
+
+  @functools.cached_property
+  def _pair_weights(self) -> np.ndarray:
+    first, second = self._pairs
+    # An entry beside the diagonal stands for two of the symmetric matrix.
+    return np.where(first == second, 1.0, math.sqrt(2))
+
+  def rows(self, images: Any) -> np.ndarray:
+    """Returns the features [n, width] of images [n, H, W, C], in float64. NOT private.
+
+    An image with NaN gets a row of NaN, which `mechanisms.ClassSums` counts as zero.
+    """
+    images = np.asarray(images, np.float64).reshape(len(images), -1)
+    sound = np.isfinite(images).all(axis=1)
+    clipped = np.clip(np.where(sound[:, None], images, 0.0), 0.0, 1.0)
+    # Whole numbers: their products with frequencies are exact, so that a row's last bit does not
+    # follow from its place in the batch.
+    pixels = np.round(clipped * 2.0**_PIXEL_BITS) * 2.0**-_PIXEL_BITS
+    out = np.empty((len(images), self.width))
+    out[:, 0] = self.weights["count"]
+    start = 1
+    if self.num_frequencies:
+      angles = pixels @ self.frequencies
+      scale = self.weights["fourier"] / math.sqrt(self.num_frequencies)
+      out[:, start : start + self.num_frequencies] = scale * np.cos(angles)
+      start += self.num_frequencies
+      out[:, start : start + self.num_frequencies] = scale * np.sin(angles)
+      start += self.num_frequencies
+    if self.side:
+      unit = self._unit(pixels)
+      first, second = self._pairs
+      scale = self.weights["moments"] * self._pair_weights
+      out[:, start:] = unit[:, first] * unit[:, second] * scale
+    out[~sound] = np.nan
+    return out
+
+  def chunks(self, images: Any) -> Iterator[np.ndarray]:
+    """Yields the rows of all images in order, a few at a time."""
+    for start in range(0, len(images), _CHUNK):
+      yield self.rows(images[start : start + _CHUNK])
+
+  def _unit(self, pixels: np.ndarray) -> np.ndarray:
+    """Returns u [n, 1 + s]: the entry 1 and the low frequencies, scaled to norm 1."""
+    low = pixels @ self.low_frequencies
+    constant = np.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
+    joined = np.concatenate([constant, low], axis=1)
+    # The entry 1 is above 0, so no image has length 0.
+    return joined / np.sqrt(np.square(joined).sum(axis=1, keepdims=True))
+
+  def targets(self, sums: np.ndarray, std: float) -> MeanFeatures:
+    """Returns what a generator is trained to, of a noisy release. Post-processing.
+
+    Args:
+      sums: [K, width], a release of `mechanisms.ClassSums`.
+      std: of the noise on each entry.
+    """
+    counts = sums[:, 0] / self.weights["count"]
+    present = counts > _EMPTY * std / self.weights["count"]
+    means = sums / np.where(present, counts, 1.0)[:, None]
+    start = 1 + 2 * self.num_frequencies
+    fourier = means[:, 1:start]
+    matrices = np.zeros((len(sums), 0, 0))
+    metric = np.zeros((0, 0))
+    if self.side:
+      size = 1 + self.low_frequencies.shape[1]
+      matrices = np.zeros((len(sums), size, size))
+      first, second = self._pairs
+      # Entries of the matrix itself: those beside the diagonal weigh sqrt(2) in the release.
+      matrices[:, first, second] = (
+        means[:, start:] / self._pair_weights / self.weights["moments"]
+      )
+      matrices[:, second, first] = matrices[:, first, second]
+      total = np.where(present, counts, 0.0)
+      mixed = np.einsum("c,cij->ij", total, matrices) / max(total.sum(), 1.0)
+      # Spectral norm of the noise on a class of average size (Bai and Yin 1988).
+      per_class = max(total.sum(), 1.0) / len(sums)
+      floor = std * math.sqrt(2 * size) / per_class / self.weights["moments"]
+      values, vectors = np.linalg.eigh(mixed)
+      raised = np.maximum(values, 0.0) + max(floor, _FLOOR)
+      metric = (vectors / np.sqrt(raised)) @ vectors.T
+      matrices = metric @ matrices @ metric
+    return MeanFeatures(
+      counts=np.where(present, counts, 0.0),
+      present=present,
+      fourier=fourier.astype(np.float32),
+      matrices=matrices.astype(np.float32),
+      metric=metric.astype(np.float32),
+    )
+
+
+class MeanFeatures(NamedTuple):
+  """Noisy mean features of each class; all of it may be published."""
+
+  counts: Any  # [K] noisy numbers of records; 0 for a class that is taken for empty
+  present: Any  # [K] whether the class is not taken for empty
+  fourier: Any  # [K, 2m]
+  matrices: Any  # [K, 1 + s, 1 + s] second moments of u, in the metric on both sides
+  metric: Any  # [1 + s, 1 + s] inverse root of all classes' moments, no less than the noise
+
+
+def _cosines(length: int, count: int) -> np.ndarray:
+  """Returns the first columns of the orthonormal cosine transform: [length, count]."""
+  places = (np.arange(length) + 0.5) * np.pi / length
+  waves = np.cos(np.outer(places, np.arange(count))) * math.sqrt(2 / length)
+  waves[:, 0] /= math.sqrt(2)
+  return waves
+
+
+class Generator(nn.Module):
+  """Images of a class from random numbers: (z [B, k], labels [B]) -> [B, H, W, C] in (0, 1).
+
+  The last layer writes low frequencies, so that neighbouring pixels agree from the start.
+  """
+
+  shape: tuple[int, int, int]
+  num_classes: int
+  hidden: int = 256
+  side: int = 16
+
+  @nn.compact
+  def __call__(self, z: jax.Array, labels: jax.Array) -> jax.Array:
+    embedding = Embedding(self.shape, num_frequencies=0, side=self.side)
+    basis = jnp.asarray(embedding.low_frequencies, jnp.float32)
+    classes = jax.nn.one_hot(labels, self.num_classes)
+    # A first layer of its own for each class: classes differ in shape, not in a shift alone.
+    h = nn.Dense(self.hidden)(jnp.concatenate([z, classes], axis=1))
+    h = h * (1 + nn.Dense(self.hidden, use_bias=False)(classes))
+    h = nn.relu(h)
+    h = nn.relu(nn.Dense(self.hidden)(h))
+    mean = nn.Dense(basis.shape[1], use_bias=False)(classes)
+    coefficients = nn.Dense(basis.shape[1])(h) + mean
+    # Logits near -2: most pixels of the first images are dark.
+    images = nn.sigmoid(4.0 * (coefficients @ basis.T) - 2.0)
+    return images.reshape(len(z), *self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthesis:
+  """Trains a generator to the mean features of a release; no record is read.
+
+  Args:
+    embedding: of the release.
+    num_classes: public.
+    num_steps: updates of the generator.
+    per_class: generated images of each class in an update, at least 2.
+    learning_rate: of Adam, with a cosine schedule to 0.
+    num_latents: random numbers of an image.
+    hidden: width of the generator's hidden layers.
+    matrix_weight: weight of the part `moments` in the loss, beside its weight in the release.
+  """
+
+  embedding: Embedding
+  num_classes: int
+  num_steps: int = 1000
+  per_class: int = 50
+  learning_rate: float = 2e-3
+  num_latents: int = 32
+  hidden: int = 256
+  matrix_weight: float = 0.01
+
+  @property
+  def generator(self) -> Generator:
+    """Returns the network."""
+    return Generator(
+      shape=self.embedding.shape, num_classes=self.num_classes, hidden=self.hidden
+    )
+
+  @property
+  def optimizer(self) -> optax.GradientTransformation:
+    """Returns the optimizer of the generator."""
+    return optax.adam(optax.cosine_decay_schedule(self.learning_rate, self.num_steps))
+
+  def init(self, key: jax.Array) -> Params:
+    """Returns the first parameters."""
+    z = jnp.zeros((1, self.num_latents))
+    return self.generator.init(key, z, jnp.zeros(1, jnp.int32))
+
+  def images(self, params: Params, key: jax.Array, labels: Any) -> Any:
+    """Returns images of the labels [B], drawn by a key."""
+    z = jax.random.normal(key, (len(labels), self.num_latents))
+    return self.generator.apply(params, z, labels)
+
+  def loss(self, params: Params, key: jax.Array, targets: MeanFeatures) -> jax.Array:
+    """Returns the squared distance of mean features to the targets, up to a constant.
+
+    Unbiased for any number of images: pairs of one image with itself are left out. With them a
+    generator would be paid for less variety.
+    """
+    labels = jnp.repeat(jnp.arange(self.num_classes), self.per_class)
+    pixels = self.images(params, key, labels).reshape(len(labels), -1)
+    unbiased = self.per_class / (self.per_class - 1)
+    present = jnp.asarray(targets.present, jnp.float32)
+    total = jnp.float32(0)
+    embedding = self.embedding
+    weights = embedding.weights
+    by_class = (self.num_classes, self.per_class, -1)
+    if embedding.num_frequencies:
+      angles = pixels @ jnp.asarray(embedding.frequencies, jnp.float32)
+      scale = weights["fourier"] / math.sqrt(embedding.num_frequencies)
+      waves = scale * jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], axis=1)
+      mean = waves.reshape(by_class).mean(axis=1)
+      # Each row has the squared norm of its weight, which is all that a pair with itself adds.
+      alone = weights["fourier"] ** 2 / (self.per_class - 1)
+      squares = unbiased * jnp.square(mean).sum(axis=1) - alone
+      total += jnp.sum(present * (squares - 2 * (mean * targets.fourier).sum(axis=1)))
+    if embedding.side:
+      low = pixels @ jnp.asarray(embedding.low_frequencies, jnp.float32)
+      constant = jnp.full((len(low), 1), _CONSTANT * math.sqrt(pixels.shape[1]))
+      joined = jnp.concatenate([constant, low], axis=1)
+      unit = joined / jnp.linalg.norm(joined, axis=1, keepdims=True)
+      # In the metric of the release itself: directions in which images vary little count, too.
+      unit = (unit @ targets.metric).reshape(by_class)
+      mean = jnp.einsum("cbi,cbj->cij", unit, unit) / self.per_class
+      # Pairs of different images alone: the squared mean of few images is too large.
+      each = jnp.square(jnp.square(unit).sum(axis=2)).mean(axis=1) / self.per_class
+      squares = unbiased * (jnp.square(mean).sum(axis=(1, 2)) - each)
+      cross = (mean * targets.matrices).sum(axis=(1, 2))
+      total += self.matrix_weight * jnp.sum(present * (squares - 2 * cross))
+    return total
+
+  def update_fn(self) -> Callable[..., tuple[Params, Any, jax.Array]]:
+    """Returns (params, optimizer state, keys [n], targets) -> the same after n updates."""
+    optimizer = self.optimizer
+
+    @jax.jit
+    def updates(
+      params: Params, state: Any, keys: jax.Array, targets: MeanFeatures
+    ) -> tuple[Params, Any, jax.Array]:
+      def update(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
+        before, held = carry
+        loss, grads = jax.value_and_grad(self.loss)(before, key, targets)
+        change, held = optimizer.update(grads, held, before)
+        return (optax.apply_updates(before, change), held), loss
+
+      (params, state), losses = jax.lax.scan(update, (params, state), keys)
+      return params, state, losses.mean()
+
+    return updates

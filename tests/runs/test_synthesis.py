@@ -1,0 +1,127 @@
+"""A run of private synthesis: its guarantee, resuming, release mode, an empty class."""
+
+import numpy as np
+import pytest
+
+from dpjax import accounting
+from dpjax.accounting import Ledger
+from dpjax.data import from_arrays
+from dpjax.experiments.kinds.synthesis import build
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
+from dpjax.experiments.run import loop
+from dpjax.validate import UserError
+from tests.runs.stops import stop_after
+
+
+@pytest.fixture(scope="module")
+def sides():
+  """Two classes of bright halves, and a third one that no record has."""
+  rng = np.random.default_rng(0)
+  parts = []
+  for size in (600, 100):
+    y = rng.integers(0, 2, size)
+    x = 0.2 * rng.random((size, 4, 4, 1))
+    x[y == 0, :2] += 0.7
+    x[y == 1, 2:] += 0.7
+    parts.append(from_arrays(x.astype(np.float32), y, num_classes=3, nominal_size=600))
+  return tuple(parts)
+
+
+def _config(**changes):
+  settings = {
+    "num_frequencies": 8,
+    "side": 2,
+    "epsilon": 2.0,
+    "num_steps": 150,
+    "per_class": 20,
+    "num_latents": 4,
+    "hidden": 16,
+    "learning_rate": 0.02,
+    "num_samples": 120,
+  }
+  return SynthesisConfig(**(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(sides, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("whole")
+  return folder, loop.train(_config(attack=True), folder, data=sides)
+
+
+def test_the_epsilon_is_that_of_one_release_and_samples_teach(whole):
+  folder, result = whole
+  assert result["epsilon_kind"] == "proved"
+  event = accounting.gaussian_event(result["noise_multiplier"])
+  assert result["epsilon"] == pytest.approx(accounting.epsilon(event, delta=1e-5), rel=1e-9)
+  assert result["epsilon"] == pytest.approx(2.0, rel=1e-3) and result["epsilon"] <= 2.0
+  ledger = Ledger.from_json(result["ledger"])
+  assert ledger.num_steps == 4 and ledger.epsilon(1e-5) == result["epsilon"]
+  assert result["test_accuracy"] > 0.9
+  assert "clipped to norm 1" in result["privacy_statement"]
+  with np.load(folder / "samples.npz") as samples:
+    assert samples["x"].shape == (120, 4, 4, 1)
+    # The third class has no records: noise is not taken for some.
+    assert sorted(set(samples["y"].tolist())) == [0, 1]
+    assert samples["x"][samples["y"] == 0][:, :2].mean() > 0.5
+  assert result["noisy_counts"][2] == 0.0
+  lines = (folder / "samples.csv").read_text().splitlines()
+  assert len(lines) == 121 and lines[0].startswith("label,pixel_0,")
+  assert (folder / "samples.png").stat().st_size > 0
+  assert result["not_private/attack_tpr_at_fpr_0.01"] <= result["tpr_at_fpr_0.01"] + 0.05
+
+
+@pytest.mark.parametrize("stop", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_it_goes_on_where_it_stopped(whole, sides, tmp_path, monkeypatch, stop):
+  _, result = whole
+  stop_after(monkeypatch, stop)
+  with pytest.raises(loop.Interrupted):
+    loop.train(_config(attack=True), tmp_path, data=sides)
+  again = loop.train(_config(attack=True), tmp_path, data=sides)
+  assert again["params_sha256"] == result["params_sha256"]
+  assert again["ledger"] == result["ledger"]
+
+
+@pytest.mark.long
+def test_a_release_draws_its_noise_from_the_system(whole, sides, tmp_path):
+  _, result = whole
+  released = loop.train(_config(release=True, num_steps=1), tmp_path, data=sides)
+  assert released["params_sha256"] != result["params_sha256"]
+  assert not [name for name in released if name.startswith("not_private")]
+  assert "256 bits" in " ".join(released["privacy_statement"].split())
+
+
+def test_updates_of_the_generator_are_charged_as_nothing():
+  config = _config()
+  promised = build.promised(config, config.mechanism(3), 600)
+  assert promised.curve(0) == 0.0
+  assert promised.curve(1) == promised.curve(10_000) > 1.9
+  swap = _config(neighboring_relation="replace_one")
+  other = build.promised(swap, swap.mechanism(3), 600)
+  assert other.curve(1) == pytest.approx(promised.curve(1), rel=1e-6)
+  # The same epsilon takes twice the noise there.
+  assert swap.mechanism(3).std == 2 * config.mechanism(3).std
+
+
+@pytest.mark.parametrize(
+  "changes, field",
+  [
+    ({"num_frequencies": 0, "side": 0}, "num_frequencies"),
+    ({"attack": True, "release": True}, "attack"),
+    ({"neighboring_relation": "replace_special"}, "neighboring_relation"),
+    ({"per_class": 1}, "per_class"),
+    ({"epsilon": float("nan")}, "epsilon"),
+  ],
+)
+def test_it_refuses_in_one_line(changes, field):
+  settings = {"length_scale": 3.0} | changes
+  with pytest.raises(UserError) as caught:
+    check(_config(**settings))
+  assert field in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp_path):
+  rows = from_arrays(np.zeros((4, 3), np.float32), [0, 1, 0, 1], num_classes=2)
+  with pytest.raises(UserError, match="must hold images"):
+    loop.train(_config(), tmp_path / "rows", data=(rows, rows))
+  with pytest.raises(ValueError, match="epsilon_budget"):
+    loop.train(_config(epsilon_budget=1.0), tmp_path / "budget", data=sides)
