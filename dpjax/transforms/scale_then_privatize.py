@@ -12,7 +12,8 @@ not noised first, as local noise by the heterogeneity of raw gradients would.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
 sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
-and the noise has the same total variance. Measured on the digits it does not help.
+and the noise has the same total variance. On the digits its defaults do not
+help, at one clip norm.
 """
 
 from __future__ import annotations
