@@ -731,6 +731,22 @@ _COSTS = {
 }
 
 
+def _load_of_a_service() -> list[Row]:
+  """What a service did under load, by what happened to it."""
+  found = json.loads((_RESULTS / "serve" / "serve.json").read_text(encoding="utf-8"))
+  return [
+    [
+      phase["name"],
+      f"{phase['seconds']:.0f}",
+      f"{phase['requests']:,}",
+      f"{phase['p50_ms']:.1f}",
+      f"{phase['p99_ms']:.1f}",
+      f"{phase['lost']}",
+    ]
+    for phase in found["phases"]
+  ]
+
+
 def _draws() -> list[Row]:
   """Bytes for each parameter: moved and held for a while by an absent machine, held by a CPU."""
   words = {
@@ -999,6 +1015,11 @@ TABLES = [
     _noise_costs,
   ),
   Table("docs/accelerators.md", ["noise", "CPU: held", "TPU v5e", "H100"], _draws),
+  Table(
+    "docs/serve.md",
+    ["phase", "seconds", "requests", "p50 ms", "p99 ms", "lost"],
+    _load_of_a_service,
+  ),
 ]  # fmt: skip
 
 

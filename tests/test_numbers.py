@@ -55,6 +55,8 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
   "docs/serve.md": (
+    "| run | served |",
+    "| what happens | what the service does |",
     "| request | body | answer |",
     "| status | meaning |",
     "| `--drift_inputs` | bins |",

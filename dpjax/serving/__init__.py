@@ -16,6 +16,6 @@ if TYPE_CHECKING:
   from dpjax.serving.rollout import Rollout as Rollout
   from dpjax.serving.rollout import StageRule as StageRule
   from dpjax.serving.service import Service as Service
-  from dpjax.serving.settings import ServiceSettings as ServiceSettings
+  from dpjax.serving.service_settings import ServiceSettings as ServiceSettings
 else:
   __getattr__, __dir__, __all__ = _lazy.attach(__name__, __file__)

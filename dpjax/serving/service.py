@@ -2,7 +2,7 @@
 
 | part                       | file                  |
 | -------------------------- | --------------------- |
-| bounds                     | `settings.py`         |
+| bounds                     | `service_settings.py` |
 | the queue of requests      | `batching.py`         |
 | windows of rows and labels | `windows.py`          |
 | labels for an answer       | `feedback.py`         |
@@ -38,7 +38,7 @@ from dpjax.serving.predictor import Predictor
 from dpjax.serving.predictor import digest_of as digest_of
 from dpjax.serving.releases import Releases
 from dpjax.serving.rollout import Rollout
-from dpjax.serving.settings import ServiceSettings as ServiceSettings
+from dpjax.serving.service_settings import ServiceSettings as ServiceSettings
 from dpjax.serving.windows import FEEDBACK, STREAM_RELATION, Windows
 from dpjax.serving.windows import Reference as Reference
 from dpjax.validate import UserError

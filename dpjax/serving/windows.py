@@ -23,7 +23,7 @@ from dpjax.serving.alarms import Alarms
 from dpjax.serving.drift import Bins
 from dpjax.serving.journal import ServiceJournal
 from dpjax.serving.predictor import Predictor, digest_of
-from dpjax.serving.settings import ServiceSettings
+from dpjax.serving.service_settings import ServiceSettings
 
 # Number and times of requests are not hidden, so a row is replaced and none comes or goes.
 STREAM_RELATION = "replace_one"
