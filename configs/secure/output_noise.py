@@ -2,8 +2,7 @@
 
 python -m launch.secure --config=configs/secure/output_noise.py --workdir=runs/output_noise
 
-See results/secure/output_noise.json, which has the mean of 20 openings, and DP-SGD in the clear beside
-them.
+See results/secure/output_noise.json: the mean of 20 openings, and DP-SGD in the clear beside them.
 """
 
 from __future__ import annotations
