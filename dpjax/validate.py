@@ -16,6 +16,8 @@ from typing import Any, Self
 # is cut.
 _LONGEST_WORD = 160
 _LONGEST = 300
+# Letters of a list of choices in an error.
+_MOST_LETTERS = 200
 _WORD = re.compile(rf"[^\s=]{{{_LONGEST_WORD + 1},}}|={{{_LONGEST_WORD + 1},}}")
 
 
@@ -309,8 +311,21 @@ def one_of(choices: Iterable[str | int], **named: Any) -> None:
       # Only here: a search for the nearest word costs more than the rest of a check.
       nearest = did_you_mean(str(value), words)
       raise UserError(
-        f"must be one of {', '.join(words)}{nearest}", field=name, value=value
+        f"must be one of {_shortened(words)}{nearest}", field=name, value=value
       )
+
+
+def _shortened(words: tuple[str, ...]) -> str:
+  """Returns the words in a row; of a row that would fill a terminal, its beginning.
+
+  >>> _shortened(("sgd", "adam"))
+  'sgd, adam'
+  """
+  whole = ", ".join(words)
+  if len(whole) <= _MOST_LETTERS:
+    return whole
+  beginning = whole[:_MOST_LETTERS].rpartition(", ")[0]
+  return f"{beginning}, .. ({len(words)} in all)"
 
 
 def slip_of(word: str, known: Iterable[str]) -> str | None:
