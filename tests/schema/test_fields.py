@@ -134,7 +134,11 @@ def test_a_choice_takes_a_name_json_a_value_and_then_its_numbers():
     ),
     ("compression.bits", "4", "'none' has no such field; it belongs to quantize, rotated"),
     ("compression.bit", "4", "'none' has no such field (did you mean 'bits'?)"),
-    ("algorithm", "absent:nothing", "algorithm='absent:nothing': there is no module 'absent'"),
+    (
+      "algorithm",
+      "absent:nothing",
+      "algorithm='absent:nothing': there is no module 'absent'",
+    ),
     ("algorithm.mu.x", "1", "'fed_avg' has no such field; it belongs to fed_prox"),
     ("compression.", "quantize", "no such field; must not end in a dot"),
     ("partition.alpha", "0.1", "'iid' has no such field; it belongs to dirichlet, "),
