@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING
 from dpjax import _lazy
 
 if TYPE_CHECKING:
+  from dpjax.training.adversarial import Adversarial as Adversarial
+  from dpjax.training.adversarial import AdversarialState as AdversarialState
+  from dpjax.training.adversarial import adversarial as adversarial
   from dpjax.training.augment import AUGMENTATIONS as AUGMENTATIONS
   from dpjax.training.augment import augmented as augmented
   from dpjax.training.contrastive import alignment as alignment

@@ -1,0 +1,133 @@
+"""Two networks under one budget: a critic that reads private examples, and a generator that reads
+the critic.
+
+The private gradient is the critic's alone, as in Xie et al. 2018 (DP-GAN, arXiv:1802.06739). The
+generator learns from the critic's noisy parameters and from public random numbers. So its steps,
+its parameters and all its samples are post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dpjax import trees
+from dpjax.plan import Plan
+from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
+from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
+from dpjax.validate import UserError
+
+
+class AdversarialState(NamedTuple):
+  """State of both networks; `plan.spent(state.critic)` says what was spent."""
+
+  critic: TrainState
+  generator: Params
+  generator_opt_state: optax.OptState
+
+
+class Adversarial(NamedTuple):
+  """`init(critic, generator) -> AdversarialState` and `step(state, batch)`."""
+
+  init: Callable[[Params, Params], AdversarialState]
+  step: Callable[[AdversarialState, Batch], tuple[AdversarialState, StepInfo]]
+
+
+def adversarial(
+  critic_loss: LossFn,
+  generator_loss: Callable[[Params, Params, Array], Array],
+  plan: Plan,
+  *,
+  pair: Callable[[Params, Array, Any], ArrayTree],
+  critic_tx: optax.GradientTransformation,
+  generator_tx: optax.GradientTransformation,
+  noise_key: Array,
+  public_key: Array,
+  method: str = "auto",
+  microbatch_size: int | None = None,
+) -> Adversarial:
+  """Trains a critic by DP-SGD and a generator against it, a step of each in turn.
+
+  Args:
+    critic_loss: `(critic, pair) -> scalar` for ONE pair.
+    generator_loss: `(generator, critic, key) -> scalar`; it sees no example.
+    plan: clip norm, noise and divisor of the critic's gradients; also yields the batches.
+    pair: `(generator, key, example) -> pair`: ONE example with what the generator makes to stand
+      beside it. It is called for each example by itself, so none moves the pair of another.
+    critic_tx, generator_tx: optimizers.
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
+    public_key: typed key of everything else that is random. It may be known.
+    method, microbatch_size: see `dpjax.clipped_grad`.
+
+  Returns:
+    `init` and `step`, both to be jitted by the caller. `StepInfo` is the critic's; it is not
+    private.
+
+  Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
+  one example. A gradient penalty belongs into `critic_loss`, at points of the one pair: then
+  clipping bounds it, too.
+
+  Raises:
+    UserError: a plan with slices, whose generator would move in the middle of a step.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
+  >>> both = adversarial(
+  ...   lambda critic, pair: critic * (pair["fake"] - pair["real"]),
+  ...   lambda generator, critic, key: -critic * generator,
+  ...   plan,
+  ...   pair=lambda generator, key, x: {"real": x, "fake": generator},
+  ...   critic_tx=optax.sgd(1.0),
+  ...   generator_tx=optax.sgd(1.0),
+  ...   noise_key=jax.random.key(0),
+  ...   public_key=jax.random.key(1),
+  ... )
+  >>> state = both.init(jnp.zeros(()), jnp.zeros(()))
+  >>> batch = Batch(jnp.array([0.5, 0.5]), jnp.array([True, True]))
+  >>> state, _ = both.step(state, batch)
+  >>> print(state.critic.params, state.generator)
+  0.5 0.5
+  """
+  if plan.slices != 1:
+    raise UserError(
+      "must be 1: the generator moves between steps, not within one",
+      field="plan.slices",
+      value=plan.slices,
+    )
+  trees.check_key(public_key=public_key)
+  init_critic, critic_step = dp_sgd(
+    critic_loss,
+    plan,
+    critic_tx,
+    noise_key=noise_key,
+    method=method,
+    microbatch_size=microbatch_size,
+  )
+
+  def init(critic: Params, generator: Params) -> AdversarialState:
+    # Copied, so that the caller's parameters survive donation.
+    generator = jax.tree.map(jnp.copy, generator)
+    return AdversarialState(init_critic(critic), generator, generator_tx.init(generator))
+
+  def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
+    step_key = jax.random.fold_in(public_key, state.critic.step)
+    pairs_key, generator_key = jax.random.split(step_key)
+    size = jax.tree.leaves(batch.examples)[0].shape[0]
+    pair_keys = jax.random.split(pairs_key, size)
+    # One by one: a function of the whole batch could spread one example over many pairs.
+    pairs = jax.vmap(pair, in_axes=(None, 0, 0))(state.generator, pair_keys, batch.examples)
+    critic, info = critic_step(state.critic, Batch(pairs, batch.mask))
+    # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
+    gradient = jax.grad(generator_loss)(state.generator, critic.params, generator_key)
+    updates, opt_state = generator_tx.update(
+      gradient, state.generator_opt_state, state.generator
+    )
+    generator = optax.apply_updates(state.generator, updates)
+    return AdversarialState(critic, generator, opt_state), info
+
+  return Adversarial(init, step)
