@@ -27,10 +27,10 @@ _SOURCE_SHAPE = "_source_shape"
 def digest(data: Labelled | Federation) -> bytes:
   """32 bytes that differ where two training sets differ. As SECRET as the data.
 
-  Covered: inputs and labels (dtype, shape, every byte, in order), what one example is
-  (classes, vocabulary), and of a `Federation` also which client, by name and place, holds
-  which rows. Not covered: names of data sets, and test data, on which nothing that is trained
-  or drawn depends. Reads everything once, at about a second for a gigabyte.
+  Covered: inputs and labels (dtype, shape, every byte, in order), which rows are present, what
+  one example is (classes, vocabulary), and of a `Federation` also which client, by name and
+  place, holds which rows. Not covered: names of data sets, and test data, on which nothing that
+  is trained or drawn depends. Reads everything once, at about a second for a gigabyte.
 
   Args:
     data: a `Dataset` (anything with `x` and `y`), or a `Federation`.
@@ -58,7 +58,12 @@ def digest(data: Labelled | Federation) -> bytes:
   # Data of classes keep the digest from before other targets existed.
   kind += [] if target is None else [repr(target)]
   hashed = hashlib.sha256(f"dpjax data {kind}".encode())
-  for array in (held.x, held.y):
+  arrays = [held.x, held.y]
+  present = getattr(data, "present", None)
+  # Empty records make other data: with the same noise, the difference of two runs is the record.
+  # Without any, the digest is that from before they were covered.
+  arrays += [] if present is None or np.all(present) else [np.asarray(present)]
+  for array in arrays:
     _add(hashed, array if isinstance(array, Rows) else np.asarray(array))
   return hashed.digest()
 

@@ -112,23 +112,12 @@ class ClassSums:
     Raises:
       UserError: rows or labels of other shapes, too many records or entries.
     """
-    classes = np.asarray(finite.array("labels", labels))
-    if classes.ndim != 1 or classes.dtype.kind not in "iu":
-      raise UserError(
-        f"must be integers [n], not {classes.dtype}{classes.shape}", field="labels"
-      )
-    if len(classes) > finite.MAX_RECORDS:
-      raise UserError(f"must be at most {finite.MAX_RECORDS}", field="labels")
+    classes = _classes(labels)
     sums: Any = None
     start = 0
     for chunk in chunks:
-      rows = np.asarray(finite.array("rows", chunk), np.float64)
-      if rows.ndim != 2 or not rows.shape[1] or start + len(rows) > len(classes):
-        raise UserError(
-          f"must have shape [{len(classes) - start}, d], one row for each label, not "
-          f"{rows.shape}",
-          field="rows",
-        )
+      width = None if sums is None else sums.shape[1]
+      rows = _rows(chunk, len(classes) - start, width)
       if sums is None:
         if self.num_classes * rows.shape[1] > _MOST_ENTRIES:
           raise UserError(
@@ -144,7 +133,12 @@ class ClassSums:
       member = part[None, :] == np.arange(self.num_classes)[:, None]
       # Integers of at most 2^19: float64 holds sums of 2^24 of them, whatever their order.
       sums += (member.astype(np.float64) @ units).astype(np.int64)
-    if sums is None or start != len(classes):
+    if sums is None:
+      raise UserError(
+        "must come in one chunk or more; where there is no record, one of shape [0, d]",
+        field="rows",
+      )
+    if start != len(classes):
       raise UserError(f"must be {len(classes)} rows, not {start}", field="rows")
     return sums << least_squares.BITS
 
@@ -157,3 +151,34 @@ class ClassSums:
       f"sums together by at most {move} in the L2 norm. Exact numbers of "
       "records, of a class or of all, are not used."
     )
+
+
+def _classes(labels: ArrayLike) -> np.ndarray:
+  """Returns labels [n] as integers."""
+  classes = np.asarray(finite.array("labels", labels))
+  # NumPy reads an empty list as floats.
+  classes = classes if classes.size else classes.astype(np.int64)
+  if classes.ndim != 1 or classes.dtype.kind not in "iu":
+    raise UserError(
+      f"must be integers [n], not {classes.dtype}{classes.shape}", field="labels"
+    )
+  if len(classes) > finite.MAX_RECORDS:
+    raise UserError(f"must be at most {finite.MAX_RECORDS}", field="labels")
+  return classes
+
+
+def _rows(chunk: ArrayLike, most: int, width: int | None) -> np.ndarray:
+  """Returns a chunk [at most `most`, width] in float64; None: its width is that of all."""
+  # One order of the numbers in memory: a length is summed alike whatever array it comes from.
+  rows = np.asarray(finite.array("rows", chunk), np.float64, order="C")
+  if rows.ndim != 2 or not rows.shape[1] or len(rows) > most:
+    raise UserError(
+      f"must have shape [{most}, d], one row for each label, not {rows.shape}",
+      field="rows",
+    )
+  # NumPy would add a chunk of one feature to every column, far beyond the sensitivity.
+  if width not in (None, rows.shape[1]):
+    raise UserError(
+      f"must have {width} features in every chunk, not {rows.shape[1]}", field="rows"
+    )
+  return rows

@@ -70,6 +70,8 @@ def discrete_gaussian(
     raise UserError(
       f"must be <= {MAX_VARIANCE}; scale by less", field="variance", value=variance
     )
+  # An integer of NumPy wraps around in the products below, to noise of another distribution.
+  variance = int(variance)
   size = int(np.prod(shape))
   found = np.zeros(0, np.int64)
   while found.size < size:

@@ -45,8 +45,11 @@ _CONSTANT = 0.2
 _CHUNK = 64
 # A class of fewer noisy records than this many standard deviations is taken for empty.
 _EMPTY = 4.0
-# The largest random frequencies of an image of 1 << 12 pixels still multiply exactly.
 _MOST_PIXELS = 2**12
+# Largest random frequency, and largest sum of those of all pixels. In units of their last bits
+# such a sum is 2^(17 + 12 + 24) = 2^53 at most: float64 then adds products in any order exactly.
+_MOST_FREQUENCY = 2.0**8
+_MOST_FREQUENCIES = 2.0 ** (53 - _PIXEL_BITS - _FREQUENCY_BITS)
 # Least second moment that the metric of the generator's loss resolves.
 _FLOOR = 1e-2
 
@@ -115,10 +118,16 @@ class Embedding:
 
   @functools.cached_property
   def frequencies(self) -> np.ndarray:
-    """Returns the random frequencies [pixels, m], of std 1 / length_scale; public."""
+    """Returns the random frequencies [pixels, m], of std 1 / length_scale; public.
+
+    They are clipped to 2^8 and to 2^17 / pixels, which length scales above .25 never reach.
+    """
     count = (math.prod(self.shape), self.num_frequencies)
     drawn = np.random.Generator(np.random.Philox(self.seed)).standard_normal(count)
-    drawn = np.clip(drawn / self.length_scale, -(2.0**8), 2.0**8)
+    most = min(_MOST_FREQUENCY, _MOST_FREQUENCIES / count[0])
+    # On their grid, so that the rounding below does not exceed it.
+    most = math.floor(most * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
+    drawn = np.clip(drawn / self.length_scale, -most, most)
     return np.round(drawn * 2.0**_FREQUENCY_BITS) * 2.0**-_FREQUENCY_BITS
 
   @functools.cached_property
@@ -145,7 +154,7 @@ class Embedding:
 
     An image with NaN gets a row of NaN, which `mechanisms.ClassSums` counts as zero.
     """
-    images = np.asarray(images, np.float64).reshape(len(images), -1)
+    images = np.asarray(images, np.float64).reshape(len(images), math.prod(self.shape))
     sound = np.isfinite(images).all(axis=1)
     clipped = np.clip(np.where(sound[:, None], images, 0.0), 0.0, 1.0)
     # Whole numbers: their products with frequencies are exact, so that a row's last bit does not
@@ -170,8 +179,11 @@ class Embedding:
     return out
 
   def chunks(self, images: Any) -> Iterator[np.ndarray]:
-    """Yields the rows of all images in order, a few at a time."""
-    for start in range(0, len(images), _CHUNK):
+    """Yields the rows of all images in order, a few at a time.
+
+    No images are one chunk without rows: a release of nobody's data has its width, too.
+    """
+    for start in range(0, max(1, len(images)), _CHUNK):
       yield self.rows(images[start : start + _CHUNK])
 
   def _unit(self, pixels: np.ndarray) -> np.ndarray:

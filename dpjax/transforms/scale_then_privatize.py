@@ -80,6 +80,12 @@ def scale_then_privatize(
         field="updates",
         value=type(updates).__name__,
       )
+    if not isinstance(state, ScalingState):
+      raise UserError(
+        f"{type(state).__name__}: must be what init and update of scale_then_privatize return; "
+        "restore it with tx.init(params) as the target",
+        field="state",
+      )
     arrays = check_updates(updates, None)
     scales = _scales(state.nu, floor)
     # Half precision has too narrow a range for the quotient.
@@ -87,7 +93,10 @@ def scale_then_privatize(
     rows: Any = PerExampleGrads.of(divided, updates.mask, updates.rows)
     noisy, inner = tx.update(rows, state.inner, params, **extra_args)
     private = jax.tree.map(lambda leaf, s: leaf * s, noisy, scales)
-    nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, private)
+    # The state keeps its type for float64 gradients, too, or `lax.scan` would refuse it.
+    nu = jax.tree.map(
+      lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32), state.nu, private
+    )
     return private, ScalingState(inner, nu, state.count + 1)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -96,7 +105,9 @@ def scale_then_privatize(
 def _scales(nu: Any, floor: float) -> Any:
   """Returns s_t for each coordinate, with a root mean square of 1: a function of outputs alone."""
   leaves = jax.tree.leaves(nu)
-  mean = sum(jnp.sum(leaf) for leaf in leaves) / sum(leaf.size for leaf in leaves)
+  # A float: from 2^31 coordinates on their number is no int32.
+  count = float(sum(leaf.size for leaf in leaves))
+  mean = sum(jnp.sum(leaf) for leaf in leaves) / count
   # Before the first output, and after one of zeros or beyond floats, nothing is scaled.
   is_known = (mean > 0) & jnp.isfinite(mean)
   relative = jax.tree.map(
@@ -104,5 +115,6 @@ def _scales(nu: Any, floor: float) -> Any:
   )
   raised = jax.tree.map(lambda root: jnp.maximum(root, floor), relative)
   squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(raised))
-  size = jnp.sqrt(squares / sum(leaf.size for leaf in leaves))
-  return jax.tree.map(lambda leaf: leaf / size, raised)
+  size = jnp.sqrt(squares / count)
+  # A float32 sum of many ones may be no whole number; the first step is exactly `tx`.
+  return jax.tree.map(lambda leaf: jnp.where(is_known, leaf / size, 1.0), raised)

@@ -273,7 +273,7 @@ def _callback(w, example):
 @pytest.mark.parametrize(
   ("loss_fn", "match"),
   [
-    (_with_batch_axis, "fails on ONE example but runs on a batch.*dpjax adds"),
+    (_with_batch_axis, "fails on ONE example but runs on a batch.*reads batches"),
     (lambda w, example: example[0] @ w, r"returned \(3,\): must be a scalar"),
     (_centred, "unbound axis name: batch: a collective would mix examples"),
     (_counting(ordered=True), "'io_callback' has a side effect.*pure_callback"),

@@ -82,7 +82,8 @@ def _label(shard):
 
 
 def _called(mechanism, data, key=_KEY):
-  named = inspect.signature(type(mechanism).__call__).parameters
+  # After the mechanism itself, its key and its data.
+  named = list(inspect.signature(type(mechanism).__call__).parameters)[3:]
   beside = {"fn": _label, "y": np.zeros((3, 1)), "labels": np.zeros(3, int)}
   extra = [value for name, value in beside.items() if name in named]
   return mechanism(key, data, *extra)

@@ -1,14 +1,20 @@
 """A run of private synthesis: its guarantee, resuming, release mode, an empty class."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from dpjax import accounting
 from dpjax.accounting import Ledger
-from dpjax.data import from_arrays
-from dpjax.experiments.kinds.synthesis import build
+from dpjax.data import digest, from_arrays
+from dpjax.experiments.kinds.pate import build as pate_build
+from dpjax.experiments.kinds.pate.config import PateConfig
+from dpjax.experiments.kinds.synthesis import build, sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
 from dpjax.experiments.run import loop
+from dpjax.mechanisms import ClassSums
+from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
 from tests.runs.stops import stop_after
 
@@ -125,3 +131,88 @@ def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp
     loop.train(_config(), tmp_path / "rows", data=(rows, rows))
   with pytest.raises(ValueError, match="epsilon_budget"):
     loop.train(_config(epsilon_budget=1.0), tmp_path / "budget", data=sides)
+
+
+def _statement(config, count):
+  x = np.full((count, 4, 4, 1), 0.5, np.float32)
+  train = from_arrays(x, np.arange(count) % 3, num_classes=3)
+  work = build._Run(config, train, train, None).work()
+  return work.promise.statement(1), work.promise.num_records
+
+
+def test_no_file_says_how_many_records_there_are():
+  # One record more or less showed in the statement of result.json, as a "declared" number.
+  assert _statement(_config(), 123) == _statement(_config(), 124)
+  assert "123" not in _statement(_config(), 123)[0]
+  # The other relation fixes the number.
+  swap = _config(neighboring_relation="replace_one")
+  assert "123" in _statement(swap, 123)[0]
+
+
+def test_votes_say_no_number_of_records_either(monkeypatch):
+  guarantees = []
+  monkeypatch.setattr(
+    pate_build.vote_costs, "promised", lambda config, count: guarantees.append(count)
+  )
+  x = np.zeros((123, 4, 4, 1), np.float32)
+  private = from_arrays(x, np.zeros(123, int), num_classes=2)
+  for relation in ("add_or_remove_one", "replace_one"):
+    config = PateConfig(neighboring_relation=relation, num_pool=100, num_queries=10)
+    # The guarantee of this test has no budget to check.
+    with pytest.raises(AttributeError):
+      pate_build.build(config, (private, private)).start(None)
+  assert guarantees == [None, 123]
+
+
+def test_a_release_without_an_epsilon_is_refused():
+  config = _config(noise_multiplier=1e-9)
+  assert build.promised(config, config.mechanism(3), 600).kind == "none"
+  config = dataclasses.replace(config, release=True)
+  with pytest.raises(UserError, match="release=True: needs an epsilon"):
+    build.promised(config, config.mechanism(3), 600)
+
+
+def test_a_narrow_chunk_is_refused():
+  # It was added to each of 10,000 columns: one record moved the sums by 100.
+  chunks = [np.zeros((1, 10_000)), np.ones((1, 1))]
+  with pytest.raises(UserError, match="must have 10000 features in every chunk, not 1"):
+    ClassSums(1.0, 2).exact(chunks, np.zeros(2, int))
+
+
+def test_nobodys_data_are_noise_around_zero():
+  embedding = Embedding((4, 4, 1), num_frequencies=3, side=2)
+  nobody = np.zeros((0, 4, 4, 1))
+  chunks = embedding.chunks(nobody)
+  sums = ClassSums(1.0, 2).exact(chunks, [])
+  assert sums.shape == (2, embedding.width) and not np.any(sums)
+  with pytest.raises(UserError, match="one chunk or more"):
+    ClassSums(1.0, 2).exact([], np.zeros(0, int))
+
+
+def test_a_row_of_the_largest_frequencies_follows_from_its_image_alone():
+  embedding = Embedding((64, 64, 1), num_frequencies=37, length_scale=1e-3, side=0)
+  images = np.random.default_rng(0).random((5, 64, 64, 1))
+  # Sums of this image are the largest: they were beyond 2^53 units, and so rounded.
+  images[1] = (embedding.frequencies[:, 0] > 0).reshape(64, 64, 1) * (1 - 2.0**-12)
+  alone = np.concatenate([embedding.rows(image[None]) for image in images])
+  assert np.array_equal(embedding.rows(images), alone)
+  units = np.abs(embedding.frequencies).sum(axis=0) * 2.0**36
+  assert 2.0**51 < units.max() <= 2.0**53
+
+
+def test_empty_records_are_part_of_the_identity_of_data(sides):
+  # Two runs with the same noise would differ by what the empty record was.
+  full = np.ones(len(sides[0]), bool)
+  less = full.copy()
+  less[3] = False
+  digests = [
+    digest(dataclasses.replace(sides[0], present=present)) for present in (None, full, less)
+  ]
+  assert digests[0] == digests[1] != digests[2]
+
+
+def test_no_samples_are_scored_and_attacked_without_an_error(sides):
+  nothing = np.zeros((0, 4, 4, 1), np.float32)
+  scores = sample_scores.downstream(nothing, np.zeros(0, int), sides[1].x, sides[1].y)
+  assert scores["accuracy"] == np.mean(sides[1].y == 0)
+  assert sample_scores.attacked(nothing, sides[0].x, sides[1].x) == {}

@@ -227,13 +227,14 @@ def of_event(
   *,
   delta: float,
   l2_bound: float,
-  num_records: int,
+  num_records: int | None,
   relation: str = ADD,
   num_steps: int = 1,
   accountant: str = "pld",
   unit: str = "example",
   budget: float | None = None,
   assumed: str = "",
+  release: bool = False,
 ) -> Promise:
   """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
 
@@ -242,9 +243,14 @@ def of_event(
   Args:
     event: event of one step, such as `mechanism.event(relation)`.
     l2_bound: largest norm of one record's part, to which the event's noise is relative.
-    num_records: public; see `num_examples` of `accounting.privacy_statement`.
+    num_records: public; see `num_examples` of `accounting.privacy_statement`. None: unknown, or
+      a secret.
     assumed: what the epsilon rests on and nobody has proved: then it is claimed. So it is
       with an event that a user accounts for.
+    release: whether the run is one for others, which must have a finite epsilon.
+
+  Raises:
+    UserError: a budget, or a release, of a run that promises nothing.
 
   >>> from dpjax.accounting import gaussian_event
   >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
@@ -277,7 +283,7 @@ def of_event(
   # No noise: there is no guarantee, and none may be requested.
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
-    check_nothing_asked(budget=budget, release=False)
+    check_nothing_asked(budget=budget, release=release)
   return Promise(
     kind=kind if is_private else "none",
     delta=delta,

@@ -75,6 +75,7 @@ _UPWARDS = 1 + 1e-9
 # Deviations of noise for which the opened model must stay in the range of fixed point.
 _TAIL = 12
 _MOST_STEPS = 10**6
+_LARGEST = 2.0**62
 
 
 class _Bounds(NamedTuple):
@@ -133,6 +134,17 @@ class OutputNoise:
     validate.positive(
       feature_norm=self.feature_norm, noise_multiplier=self.noise_multiplier
     )
+    # Squares of larger numbers overflow; no fixed point holds them anyhow.
+    for field in ("feature_norm", "noise_multiplier"):
+      if not getattr(self, field) < _LARGEST:
+        raise UserError(
+          "must be < 2^62, or nothing fits fixed point",
+          field=field,
+          value=getattr(self, field),
+        )
+    # Integers of NumPy wrap around: 255 features and a bias would be none, and the bound too small.
+    for field in ("num_rows", "num_features", "num_steps", "num_outputs", "frac_bits"):
+      object.__setattr__(self, field, int(getattr(self, field)))
     if not (self.l2_penalty > 0 and math.isfinite(self.l2_penalty)):
       raise UserError(
         "must be > 0: without a penalty no step contracts, and nothing is proved",
@@ -162,7 +174,12 @@ class OutputNoise:
     """s with rate / n = 2^-s. A step divides by 2^s, which a truncation does."""
     validate.positive(learning_rate=self.rate)
     exponent = math.log2(self.num_rows / self.rate)
-    if not (exponent == round(exponent) and 0 <= exponent + self.frac_bits <= 62):
+    # A rate near 0 has an infinite quotient.
+    if not (
+      exponent < math.inf
+      and exponent == round(exponent)
+      and 0 <= exponent + self.frac_bits <= 62
+    ):
       raise UserError(
         f"over num_rows, {self.num_rows}, must be a power of two: steps are truncations; "
         "none chooses the largest",
@@ -233,12 +250,16 @@ class OutputNoise:
 
   def statement(self) -> str:
     """States the release in words."""
+    # Rounded so that no number claims more than is proved.
+    moved = accounting.upper(self.l2_sensitivity)
+    std = accounting.lower(self.std)
+    norm = accounting.upper(self.feature_norm, digits=6)
     return (
       f"Released once: a linear model of {self.num_features} features after {self.num_steps} "
       f"full-batch gradient steps on shares of {self.num_rows} rows, each clipped by its owner to "
-      f"norm {self.feature_norm:g}; penalty {self.penalty:g}, rate {self.rate:g}. One replaced row "
-      f"moves it by {self.l2_sensitivity:.4g} at most, fixed-point rounding included. Each of "
-      f"two parties adds discrete Gaussian noise of standard deviation {self.std:.4g}, and one "
+      f"norm {norm}; penalty {self.penalty:g}, rate {self.rate:g}. One replaced row moves it by "
+      f"{moved} at most, fixed-point rounding included. Each of two parties adds "
+      f"discrete Gaussian noise of standard deviation {std}, and one "
       "party's is counted: it covers the view of the other party, who knows its own noise. "
       "It does not cover parties that deviate from the protocol or pool what they know."
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax import accounting
+from dpjax.experiments.kinds.secure import noisy_model
+from dpjax.experiments.kinds.secure.config import NoisyModelTask, SecureConfig
+from dpjax.noise import discrete
 from dpjax.secure import mpc
 from dpjax.secure.mpc import output_noise
 from dpjax.validate import UserError
@@ -284,3 +288,74 @@ def test_data_that_no_proof_covers(secure):
   x, y = _data(made)
   with pytest.raises(UserError, match="shapes"):
     mpc.run(made.train, *mpc.split((x[:2], y[:2])))
+
+
+# --- what is beside the noise
+
+
+def test_integers_that_wrap_around_give_the_same_bound_and_noise():
+  # 255 + 1 is 0 for np.uint8, and without the bias rounding was counted for no number.
+  wrapping = _made(num_features=np.uint8(255), frac_bits=np.int8(18), num_rows=np.int8(3))
+  assert wrapping == _made(num_features=255)
+  assert wrapping.l2_sensitivity == _made(num_features=255).l2_sensitivity
+  # As np.int32 the coin's denominator wrapped around: two humps near -257 and 257, none between.
+  rng = np.random.Generator(np.random.Philox(0))
+  draws = discrete.wide_discrete_gaussian(rng, 4000, variance=np.int32(66000))
+  assert 0.34 < np.mean(np.abs(draws) < 128) < 0.42
+  assert discrete.discrete_gaussian(rng, 3, variance=np.int8(100)).shape == (3,)
+
+
+@pytest.mark.parametrize(
+  ("changes", "field"),
+  [
+    ({"feature_norm": 1e200}, "feature_norm"),
+    ({"noise_multiplier": 1e200}, "noise_multiplier"),
+    ({"learning_rate": 5e-324}, "learning_rate"),
+  ],
+)
+def test_numbers_that_overflow_are_one_line(changes, field):
+  with pytest.raises(UserError, match=f"^{field}=") as caught:
+    _made(**changes)
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
+  monkeypatch, diagnostics
+):
+  # Who holds the opened weights and the largest error knows which of two data sets it was: for
+  # this one alone the error is exactly the distance from the weights without noise.
+  task = NoisyModelTask(epsilon=8.0, num_steps=3, diagnostics=diagnostics)
+  config = SecureConfig(task=task)
+  x = np.linspace(-1, 1, 12).reshape(6, 2)
+  y = np.eye(2)[[0, 1, 0, 1, 1, 0]][:, :1]
+
+  def result(labels):
+    rows = noisy_model._Rows(x, labels, x, labels[:, 0].astype(int))
+    ready = noisy_model.prepare(config, rows, None)
+    opened = {"weights": np.ones((3, 1))}
+    trained = noisy_model._training(ready).init()
+    states = iter([trained, opened])
+    promise = ready.promise
+    ledger = accounting.Ledger().charge(
+      promise.step_event(0),
+      l2_clip_norm=promise.l2_bound,
+      neighboring_relation=promise.relation,
+      noise_key_id="key",
+      first_step=0,
+    )
+
+    def fit(work):
+      del work
+      return SimpleNamespace(state=next(states), ledger=ledger, final_epsilon=8.0)
+
+    return noisy_model.measured(config, ready, fit)
+
+  monkeypatch.setattr(noisy_model.mpc, "split", lambda inputs, **given: inputs)
+  one = result(y)
+  two = result(1 - y)
+  assert (one.error == two.error) is not diagnostics
+  statement = one.more["privacy_statement"].replace("\n", " ")
+  assert ("NOT covered" in statement) is diagnostics
+  assert ("without noise" in one.found) is diagnostics
+  assert (one.more["plain_accuracy"] is not None) is diagnostics

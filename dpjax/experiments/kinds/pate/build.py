@@ -22,7 +22,7 @@ from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
-from dpjax.experiments.run import pieces
+from dpjax.experiments.run import pieces, sizes
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Scores, Work, every, single
 from dpjax.experiments.run.pieces import Arrays
@@ -70,9 +70,12 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: Streams) -> Play:
     sides = read()
-    guarantee = vote_costs.promised(
-      config, sides.private.nominal_size or len(sides.private)
+    num_records = sizes.told(
+      len(sides.private),
+      sides.private.nominal_size,
+      relation=config.neighboring_relation,
     )
+    guarantee = vote_costs.promised(config, num_records)
     # Here, so that a run that may not begin claims no folder.
     guarantee.check_budget(Ledger())
     return functools.partial(_play, config, sides, random, guarantee)

@@ -50,11 +50,11 @@ def step_events(config: PateConfig) -> list[accounting.DpEvent]:
   return events
 
 
-def promised(config: PateConfig, num_records: int) -> Promise:
+def promised(config: PateConfig, num_records: int | None) -> Promise:
   """Returns the guarantee of a run. It is independent of the votes.
 
   Args:
-    num_records: public size of the private data.
+    num_records: public size of the private data; None: it is a secret.
   """
   events = step_events(config)
   accountant = "rdp" if config.publish_cost else "pld"
@@ -67,6 +67,7 @@ def promised(config: PateConfig, num_records: int) -> Promise:
     relation=relation,
     accountant=accountant,
     budget=config.epsilon_budget,
+    release=config.release,
   )
 
   @functools.cache

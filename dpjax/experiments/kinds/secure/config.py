@@ -147,6 +147,7 @@ class NoisyModelTask:
     float | None, "over the number of rows a power of two; none: the largest that is proved"
   ] = None
   frac_bits: Annotated[int, rules.between(4, 24), "of fixed point"] = 18
+  diagnostics: Annotated[bool, "compare with the model without noise: NOT private"] = False
   module: ClassVar[str] = "noisy_model"
   reads: ClassVar[str] = ""
 

@@ -29,7 +29,7 @@ from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import promise, sizes
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Scores, Work, every, single
 from dpjax.experiments.run.promise import Promise
@@ -98,11 +98,13 @@ def _checked(config: SynthesisConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any
   return train, test
 
 
-def promised(config: SynthesisConfig, mechanism: ClassSums, num_records: int) -> Promise:
+def promised(
+  config: SynthesisConfig, mechanism: ClassSums, num_records: int | None
+) -> Promise:
   """Returns the guarantee of a run: that of its first step, whatever comes after it.
 
   Args:
-    num_records: public size of the private data.
+    num_records: public size of the private data; None: it is a secret.
   """
   event = mechanism.event(config.neighboring_relation)
   whole = promise.of_event(
@@ -112,6 +114,7 @@ def promised(config: SynthesisConfig, mechanism: ClassSums, num_records: int) ->
     num_records=num_records,
     relation=config.neighboring_relation,
     budget=config.epsilon_budget,
+    release=config.release,
   )
   nothing: DpEvent = NoOpDpEvent()
   note = textwrap.fill(_words(config, mechanism), width=92, break_on_hyphens=False)
@@ -171,6 +174,12 @@ class _Run:
     return 1 + self.config.num_steps // self.at_once
 
   @functools.cached_property
+  def present(self) -> Any:
+    """Returns the private data without empty records."""
+    train = self.train
+    return train if train.present is None else train.subset(train.present)
+
+  @functools.cached_property
   def updates(self) -> Any:
     """Returns the compiled updates of a step."""
     return self.synthesis.update_fn()
@@ -187,8 +196,7 @@ class _Run:
   def step(self, state: dict[str, Any], number: int) -> tuple[dict[str, Any], None]:
     """Does the release (number 0), or some updates of the generator."""
     if number == 0:
-      train = self.train
-      present = train if train.present is None else train.subset(train.present)
+      present = self.present
       key = jax.random.fold_in(self.random.noise, 0)
       chunks = self.embedding.chunks(present.x)
       return {**state, "sums": self.mechanism.of_chunks(key, chunks, present.y)}, None
@@ -264,7 +272,7 @@ class _Run:
     if self.config.attack:
       images, _ = self.samples(state)
       leak = sample_scores.attacked(
-        images, np.asarray(self.train.x), np.asarray(self.test.x)
+        images, np.asarray(self.present.x), np.asarray(self.test.x)
       )
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
@@ -276,7 +284,9 @@ class _Run:
   def work(self) -> Work:
     """Returns the run as a training."""
     config = self.config
-    num_records = self.train.nominal_size or len(self.train)
+    num_records = sizes.told(
+      len(self.train), self.train.nominal_size, relation=config.neighboring_relation
+    )
     blocks = max(1, config.eval_every // self.at_once)
     return Work(
       num_steps=self.num_steps,

@@ -26,8 +26,9 @@ def downstream(images: Any, labels: Any, test_x: Any, test_y: Any) -> dict[str, 
   # Imported here: few runs need it.
   from sklearn import linear_model, neural_network
 
-  seen = np.reshape(np.asarray(images, np.float64), (len(images), -1))
   asked = np.clip(np.reshape(np.asarray(test_x, np.float64), (len(test_x), -1)), 0, 1)
+  # Of no samples, which all classes taken for empty leave, the width cannot be inferred.
+  seen = np.reshape(np.asarray(images, np.float64), (len(images), asked.shape[1]))
   models = {
     "logistic_regression": linear_model.LogisticRegression(max_iter=100),
     "mlp": neural_network.MLPClassifier(max_iter=20, random_state=0),
@@ -52,8 +53,11 @@ def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
   Source: Hayes et al. 2019 (LOGAN) and Chen et al. 2020 (GAN-Leaks) attack generators so.
 
   Returns:
-    `auc`, `tpr_at_fpr_0.01` and its upper end at 95 %, `tpr_at_fpr_0.01_high`.
+    `auc`, `tpr_at_fpr_0.01` and its upper end at 95 %, `tpr_at_fpr_0.01_high`. Nothing where there
+    is no sample, or no record on a side.
   """
+  if not (len(images) and len(members) and len(others)):
+    return {}
   samples = np.reshape(np.asarray(images, np.float32), (len(images), -1))
   scores = []
   for part in (members, others):
