@@ -48,6 +48,14 @@ def test_fine_tuning_helps_and_both_models_are_accounted():
   assert 3.9 < values["total"] <= 4.0
 
 
+@pytest.mark.long
+def test_images_of_a_generator_teach_a_classifier():
+  values = _run("dp_gan")
+  assert 7.8 < values["spent"].epsilon <= 8.0
+  # Chance is .1; of four noises the worst gave more than .6.
+  assert values["accuracy"] > 0.4
+
+
 def test_an_own_sampler_has_a_claimed_epsilon_and_draws_what_it_says():
   values = _run("own_sampler")
   assert _is_private(values, "accuracy", 3.0)

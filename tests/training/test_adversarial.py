@@ -1,0 +1,123 @@
+"""The generator learns from released numbers alone; the critic is DP-SGD on pairs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dpjax import Batch, Plan, PoissonSampler, training
+from dpjax.validate import UserError
+
+_X = jnp.array([[0.5, 1.0], [-1.0, 0.25], [2.0, -0.5]])
+_MASK = jnp.array([True, True, False])
+_CRITIC = jnp.array([0.1, -0.2])
+_GENERATOR = jnp.array([0.3, 0.4])
+
+
+def _plan(noise_multiplier=0.0, **options):
+  return Plan(
+    sampler=PoissonSampler(prob=0.5, capacity=3),
+    noise_multiplier=noise_multiplier,
+    l2_clip_norm=1.0,
+    normalize_by=2,
+    num_steps=4,
+    delta=1e-5,
+    **options,
+  )
+
+
+def _pair(generator, key, x):
+  return x, generator + jax.random.normal(key, (2,))
+
+
+def _critic_loss(critic, pair):
+  real, made = pair
+  return jnp.sum(critic * (made - real)) + jnp.sum(critic**2)
+
+
+def _generator_loss(generator, critic, key):
+  made = generator[None] + jax.random.normal(key, (5, 2))
+  return -jnp.mean(made @ critic) + jnp.sum(generator**2)
+
+
+def _both(plan, public=1):
+  return training.adversarial(
+    _critic_loss,
+    _generator_loss,
+    plan,
+    pair=_pair,
+    critic_tx=optax.sgd(0.5),
+    generator_tx=optax.sgd(0.25),
+    noise_key=jax.random.key(0),
+    public_key=jax.random.key(public),
+  )
+
+
+def test_two_steps_are_those_of_a_loop_over_single_examples():
+  both = _both(_plan())
+  state = both.init(_CRITIC, _GENERATOR)
+  critic = np.asarray(_CRITIC, np.float64)
+  generator = np.asarray(_GENERATOR, np.float64)
+  for step in range(2):
+    state, _ = both.step(state, Batch(_X, _MASK))
+    pairs_key, generator_key = jax.random.split(jax.random.fold_in(jax.random.key(1), step))
+    total = np.zeros(2)
+    for key, x, is_real in zip(jax.random.split(pairs_key, 3), _X, _MASK):
+      made = generator + np.asarray(jax.random.normal(key, (2,)), np.float64)
+      gradient = made - np.asarray(x, np.float64) + 2 * critic
+      total += is_real * gradient / max(1.0, np.linalg.norm(gradient))
+    critic = critic - 0.5 * total / 2
+    # d/dg of -mean((g + z) critic) + g^2, whatever z is.
+    generator = generator - 0.25 * (-critic + 2 * generator)
+    del generator_key
+    np.testing.assert_allclose(state.critic.params, critic, rtol=1e-5)
+    np.testing.assert_allclose(state.generator, generator, rtol=1e-5)
+
+
+def test_the_generator_is_a_function_of_released_critics():
+  """Other records with the same critic leave the same generator, bit for bit."""
+  both = _both(_plan(noise_multiplier=1.0))
+  state = both.init(_CRITIC, _GENERATOR)
+  after, _ = both.step(state, Batch(_X, _MASK))
+  other, _ = both.step(state, Batch(-3 * _X, ~_MASK))
+  assert not np.array_equal(after.critic.params, other.critic.params)
+  _, generator_key = jax.random.split(jax.random.fold_in(jax.random.key(1), 0))
+  for seen in (after, other):
+    gradient = jax.grad(_generator_loss)(_GENERATOR, seen.critic.params, generator_key)
+    np.testing.assert_array_equal(seen.generator, _GENERATOR - 0.25 * gradient)
+
+
+def test_both_networks_cost_the_critic_s_steps():
+  plan = _plan(noise_multiplier=1.0)
+  both = _both(plan)
+  state = both.init(_CRITIC, _GENERATOR)
+  step = jax.jit(both.step)
+  for _ in range(3):
+    state, _ = step(state, Batch(_X, _MASK))
+  assert plan.spent(state.critic).epsilon == plan.epsilon(steps=3)
+
+
+def test_steps_beyond_the_plan_leave_no_generator():
+  both = _both(_plan(noise_multiplier=1.0))
+  state = both.init(_CRITIC, _GENERATOR)
+  step = jax.jit(both.step)
+  for _ in range(5):
+    state, _ = step(state, Batch(_X, _MASK))
+  assert np.isnan(state.generator).all()
+
+
+def test_what_is_not_proved_is_refused():
+  with pytest.raises(UserError, match="plan.slices=2: must be 1"):
+    _both(_plan(slices=2))
+  with pytest.raises(UserError, match="public_key"):
+    training.adversarial(
+      _critic_loss,
+      _generator_loss,
+      _plan(),
+      pair=_pair,
+      critic_tx=optax.sgd(1.0),
+      generator_tx=optax.sgd(1.0),
+      noise_key=jax.random.key(0),
+      public_key=3,
+    )
