@@ -10,9 +10,9 @@ from dpjax.accounting import Ledger
 from dpjax.data import digest, from_arrays
 from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
-from dpjax.experiments.kinds.synthesis import build, sample_scores
+from dpjax.experiments.kinds.synthesis import build
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
-from dpjax.experiments.run import loop
+from dpjax.experiments.run import loop, streams
 from dpjax.mechanisms import ClassSums
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
@@ -211,8 +211,11 @@ def test_empty_records_are_part_of_the_identity_of_data(sides):
   assert digests[0] == digests[1] != digests[2]
 
 
-def test_no_samples_are_scored_and_attacked_without_an_error(sides):
-  nothing = np.zeros((0, 4, 4, 1), np.float32)
-  scores = sample_scores.downstream(nothing, np.zeros(0, int), sides[1].x, sides[1].y)
-  assert scores["accuracy"] == np.mean(sides[1].y == 0)
-  assert sample_scores.attacked(nothing, sides[0].x, sides[1].x) == {}
+def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path):
+  config = _config(attack=True)
+  run = build._Run(config, *sides, streams.fresh(0))
+  state = run.init()
+  assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
+  run.write(tmp_path, state)
+  assert len((tmp_path / "samples.csv").read_text().splitlines()) == 1
+  assert run.describe(state, {}, []) == {"noisy_counts": [0.0] * 3, "num_samples": 120}

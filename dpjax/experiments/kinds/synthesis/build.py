@@ -253,7 +253,8 @@ class _Run:
       folder / "samples.npz",
       lambda stream: np.savez_compressed(stream, x=images, y=labels),
     )
-    flat = images.reshape(len(images), -1)[:_FIRST_SAMPLES]
+    # There may be no sample, of which the width cannot be inferred.
+    flat = images.reshape(len(images), math.prod(self.embedding.shape))[:_FIRST_SAMPLES]
     lines = io.StringIO()
     rows = csv.writer(lines, lineterminator="\n")
     rows.writerow(["label", *(f"pixel_{place}" for place in range(flat.shape[1]))])
@@ -271,9 +272,7 @@ class _Run:
     }
     if self.config.attack:
       images, _ = self.samples(state)
-      leak = sample_scores.attacked(
-        images, np.asarray(self.present.x), np.asarray(self.test.x)
-      )
+      leak = sample_scores.attacked(images, self.present.x, self.test.x)
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
 
