@@ -164,6 +164,7 @@ _READS = "reads a state that is released"
 NO_CLAIM = {
   "alignment": _OF_A_BATCH,
   "alignment_and_uniformity": _OF_A_BATCH,
+  "adversarial": "its critic is trained by dp_sgd, which has a game; all else is post-processing",
   "contrastive": _OF_A_BATCH,
   "contrastive_loss": _OF_A_BATCH,
   "on_sphere": _OF_A_BATCH,
