@@ -221,7 +221,7 @@ def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   work = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(work), tmp_path)["test_loss"] == 3.0
   assert [(told["ylabel"], told["title"]) for told in titles] == [
-    ("test loss", "none, by_hand: not private: 3.000 at the end")
+    ("test loss", "none, by hand: not private: 3.000 at the end")
   ]
 
 
