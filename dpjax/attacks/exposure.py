@@ -181,8 +181,8 @@ def extrapolate(
 
   >>> references = 10 + special.ndtri(np.arange(0.5, 1000) / 1000)
   >>> found = extrapolate(6.0, references)  # 4 deviations: -log2(3.2e-5)
-  >>> 14 < found.bits < 16, found.outside, 0 <= found.p_value <= 1
-  (True, True, True)
+  >>> round(found.bits, 1), found.outside, found.p_value > 0.5
+  (15.0, True, True)
   """
   validate.integer_at_least(20, draws=draws)
   validate.integer_at_least(0, seed=seed)
