@@ -1,8 +1,8 @@
 """The random bits of JAX's own keys, in code that XLA fuses with what uses them.
 
 JAX computes Threefry on a CPU in a loop over whole arrays. XLA joins a loop with nothing, so noise
-for n parameters held 36 n bytes of words, and each draw was a program of its own to compile. Here
-the rounds are written out. Words become noise where they are used, and none is kept.
+for a leaf of n parameters held 48 n bytes of words, and each draw was a program of its own to
+compile. Here the rounds are written out. Words become noise where they are used; none is kept.
 
 Streams are those of `jax.random`, bit for bit: a checkpoint of either goes on with the other. Such
 keys stay inside `dpjax.noise`; states and examples hold the keys that users gave.
@@ -18,7 +18,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 
-from dpjax.parallel import made_for
+from dpjax import parallel
 from dpjax.types import Array
 from dpjax.validate import UserError
 
@@ -68,18 +68,18 @@ def _counters(shape: tuple[int, ...]) -> jax.Array:
   return places
 
 
-def _plain(key: jax.Array) -> jax.Array:
-  return jax.random.wrap_key_data(key, impl=_NAME)
+def _words_at(key: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns both words of each counter."""
+  # XLA would compute a derived key anew for every number.
+  return threefry_2x32(jax.lax.optimization_barrier(key), jnp.uint32(0), places)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:
   kind = jnp.dtype(f"uint{bit_width}")
   if math.prod(shape) >= _MOST_WORDS:
-    return jax.random.bits(_plain(key), shape, kind)
-  # XLA would compute a derived key anew for every number.
-  key = jax.lax.optimization_barrier(key)
-  first, second = threefry_2x32(key, jnp.uint32(0), _counters(shape))
+    return jax.random.bits(jax.random.wrap_key_data(key, impl=_NAME), shape, kind)
+  first, second = _words_at(key, _counters(shape))
   if bit_width == 64:
     return (first.astype(kind) << 32) | second.astype(kind)
   return (first ^ second).astype(kind)
@@ -140,12 +140,9 @@ def rows(key: Array, count: int, shape: tuple[int, ...]) -> tuple[jax.Array, ...
   is_fused = jax.random.key_impl(key) == IMPL
   # A TPU keeps all rows in memory if they are parts of one array, 52 bytes for each number. A CPU
   # compiles one array in half the time.
-  if made_for.platform() != "tpu" or not is_fused or count * size >= _MOST_WORDS:
+  if parallel.made_for.platform() != "tpu" or not is_fused or count * size >= _MOST_WORDS:
     return tuple(jax.random.bits(key, (count, *shape), jnp.uint32))
-  data = jax.lax.optimization_barrier(jax.random.key_data(key))
+  data = jax.random.key_data(key)
   places = _counters(shape)
-  pairs = [
-    threefry_2x32(data, jnp.uint32(0), places + jnp.uint32(row * size))
-    for row in range(count)
-  ]
+  pairs = [_words_at(data, places + jnp.uint32(row * size)) for row in range(count)]
   return tuple(first ^ second for first, second in pairs)

@@ -19,6 +19,7 @@ from dpjax.data.published import PUBLISHED, is_embedded
 from dpjax.experiments.config.unread import Unused, needs, within
 from dpjax.experiments.kinds.central import normalization
 from dpjax.experiments.kinds.central.config import (
+  CONTRASTIVE,
   AuditConfig,
   DataConfig,
   FtrlConfig,
@@ -74,7 +75,7 @@ def of_training(config: TrainConfig) -> Unused:
     )
     | of_audit(config.audit)
     | needs(not config.release, "release=False", "diagnostics")
-    | needs(config.loss != "contrastive", "a loss of one example", *_OF_ONE_EXAMPLE)
+    | needs(config.loss != CONTRASTIVE, "a loss of one example", *_OF_ONE_EXAMPLE)
   )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -22,9 +22,11 @@ from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.streams import Streams
-from dpjax.parallel import made_for
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.made_for import StepProgram
 
 Scores = dict[str, float]
 Result = dict[str, Any]
@@ -61,7 +63,7 @@ class Work(NamedTuple):
   steps_are: str = "optimizer steps"  # in the picture
   # () -> the program of a step, for the devices of `parallel.made_for.compiling_for`; None: no
   # machine that is not here can be planned for
-  program: Callable[[], made_for.StepProgram] | None = None
+  program: Callable[[], StepProgram] | None = None
   # Parts of result.json known before the first step. For a `single` job these include its
   # task, dataset and method.
   planned: Callable[[], Result] = dict

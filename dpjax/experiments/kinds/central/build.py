@@ -9,7 +9,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ from dpjax.experiments.config.optimizers import Noise
 from dpjax.experiments.kinds import audits, bounds, unused
 from dpjax.experiments.kinds.central import (
   audit,
-  embeddings,
   facts,
   normalization,
   privacy,
@@ -45,6 +44,7 @@ from dpjax.experiments.kinds.central import (
 )
 from dpjax.experiments.kinds.central import features as features_lib
 from dpjax.experiments.kinds.central.config import (
+  CONTRASTIVE,
   DataConfig,
   ModelConfig,
   OptimizerConfig,
@@ -64,10 +64,12 @@ from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.streams import Streams
 from dpjax.models.libraries import linen_modules
-from dpjax.parallel import made_for
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
 from dpjax.validate import UserError
+
+if TYPE_CHECKING:
+  from dpjax.parallel.made_for import StepProgram
 
 
 class OnData(Config, Protocol):
@@ -153,7 +155,11 @@ def check(config: TrainConfig) -> None:
       "must be 1 unless augmentation is set", field="augmult", value=config.augmult
     )
   audit.check(config.audit)
-  embeddings.check(config)
+  if config.loss == CONTRASTIVE:
+    # Imported here: few runs need it.
+    from dpjax.experiments.kinds.central import embeddings
+
+    embeddings.check(config)
   privacy.check(config)
   normalization.check(config)
   if config.privacy.method == "least_squares":
@@ -394,7 +400,7 @@ def assemble(
   def with_keys(
     noise_key: jax.Array, example_key: jax.Array | None, *, first: bool = False
   ) -> Algorithm:
-    if config.loss == embeddings.NAME:
+    if config.loss == CONTRASTIVE:
       views: Any = training.AUGMENTATIONS[config.augmentation]
       assert example_key is not None
       return training.contrastive(
@@ -550,22 +556,24 @@ def batches(run: Run, start: int = 0) -> Generator[Any]:
     yield from read if split is None else map(split, read)
 
 
-def _program(run: Run, step: Any) -> made_for.StepProgram:
+def _program(run: Run, step: Any) -> StepProgram:
   """A jitted step, lowered for the devices of a target, on a batch of the run's shape."""
   state = jax.eval_shape(run.algorithm.init, run.params)
   batch = next(iter(run.plan.batches(run.train, rng=run.random.sampler)))
   mesh = run.mesh
   rows = len(batch.mask)
   if mesh is None:
-    state, batch = made_for.on_device((state, batch))
+    state, batch = processes.made_for.on_device((state, batch))
   else:
     # As `batches` and `dp_sgd` place them.
     apart = gradients.row_sharding(mesh)
     rows = gradients.whole_rows(rows, mesh) // mesh.shape[gradients.DATA]
     batch = jax.eval_shape(functools.partial(gradients.split_rows, mesh), batch)
-    batch = made_for.placed(batch, lambda leaf: apart)
-    state = made_for.placed(state, functools.partial(gradients.leaf_sharding, mesh))
-  return made_for.StepProgram(
+    batch = processes.made_for.placed(batch, lambda leaf: apart)
+    state = processes.made_for.placed(
+      state, functools.partial(gradients.leaf_sharding, mesh)
+    )
+  return processes.made_for.StepProgram(
     step.lower(state, batch),
     calls=run.plan.slices,
     num_parameters=trees.size(normalization.beside(run.params, run.statistics)),

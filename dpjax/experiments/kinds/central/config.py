@@ -27,6 +27,8 @@ from dpjax.experiments.config.common import COUNT
 from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.noise import correlated
 
+# The loss of a whole batch, of two views: `kinds.central.embeddings`.
+CONTRASTIVE = "contrastive"
 _AUGMENTATIONS = ("none", *sorted(training.AUGMENTATIONS))
 
 CLIPPINGS = ChainMap[str, Any]({"per_layer": transforms.PerLayer}, transforms.CLIP_RULES)
@@ -115,9 +117,7 @@ class DataConfig:
     "digits | random_process | mnist | fashion_mnist | cifar10 | any TFDS name | FILE.npz | "
     "FILE.csv | FILE.parquet | FILE.txt | FOLDER/ | package.module:name",
   ] = "digits"
-  data_dir: Annotated[
-    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
-  ] = None
+  data_dir: common.DataDir = None
   declaration: Annotated[
     str | None,
     "of a table, a text file or a folder of images: TOML or JSON file of what is public about "
@@ -331,7 +331,7 @@ class TrainConfig(WithChoices):
   ] = False
   loss: Annotated[
     str,
-    rules.among(("auto", "contrastive"), user_defined=True),
+    rules.among(("auto", CONTRASTIVE), user_defined=True),
     "auto: of one example, that of the task; contrastive: of a whole batch, of two views of "
     "each image, for privacy.method='sgd' alone; or package.module:name",
   ] = "auto"

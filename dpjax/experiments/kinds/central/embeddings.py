@@ -16,12 +16,12 @@ import numpy as np
 
 from dpjax import data, losses, metrics, training
 from dpjax.experiments.config import fields
+from dpjax.experiments.kinds.central.config import CONTRASTIVE as NAME
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.training.augment import AugmentFn
 from dpjax.types import Array, Batch, Example, LossFn, Params
 from dpjax.validate import UserError
 
-NAME = "contrastive"
 # Width of an embedding, as in Wang and Isola.
 WIDTH = 128
 _TOLD = f"loss={NAME!r}"
@@ -29,9 +29,11 @@ _WHY = "is a loss of a whole batch, in which every example moves the gradient of
 
 
 def check(config: TrainConfig) -> None:
-  """Raises UserError for options that need a loss of one example."""
-  if config.loss != NAME:
-    return
+  """Raises UserError for options that need a loss of one example.
+
+  Args:
+    config: of a run with this loss.
+  """
   if config.privacy.method != "sgd":
     raise UserError(
       f"{_TOLD}: needs privacy.method='sgd', not {config.privacy.method!r}: it {_WHY}, so "

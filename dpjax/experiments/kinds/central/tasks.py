@@ -10,8 +10,7 @@ import numpy as np
 
 from dpjax import data, losses, metrics, models, training
 from dpjax.experiments.config import user_code
-from dpjax.experiments.kinds.central import embeddings
-from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.kinds.central.config import CONTRASTIVE, TrainConfig
 from dpjax.plan import Plan
 from dpjax.types import Array, Example, LossFn, Params
 from dpjax.validate import UserError
@@ -60,7 +59,10 @@ def make_task(config: TrainConfig, dataset: data.Dataset) -> Task:
   """Makes the task of the data's target (`TASKS`), or the next token for a language model,
   or embeddings of two views if named. A user's loss may replace the loss. The scores stay
   those of the task."""
-  if config.loss == embeddings.NAME:
+  if config.loss == CONTRASTIVE:
+    # Imported here: few runs need it.
+    from dpjax.experiments.kinds.central import embeddings
+
     data.needs_classes(dataset, f"loss={config.loss!r}")
     augment = training.AUGMENTATIONS[config.augmentation]
     evaluate = functools.partial(embeddings.evaluate, augment)
