@@ -1,4 +1,4 @@
-"""What the journal of earlier starts says: epsilon spent, windows closed, release, reference."""
+"""Replay of the journal of earlier starts: epsilon spent, windows closed, release, reference."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Service:
 
   @property
   def reference(self) -> Reference | None:
-    """What windows are compared with."""
+    """The histograms that windows are compared with."""
     return self.windows.reference
 
   @property

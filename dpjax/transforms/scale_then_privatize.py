@@ -12,8 +12,7 @@ not noised first, as local noise by the heterogeneity of raw gradients would.
 
 Source: Ganesh, McMahan and Thakurta 2025, arXiv:2507.01129, algorithm 8. There s_t is
 sqrt(v) + eps; here it is divided by its root mean square, so that the clip norm keeps its meaning
-and the noise has the same total variance. On the digits its defaults do not
-help, at one clip norm.
+and the noise has the same total variance. On the digits its defaults do not help, at one clip norm.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ class ScalingState(NamedTuple):
 
   inner: Any
   nu: Any
-  count: jax.Array  # int32
 
 
 def scale_then_privatize(
@@ -70,7 +68,7 @@ def scale_then_privatize(
   def init_fn(params: Any) -> ScalingState:
     inner = tx.init(params)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.float32), params)
-    return ScalingState(inner, zeros, jnp.zeros((), jnp.int32))
+    return ScalingState(inner, zeros)
 
   def update_fn(updates, state, params=None, **extra_args):
     if isinstance(updates, ClippedSum):
@@ -97,7 +95,7 @@ def scale_then_privatize(
     nu = jax.tree.map(
       lambda v, g: (b2 * v + (1 - b2) * g**2).astype(jnp.float32), state.nu, private
     )
-    return private, ScalingState(inner, nu, state.count + 1)
+    return private, ScalingState(inner, nu)
 
   return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import jax
@@ -244,10 +244,19 @@ def _whitening(kind: Callable) -> list[Game]:
     (_ADD, (loud, "an empty example, a long one", pixel(0), pixel(1e4))),
     (_REPLACE, (swap, "-9, 9 under replace_one", pixel(-9), pixel(9))),
   )
+  return _games_at_once(spreads, rows)
+
+
+def _games_at_once(
+  releases: Callable[..., Any], rows: Iterable[tuple[str, tuple]]
+) -> list[Game]:
+  """Returns the games of (relation, row) whose releases are drawn for many keys at once."""
   return [
-    dataclasses.replace(one, outputs=functools.partial(_released, spreads, row[0], row[2:]))
+    dataclasses.replace(
+      game, outputs=functools.partial(_released, releases, row[0], row[2:])
+    )
     for relation, row in rows
-    for one in _games(linear, relation, row)
+    for game in _games(linear, relation, row)
   ]
 
 
@@ -337,11 +346,7 @@ def _least_squares(kind: Callable) -> list[Game]:
     (_ADD, (loud, "NaN added", far, strange)),
     (_REPLACE, (swap, "a row turns by 120 degrees", far, turned)),
   )
-  return [
-    dataclasses.replace(one, outputs=functools.partial(_released, moments, row[0], row[2:]))
-    for relation, row in rows
-    for one in _games(linear, relation, row)
-  ]
+  return _games_at_once(moments, rows)
 
 
 def moments(mechanism: LeastSquares, keys: jax.Array, rows: np.ndarray) -> np.ndarray:
@@ -384,13 +389,7 @@ def _class_sums(kind: Callable) -> list[Game]:
     (_ADD, (loud, "NaN added", far, strange)),
     (_REPLACE, (swap, "a row turns round", far, turned)),
   )
-  return [
-    dataclasses.replace(
-      single, outputs=functools.partial(_released, class_releases, row[0], row[2:])
-    )
-    for relation, row in rows
-    for single in _games(linear, relation, row)
-  ]
+  return _games_at_once(class_releases, rows)
 
 
 def class_releases(mechanism: ClassSums, keys: jax.Array, rows: np.ndarray) -> np.ndarray:

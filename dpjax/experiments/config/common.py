@@ -14,6 +14,7 @@ COUNT = rules.at_least(1)
 
 Accountant = Annotated[str, rules.among(("", *accounting.ACCOUNTANTS))]
 ClipNorm = Annotated[float, rules.POSITIVE, rules.IN_FLOAT32]
+DataDir = Annotated[str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"]
 Delta = Annotated[float, rules.OPEN_UNIT]
 Epsilon = Annotated[float | None, rules.POSITIVE]
 EpsilonBudget = Annotated[

@@ -489,5 +489,5 @@ def bounded_rows(
 
 
 def secret_generator() -> np.random.Generator:
-  """Returns a generator (Philox) whose seed is 256 bits of the operating system's entropy."""
+  """Returns a generator (Philox) from the operating system's entropy; its key has 128 bits."""
   return np.random.Generator(np.random.Philox(secrets.randbits(256)))

@@ -331,7 +331,7 @@ def test_the_result_of_a_run_does_not_read_the_weights_without_noise(
   y = np.eye(2)[[0, 1, 0, 1, 1, 0]][:, :1]
 
   def result(labels):
-    rows = noisy_model._Rows(x, labels, x, labels[:, 0].astype(int))
+    rows = noisy_model.LabelledRows(x, labels, x, labels[:, 0].astype(int))
     ready = noisy_model.prepare(config, rows, None)
     opened = {"weights": np.ones((3, 1))}
     trained = noisy_model._training(ready).init()

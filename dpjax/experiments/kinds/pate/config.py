@@ -26,9 +26,7 @@ class PateConfig:
   """
 
   dataset: Annotated[str, "digits | mnist | any name of dpjax.data.load"] = "digits"
-  data_dir: Annotated[
-    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
-  ] = None
+  data_dir: common.DataDir = None
   features: Annotated[str, rules.among(FEATURES), "what teachers and student read"] = (
     "pixels"
   )

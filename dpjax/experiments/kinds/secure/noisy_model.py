@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import secrets
 import time
@@ -15,6 +14,8 @@ from dpjax.accounting.proved import REPLACE
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
+from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces, promise
 from dpjax.experiments.run.loop import Fit, Work
 from dpjax.experiments.run.pieces import Arrays
@@ -34,20 +35,13 @@ _HIDES = (
 )
 
 
-class _Rows(NamedTuple):
-  x: np.ndarray  # [n, d]
-  y: np.ndarray  # [n, k] 0 or 1
-  test_x: np.ndarray
-  test_labels: np.ndarray
-
-
 class _Ready(NamedTuple):
-  rows: _Rows
+  rows: LabelledRows
   mechanism: OutputNoise
   promise: promise.Promise
 
 
-def load_data(config: SecureConfig) -> _Rows:
+def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict, scaled by public bounds alone."""
   train, test = data_lib.load(config.task.dataset)
   data_lib.needs_classes(train, "launch.secure")
@@ -59,15 +53,10 @@ def load_data(config: SecureConfig) -> _Rows:
   labels = np.asarray(train.y)
   binary = train.num_classes == 2
   columns = labels[:, None] if binary else np.eye(train.num_classes)[labels]
-  return _Rows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
+  return LabelledRows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
 
 
-def data_digest(loaded: _Rows) -> bytes:
-  """Returns the digest of the training data."""
-  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
-
-
-def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
   """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
   # Masks and noise come from the operating system.
   del random

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import NamedTuple
 
@@ -14,6 +13,8 @@ from dpjax import data as data_lib
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.build import Computed
 from dpjax.experiments.kinds.secure.config import SecureConfig
+from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
+from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Fit, Work
 from dpjax.experiments.run.pieces import Arrays
@@ -31,22 +32,15 @@ _HIDES = (
 )
 
 
-class _Rows(NamedTuple):
-  x: np.ndarray  # [n, d]
-  y: np.ndarray  # [n, k] 0 or 1
-  test_x: np.ndarray
-  test_labels: np.ndarray
-
-
 class _Ready(NamedTuple):
-  rows: _Rows
+  rows: LabelledRows
   start: tuple[secureml.Dense, ...]
   batches: np.ndarray  # [steps, B]
   recipe: secureml.Recipe
   plain: list[secureml.Dense]  # what training in float64 comes to
 
 
-def load_data(config: SecureConfig) -> _Rows:
+def load_data(config: SecureConfig) -> LabelledRows:
   """Loads rows to train on and to predict."""
   if config.task.dataset == "breast_cancer":
     # Standardised by all rows. The last fifth is predicted.
@@ -56,20 +50,15 @@ def load_data(config: SecureConfig) -> _Rows:
     x = x[order]
     y = y[order]
     known = 4 * len(x) // 5
-    return _Rows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
+    return LabelledRows(x[:known], y[:known, None].astype(float), x[known:], y[known:])
   train, test = data_lib.load(config.task.dataset)
   data_lib.needs_classes(train, "launch.secure")
   flat = lambda split: np.asarray(split.x, np.float64).reshape(len(split), -1)
   one_hot = np.eye(train.num_classes)[np.asarray(train.y)]
-  return _Rows(flat(train), one_hot, flat(test), np.asarray(test.y))
+  return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
 
 
-def data_digest(loaded: _Rows) -> bytes:
-  """Returns the digest of the training data."""
-  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
-
-
-def prepare(config: SecureConfig, loaded: _Rows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
   """Returns the public first parameters and the public batches."""
   task = config.task
   n = len(loaded.x)

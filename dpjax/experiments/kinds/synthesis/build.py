@@ -166,7 +166,10 @@ class _Run:
     )
     # Divides the number of updates, so that every step is the same program.
     self.at_once = math.gcd(config.num_steps, _AT_ONCE)
-    self._scored: tuple[bytes, Scores] = (b"", {})
+    self._sums: np.ndarray | None = None
+    self._targets: Any = None
+    self._samples: tuple[bytes, Any] = (b"", None)
+    self._scored: tuple[Any, Scores] = (None, {})
 
   @property
   def num_steps(self) -> int:
@@ -210,14 +213,22 @@ class _Run:
   def targets(self, state: dict[str, Any]) -> MeanFeatures:
     """Returns what the generator is trained to."""
     sums = np.asarray(state["sums"], np.float64)
-    held = getattr(self, "_held", None)
-    if held is None or not np.array_equal(held[0], sums):
-      held = (sums, self.embedding.targets(sums, self.mechanism.std))
-      self._held = held
-    return held[1]
+    # The release happens once, and every step asks.
+    if self._sums is None or not np.array_equal(self._sums, sums):
+      self._sums = sums
+      self._targets = self.embedding.targets(sums, self.mechanism.std)
+    return self._targets
 
   def samples(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Returns (images [n, H, W, C], labels [n]), equally many of each class that has records."""
+    # The last row, the result and the files all ask for those of the last state.
+    leaves = jax.tree.leaves((state["sums"], state["params"]))
+    name = hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).digest()
+    if self._samples[0] != name:
+      self._samples = (name, self._drawn(state))
+    return self._samples[1]
+
+  def _drawn(self, state: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     present = np.flatnonzero(self.targets(state).present)
     if not len(present):
       shape = (0, *self.embedding.shape)
@@ -235,15 +246,10 @@ class _Run:
 
   def scores(self, state: dict[str, Any]) -> Scores:
     """Returns the accuracy of classifiers that saw samples alone, on the test set."""
-    content = b"".join(
-      np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state["params"])
-    )
-    # Asked for twice at the end of a run: of its last row and of its result.
-    name = hashlib.sha256(content).digest()
-    if self._scored[0] != name:
-      images, labels = self.samples(state)
+    images, labels = self.samples(state)
+    if self._scored[0] is not images:
       scored = sample_scores.downstream(images, labels, self.test.x, self.test.y)
-      self._scored = (name, scored)
+      self._scored = (images, scored)
     return self._scored[1]
 
   def write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:

@@ -28,9 +28,7 @@ class SynthesisConfig:
   """
 
   dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
-  data_dir: Annotated[
-    str | None, "where TFDS data lie; none: TFDS_DATA_DIR or its default"
-  ] = None
+  data_dir: common.DataDir = None
   num_frequencies: Annotated[
     int, rules.between(0, 10**5), "random frequencies of a Gaussian kernel; 0: none"
   ] = 100

@@ -1,4 +1,4 @@
-"""What samples are worth, and what they say about members: classifiers, picture, attack."""
+"""Scores of samples: classifiers that saw them alone, their picture, an attack on members."""
 
 from __future__ import annotations
 

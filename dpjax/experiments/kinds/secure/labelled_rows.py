@@ -1,0 +1,22 @@
+"""Rows and labels that parties train on shares of, and what the model is asked about."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+
+class LabelledRows(NamedTuple):
+  """Data of a training on shares, in float64."""
+
+  x: np.ndarray  # [n, d]
+  y: np.ndarray  # [n, k] 0 or 1
+  test_x: np.ndarray
+  test_labels: np.ndarray
+
+
+def data_digest(loaded: LabelledRows) -> bytes:
+  """Returns the digest of the training data."""
+  return hashlib.sha256(loaded.x.tobytes() + loaded.y.tobytes()).digest()
