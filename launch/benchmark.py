@@ -16,6 +16,7 @@
   python -m launch.benchmark --suite=sweeps --configs=configs/mnist_cnn.py --processes=1,2
   python -m launch.benchmark --suite=population --clients=100,10000 --rounds=100
   python -m launch.benchmark --suite=secure_sums --workloads=10x1000000 --repeats=1
+  python -m launch.benchmark --suite=sum_messages
   python -m launch.benchmark --suite=data --folder=made --records=10000,1000000
   python -m launch.benchmark --suite=allocator
   python -m launch.benchmark --suite=compiled --targets=tpu:v5e:1x1,gpu:h100:1 --workloads=mlp,gpt
@@ -67,6 +68,9 @@ of device and host, each in a process of its own; it writes population.csv.
 dpjax/secure/sums), all parties in one process, with and without drop-outs: seconds, bytes,
 streams, operations and memory, for --workloads=CLIENTSxLENGTH,...; it writes sums.csv and
 sums.md. With --repeats the best is reported.
+
+--suite=sum_messages counts the messages and bytes that one client sends and receives in a secure
+sum of --workloads=CLIENTSxLENGTH,..., by protocol. It runs nothing; it writes sum_messages.csv.
 
 --suite=data makes records by a program in --folder (--workloads: arrays, images, text; --records
 of each; 1e6 images take .8 GB as arrays), where they stay, and times steps on them in turns, from
@@ -120,6 +124,7 @@ try:
     peer_rounds,
     population_cost,
     serving_load,
+    sum_messages,
     sum_overhead,
     sweep_speed,
     training_speed,
@@ -140,6 +145,7 @@ SUITES = (
   "noise",
   "population",
   "secure_sums",
+  "sum_messages",
   "data",
   "allocator",
   "compiled",
@@ -150,7 +156,7 @@ SUITES = (
 # Flags that only some suites read.
 _OF_SUITES = {
   "workloads": (
-    *("gradients", "federated", "secure_sums", "data", "allocator"),
+    *("gradients", "federated", "secure_sums", "sum_messages", "data", "allocator"),
     *("correlated", "compiled", "draws"),
   ),
   "folder": ("data", "serve"),
@@ -184,7 +190,7 @@ flags.DEFINE_list(
   None,
   f"Of gradients: {', '.join(workloads.NAMES)}; of "
   f"federated: {', '.join(federated_speed.WORKLOADS)} (default: these) and "
-  f"{peer_rounds.WORKLOAD}; of secure_sums: CLIENTSxLENGTH; of data: "
+  f"{peer_rounds.WORKLOAD}; of secure_sums and sum_messages: CLIENTSxLENGTH; of data: "
   f"{', '.join(data_speed.KINDS)} (default: arrays); of allocator: "
   f"{', '.join(allocator_speed.WORKLOADS)} (default: these); of correlated: "
   f"{', '.join(correlated_cost.WORKLOADS)} (default: these); of draws: "
@@ -276,6 +282,7 @@ def main() -> None:
     "noise": _noise,
     "population": _population,
     "secure_sums": _secure_sums,
+    "sum_messages": _sum_messages,
     "data": _data,
     "allocator": _allocator,
     "compiled": _compiled,
@@ -478,6 +485,15 @@ def _secure_sums(options: flags.FlagValues, out: pathlib.Path | None) -> None:
     if out is not None:
       sum_overhead.write(entries, out)
   print(sum_overhead.table(entries))
+
+
+def _sum_messages(options: flags.FlagValues, out: pathlib.Path | None) -> None:
+  entries = sum_messages.measure(
+    sum_overhead.sizes(options.workloads or []) or sum_messages.SIZES
+  )
+  if out is not None:
+    sum_messages.write(entries, out)
+  print(sum_messages.table(entries))
 
 
 def _data(options: flags.FlagValues, out: pathlib.Path | None) -> None:

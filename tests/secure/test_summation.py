@@ -74,6 +74,18 @@ def test_the_protocol_and_the_simulation_are_equal_bit_for_bit(bits):
   assert float(info.clients.upload_bits[0]) >= 2 * bits * 3  # two numbers, a weight; twice
 
 
+def test_a_committee_gives_the_same_bits_and_nan_counts_as_nothing():
+  pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+  rows = [*_ROWS[:4], [np.nan, 2.0]]
+  cohort = federated.from_batches([np.array([row], np.float32) for row in rows])
+  simulated, _ = _rounds(_secure(), cohort=cohort)
+  real, info = _rounds(_secure(sums.Committee()), cohort=cohort)
+  np.testing.assert_array_equal(real.params, simulated.params)
+  assert np.isfinite(real.params).all() and np.any(np.asarray(real.params) != 0)
+  # Shares of five clients for five members, and the keys and the sums.
+  assert float(info.clients.upload_bits[0]) >= 8 * 10 * 12
+
+
 @pytest.mark.parametrize("seed", [1])
 def test_they_are_equal_where_clients_drop_out_too(seed):
   dropout = secure.Dropout(prob=0.5, seed=seed)

@@ -5,6 +5,8 @@
 | `plain`            | nothing: the oracle            | yes                |          |
 | `additive_sharing` | uniform shares among clients   | no                 |          |
 | `additive_servers` | uniform shares for k servers   | yes                |          |
+| `committee`        | shares for a few clients, in   | yes; enough of the | `secure` |
+|                    | one message of each client     | few must stay      |          |
 | `secagg`           | pairwise masks, all with all   | yes, down to t     | `secure` |
 | `secagg_plus`      | pairwise masks on a graph      | yes                | `secure` |
 | `bfv`              | encryption under a key of all  | yes                | `he`     |
@@ -20,6 +22,7 @@ from typing import Any
 from dpjax import validate
 from dpjax.secure.sums.additive_shares import AdditiveServers as AdditiveServers
 from dpjax.secure.sums.additive_shares import AdditiveSharing as AdditiveSharing
+from dpjax.secure.sums.committee import Committee as Committee
 from dpjax.secure.sums.homomorphic_sums import BfvSum as BfvSum
 from dpjax.secure.sums.homomorphic_sums import CkksSum as CkksSum
 from dpjax.secure.sums.interface import NO_DROPS as NO_DROPS
@@ -38,6 +41,7 @@ PROTOCOLS = {
   "plain": PlainSum,
   "additive_sharing": AdditiveSharing,
   "additive_servers": AdditiveServers,
+  "committee": Committee,
   "secagg": SecAgg,
   "secagg_plus": SecAggPlus,
   "bfv": BfvSum,

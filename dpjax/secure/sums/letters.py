@@ -25,6 +25,8 @@ KINDS = (
   "agreed",  # client: its signature of the survivors
   "signatures",  # server: all clients' signatures
   "revealed",  # client: shares of the living's seeds and of the dead's keys
+  "shares",  # client: a sealed share for each member of a committee
+  "sums",  # member: the sum of the shares that it was sent
 )
 # Magic and version, kind, session, sender, count, size.
 _HEADER = struct.Struct("<8sB16sIII")

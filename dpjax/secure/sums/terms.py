@@ -217,6 +217,26 @@ def _counts(num_clients: int, marked: int, drawn: int) -> Iterator[float]:
       yield 2 ** (_log2_choose(marked, k) + rest - whole)
 
 
+def corrupt_and_staying(
+  num_clients: int, corrupt: int, staying: int, drawn: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns (P[more than k corrupt], P[fewer than k staying]) among those drawn at random.
+
+  Args:
+    num_clients: of whom `corrupt` are corrupt and `staying` stay until the end.
+    drawn: clients drawn without replacement.
+
+  Returns:
+    Two arrays [drawn + 1] over k = 0, 1, ... (hypergeometric tails).
+  """
+  of_corrupt = np.array([*_counts(num_clients, corrupt, drawn)])
+  of_staying = np.array([*_counts(num_clients, staying, drawn)])
+  # Each tail adds its own terms: 1 minus the other tail would lose 2^-40 to rounding.
+  above = np.append(np.cumsum(of_corrupt[:0:-1])[::-1], 0.0)
+  below = np.append(0.0, np.cumsum(of_staying[:-1]))
+  return above, below
+
+
 def _threshold(
   num_clients: int, degree: int, bad: int, gone: int, chances: tuple[float, float]
 ) -> int | None:

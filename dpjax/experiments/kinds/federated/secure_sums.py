@@ -11,6 +11,7 @@ import jax
 from dpjax import secure, validate
 from dpjax.secure import sums
 from dpjax.secure.encoding import BITS
+from dpjax.secure.sums.committee import check_committee
 from dpjax.secure.sums.terms import largest_part
 from dpjax.validate import UserError
 
@@ -98,6 +99,50 @@ class SharesForServers(PairwiseMasks):
 
 
 @dataclasses.dataclass(frozen=True)
+class SharesForCommittee(PairwiseMasks):
+  """`secure.sums.Committee`: some clients of each round add up the others' shares.
+
+  A simulated one stands the silence of any member. With `simulated=false` a round whose members
+  are too few is refused, and changes nothing.
+
+  Args:
+    num_members: members of the committee, drawn from the clients of each round.
+    colluding: members who may tell the server all they know.
+    packed: secrets in a polynomial: shares are that many times shorter.
+  """
+
+  num_members: int = 5
+  colluding: int = 2
+  packed: int = 1
+  kind: ClassVar[str] = "committee"
+
+  def __post_init__(self):
+    super().__post_init__()
+    check_committee(self.num_members, self.colluding, self.packed)
+
+  def min_survivors(self, clients_per_round: float) -> int:
+    """Returns the fewest clients of a sum: at least its committee."""
+    return max(self.num_members, super().min_survivors(clients_per_round))
+
+  def settings(self) -> dict[str, Any]:
+    """Returns the settings of the protocol alone."""
+    return {
+      "num_members": self.num_members,
+      "colluding": self.colluding,
+      "packed": self.packed,
+    }
+
+  def check_cohort(self, clients_per_round: float) -> None:
+    """Raises UserError for settings that would refuse every sum."""
+    if self.num_members > clients_per_round:
+      raise UserError(
+        f"must be <= clients_per_round={clients_per_round!r}, who are its members",
+        field="secure_sum.num_members",
+        value=self.num_members,
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class SparseMasks(PairwiseMasks):
   """`secure.sums.SecAggPlus`.
 
@@ -142,6 +187,7 @@ SECURE_SUMS: dict[str, type] = {
   "none": NoSecureSum,
   "additive_sharing": SharesAmongClients,
   "additive_servers": SharesForServers,
+  "committee": SharesForCommittee,
   "secagg": PairwiseMasks,
   "secagg_plus": SparseMasks,
   "bfv": SharedKey,

@@ -10,7 +10,7 @@ from dpjax.secure.vertical import encrypted_vectors
 from dpjax.validate import UserError
 
 # Sums whose clients agree on keys, and sums of ciphertexts.
-_OF_KEYS = ("secagg", "secagg_plus")
+_OF_KEYS = ("secagg", "secagg_plus", "committee")
 _OF_CIPHERTEXTS = ("bfv", "ckks")
 
 

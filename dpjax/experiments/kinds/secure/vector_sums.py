@@ -21,6 +21,7 @@ _HIDES = {
   "plain": "nothing: the server sees every vector",
   "additive_sharing": "each vector from the server and all but two of the clients",
   "additive_servers": "each vector from all servers but one",
+  "committee": "each vector from the server and colluding members of the committee",
   "secagg": "each vector from the server and fewer than min_survivors clients",
   "secagg_plus": "each vector from the server and a fraction of the clients",
   "bfv": "each vector from the server, unless a client tells it the key",

@@ -1,0 +1,593 @@
+"""Sums in one message of each client: a committee of clients adds shares of the vectors.
+
+| phase    | who sends                        | what                                             |
+| -------- | -------------------------------- | ------------------------------------------------ |
+| `keys`   | each member                      | a public key, fresh for this sum                 |
+| `shares` | each client, its ONLY message    | a share for each member, sealed to that member   |
+| `sums`   | each member                      | the sum of the shares that it was sent           |
+
+Shares are `galois_shares`. The sums of any `colluding` + `packed` members give the total, so the
+other members may fall silent. A client that is silent before its message costs nothing: nobody
+waits for it, and nothing of it is missing.
+
+**What is hidden.** The server, `colluding` members and any other clients together learn the sum
+of the other clients' vectors, and nothing else. Proof. The shares that they hold are uniform,
+whatever the vectors are. With these shares and the sum given, the polynomial of all sums of
+shares is determined: it has `packed` + `colluding` known values. So they could have computed
+everything else that they saw. The channels rest on X25519 and ChaCha20-Poly1305.
+
+**What is not.** All parties follow the protocol.
+
+- A server that tells members different lists of clients learns other sums than the one sum, and
+  nobody sees it. It can also hand out keys of its own making, and then it reads every vector.
+- A member that sends a wrong sum changes the total. Where more than `colluding` + `packed`
+  members answer, sums that do not fit together are seen, and the total is refused. Where just
+  that many answer, nothing is seen.
+- A client may send any vector. Shares that do not fit, or that a member cannot open, have the sum
+  refused. They reveal nothing.
+
+Members are drawn from all clients by a hash of the session. `parameters` says how many members
+are needed where a share of the clients is corrupt.
+
+Source: the committee of DisAgg (2026, arXiv:2605.13708), read in its abstract and its authors'
+published code. There the shares are elements of a prime field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dpjax import validate
+from dpjax.secure.sums import galois_shares, letters, primitives
+from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
+from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
+from dpjax.secure.sums.vectors import (
+  LAST_ID,
+  MOST_CLIENTS,
+  MOST_ENTRIES,
+  Present,
+  Reader,
+  SumSettings,
+  enough,
+  present,
+)
+from dpjax.validate import UserError
+
+KEY_BYTES = 32
+# A sealed share: the sender's public key before it, the cipher's tag after it.
+SEALED_EXTRA = KEY_BYTES + 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Committee(SumSettings):
+  """Each client sends every member of a committee a share, in one message; members add up.
+
+  The server, `colluding` members and any other clients learn the sum of the others' vectors, and
+  no more (honest-but-curious). `colluding` + `packed` members must stay until the end.
+
+  `Cost.expansions` counts the uniform vectors drawn, `Cost.operations` the key agreements.
+  `Cost.client_bytes` is of a member. Every other client sends its shares and receives the keys.
+
+  Args:
+    num_members: members of the committee, drawn from the clients of each sum.
+    colluding: members who may tell the server all they know; >= 1.
+    packed: secrets in a polynomial: each share is that many times shorter, and as many more
+      members must stay.
+
+  Raises:
+    UserError: as `SumSettings`, or a committee that could never rebuild a sum.
+
+  >>> vectors = {who: np.array([who, 2**32 - 1], np.uint32) for who in range(4)}
+  >>> drops = Drops(before_upload=frozenset({1}))
+  >>> summed = Committee(num_members=4, colluding=1).sum(vectors, drops)
+  >>> summed.total, summed.survivors
+  (array([         5, 4294967293], dtype=uint32), (0, 2, 3))
+  """
+
+  num_members: int = 5
+  colluding: int = 2
+  packed: int = 1
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    check_committee(self.num_members, self.colluding, self.packed)
+
+  @property
+  def name(self) -> str:
+    return "committee"
+
+  def terms(self, clients: Sequence[int], length: int) -> CommitteeTerms:
+    """Returns the terms of a new sum, whose session determines the members."""
+    return CommitteeTerms(
+      session=secrets.token_bytes(16),
+      clients=tuple(clients),
+      num_members=self.num_members,
+      colluding=self.colluding,
+      packed=self.packed,
+      min_survivors=self.min_survivors,
+      length=length,
+      bits=self.bits,
+    )
+
+  def sum(self, vectors: Mapping[int, np.ndarray], drops: Drops = NO_DROPS) -> Summed:
+    """Returns the sum over the clients who upload (`interface.SumProtocol.sum`).
+
+    A member that drops out has sent its keys. It sends no sum, in whichever phase it drops out.
+
+    Raises:
+      UserError: also where too few members are left, or the extra `secure` is not installed.
+    """
+    start = time.perf_counter()
+    # A missing extra is reported before any vector is read.
+    primitives.library()
+    there = present(self, vectors, drops)
+    enough(self, len(there.uploading), "before upload")
+    read = Reader(self, vectors, there.uploading)
+    summed = run(self.terms(there.named, read.length), there, read)
+    cost = summed.cost._replace(seconds=time.perf_counter() - start)
+    return summed._replace(cost=cost)
+
+
+def check_committee(num_members: int, colluding: int, packed: int) -> None:
+  """Raises UserError for a committee that could never rebuild a sum, or that hides nothing."""
+  validate.integer_at_least(1, packed=packed)
+  validate.integer_in(2, galois_shares.MOST_POINTS - packed, num_members=num_members)
+  validate.integer_in(1, num_members - 1, colluding=colluding)
+  if colluding + packed > num_members:
+    raise UserError(
+      f"must be >= colluding={colluding} + packed={packed}, whose sums give the total",
+      field="num_members",
+      value=num_members,
+    )
+
+
+def parameters(
+  num_clients: int,
+  *,
+  corrupt: float,
+  dropout: float,
+  packed: int = 1,
+  security_bits: float = 40,
+  failure_bits: float = 20,
+) -> tuple[int, int]:
+  """Returns (num_members, colluding): the smallest committee for a random choice of members.
+
+  More than `colluding` members are corrupt with probability 2^-security_bits at most. Fewer than
+  `colluding` + `packed` members stay with probability 2^-failure_bits at most.
+
+  Args:
+    num_clients: from whom the members are drawn.
+    corrupt: largest fraction of the clients that tell the server all they know.
+    dropout: largest fraction that falls silent.
+
+  Raises:
+    UserError: no committee of these clients has both.
+
+  >>> parameters(1000, corrupt=0.05, dropout=0.1)
+  (25, 13)
+  """
+  validate.integer_in(2, MOST_CLIENTS, num_clients=num_clients)
+  validate.share(corrupt=corrupt, dropout=dropout)
+  validate.integer_at_least(1, packed=packed)
+  validate.positive(security_bits=security_bits, failure_bits=failure_bits)
+  corrupt_clients = largest_part(corrupt, num_clients)
+  staying_clients = num_clients - largest_part(dropout, num_clients)
+  largest = min(num_clients, galois_shares.MOST_POINTS - packed)
+  for num_members in range(packed + 1, largest + 1):
+    corrupt_above, staying_below = corrupt_and_staying(
+      num_clients, corrupt_clients, staying_clients, num_members
+    )
+    safe = np.flatnonzero(corrupt_above <= 2.0**-security_bits)
+    colluding = max(1, int(safe[0]))
+    needed = colluding + packed
+    if needed <= num_members and staying_below[needed] <= 2.0**-failure_bits:
+      return num_members, colluding
+  raise UserError(
+    f"no committee of {num_clients} clients survives it together with dropout={dropout:g}",
+    field="corrupt",
+    value=corrupt,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommitteeTerms:
+  """The public terms of one sum, which all parties know in advance.
+
+  Args:
+    session: 16 bytes that no other sum has, by which messages of another one are known.
+    clients: ids, ascending.
+    num_members, colluding, packed: see `Committee`.
+    min_survivors: fewest vectors in a sum.
+    length: d, entries of each vector.
+    bits: bits of the modulus.
+  """
+
+  session: bytes
+  clients: tuple[int, ...]
+  num_members: int
+  colluding: int
+  packed: int
+  min_survivors: int
+  length: int
+  bits: int = 32
+
+  def __post_init__(self) -> None:
+    SumSettings(bits=self.bits, min_survivors=self.min_survivors)
+    check_committee(self.num_members, self.colluding, self.packed)
+    validate.integer_in(1, MOST_ENTRIES, length=self.length)
+    if not isinstance(self.session, bytes) or len(self.session) != 16:
+      raise UserError("must be 16 bytes", field="session", value=self.session)
+    for who in self.clients:
+      validate.integer_in(0, LAST_ID, client=who)
+    if list(self.clients) != sorted({*self.clients}):
+      raise UserError("must be ids in ascending order, each once", field="clients")
+    if self.num_members > len(self.clients):
+      raise UserError(
+        f"must be <= the {len(self.clients)} clients of a sum, who are its members",
+        field="num_members",
+        value=self.num_members,
+      )
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of the words of shares and of the total."""
+    return np.dtype(f"<u{self.bits // 8}")
+
+  @property
+  def members(self) -> tuple[int, ...]:
+    """Returns the members, in the order of their shares."""
+    # By a hash of session and id, so that nobody chooses them.
+    rank = {
+      who: hashlib.sha256(b"member" + self.session + who.to_bytes(4, "little")).digest()
+      for who in self.clients
+    }
+    return tuple(sorted(self.clients, key=rank.__getitem__)[: self.num_members])
+
+  @property
+  def share_bytes(self) -> int:
+    """Bytes of one share of a vector, and of a sum of shares."""
+    words = galois_shares.share_words(
+      self.length, num_shares=self.num_members, packed=self.packed
+    )
+    return words * self.bits // 8
+
+  def context(self, client: int, member: int) -> bytes:
+    """Returns what a sealed share is bound to, so that it opens nowhere else."""
+    ends = repr((client, member)).encode()
+    return b"|".join([b"dpjax committee sum 1", self.session, ends])
+
+
+def record_bytes(terms: CommitteeTerms, kind: str) -> int:
+  """Returns the bytes of a record of each kind of message."""
+  return {
+    "keys": KEY_BYTES,
+    "roster": KEY_BYTES,
+    "shares": terms.share_bytes + SEALED_EXTRA,
+    "forwarded": terms.share_bytes + SEALED_EXTRA,
+    "survivors": 1,
+    "sums": terms.share_bytes,
+  }[kind]
+
+
+def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> letters.Letter:
+  """Returns a message of this kind, from this sender."""
+  letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
+  if letter.sender != sender:
+    raise UserError(
+      f"{kind}: is signed {letters.name(letter.sender)}, and came from {letters.name(sender)}"
+    )
+  return letter
+
+
+# --- a client
+
+
+def shares_for(
+  terms: CommitteeTerms,
+  me: int,
+  roster: bytes,
+  vector: np.ndarray,
+  *,
+  entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> bytes:
+  """Returns the one message of a client: a sealed share for each member.
+
+  Args:
+    roster: the server's message with the members' keys.
+    vector: [d] unsigned integers below 2^bits.
+    entropy: bytes to draw from. Anything but the operating system's is for tests: who knows it
+      sees the vector.
+
+  Raises:
+    UserError: a roster that is wrong in any way, or a vector of another length or type.
+  """
+  if me not in terms.clients:
+    raise UserError(
+      f"is not among the {len(terms.clients)} of the terms", field="client", value=me
+    )
+  if vector.shape != (terms.length,) or vector.dtype != terms.dtype:
+    raise UserError(
+      f"must be {terms.length} entries of {terms.dtype}, is {vector.dtype} of shape "
+      f"{vector.shape}",
+      field=f"vectors[{me}]",
+    )
+  keys = _read(terms, "roster", roster, SERVER).records
+  members = terms.members
+  if not {*keys} <= {*members} or len(keys) < terms.colluding + terms.packed:
+    raise UserError(
+      f"roster: must name {terms.colluding + terms.packed} or more of the "
+      f"{len(members)} members, and nobody else"
+    )
+  shares = galois_shares.split(
+    vector,
+    num_shares=terms.num_members,
+    colluding=terms.colluding,
+    packed=terms.packed,
+    entropy=entropy,
+  )
+  private = entropy(KEY_BYTES)
+  public = primitives.public_key(private)
+  records: dict[int, bytes] = {}
+  for member, share in zip(members, shares):
+    if member not in keys:
+      continue
+    context = terms.context(me, member)
+    # The client's key is fresh and the context names both ends, so this key seals only once.
+    key = primitives.agree(private, bytes(keys[member]), context)
+    records[member] = public + primitives.seal(key, share.tobytes(), context)
+  return letters.write("shares", terms.session, me, records)
+
+
+# --- a member
+
+
+class Member(NamedTuple):
+  """A member between two messages. `private` and `total` are secret."""
+
+  terms: CommitteeTerms
+  me: int
+  private: bytes  # [32] X25519
+  total: np.ndarray  # the sum of the shares that it was sent
+  added: frozenset[int]  # whose shares these are
+  answered: bool = False
+
+
+def start_member(
+  terms: CommitteeTerms,
+  me: int,
+  *,
+  entropy: Callable[[int], bytes] = secrets.token_bytes,
+) -> tuple[Member, bytes]:
+  """Starts a member with a fresh key, and returns its message with the public one.
+
+  Raises:
+    UserError: it is not a member of this sum.
+  """
+  if me not in terms.members:
+    raise UserError("is no member of this sum", field="client", value=me)
+  private = entropy(KEY_BYTES)
+  zeros = np.zeros(terms.share_bytes // terms.dtype.itemsize, terms.dtype)
+  public = primitives.public_key(private)
+  member = Member(terms, me, private, zeros, frozenset())
+  return member, letters.write("keys", terms.session, me, {me: public})
+
+
+def add_share(member: Member, forwarded: bytes) -> Member:
+  """Returns the member with one more client's share in its sum.
+
+  Raises:
+    UserError: a message that is wrong in any way, a client's second one, or one that comes after
+      the answer. The state stays where it was.
+  """
+  terms = member.terms
+  if member.answered:
+    raise UserError(f"forwarded: client {member.me} has answered, and adds nothing more")
+  records = _read(terms, "forwarded", forwarded, SERVER).records
+  if len(records) != 1 or not {*records} <= {*terms.clients}:
+    raise UserError("forwarded: must be the share of one client of this sum")
+  ((client, sealed),) = records.items()
+  if client in member.added:
+    raise UserError(f"forwarded: the share of client {client} came twice")
+  context = terms.context(client, member.me)
+  public = bytes(sealed[:KEY_BYTES])
+  key = primitives.agree(member.private, public, context)
+  share = primitives.unseal(key, bytes(sealed[KEY_BYTES:]), context)
+  total = member.total + np.frombuffer(share, terms.dtype)
+  return member._replace(total=total, added=member.added | {client})
+
+
+def answer(member: Member, survivors: bytes) -> tuple[Member, bytes]:
+  """Returns the member's sum of shares, for the list of clients that it has added.
+
+  It answers once, and forgets its key and its sum.
+
+  Raises:
+    UserError: another list, one of fewer than `min_survivors`, or a second request.
+  """
+  terms = member.terms
+  if member.answered:
+    raise UserError(f"survivors: client {member.me} has answered, and does so once")
+  listed = frozenset(_read(terms, "survivors", survivors, SERVER).records)
+  if listed != member.added:
+    different = min(listed ^ member.added)
+    raise UserError(
+      f"survivors: client {member.me} holds the shares of other clients than those listed; "
+      f"client {different} is one of them"
+    )
+  if len(listed) < terms.min_survivors:
+    raise UserError(
+      f"only {len(listed)} clients are listed; nothing is revealed",
+      field="min_survivors",
+      value=terms.min_survivors,
+    )
+  letter = letters.write(
+    "sums", terms.session, member.me, {member.me: member.total.tobytes()}
+  )
+  empty = np.zeros(0, terms.dtype)
+  return member._replace(private=b"", total=empty, answered=True), letter
+
+
+# --- the server
+
+
+class Collected(NamedTuple):
+  """The server between two messages; none of it is secret from the server."""
+
+  terms: CommitteeTerms
+  phase: str = "keys"  # "": the sum is complete
+  keys: Mapping[int, bytes] = {}
+  uploaded: frozenset[int] = frozenset()
+  sums: Mapping[int, bytes] = {}
+
+
+def receive(
+  state: Collected, data: bytes, sender: int
+) -> tuple[Collected, dict[int, bytes]]:
+  """Returns the server with one more message, and what it forwards to members.
+
+  Args:
+    sender: from whom the message came, as the transport knows it.
+
+  Raises:
+    UserError: a message that is wrong in any way, or a party's second one. The state stays where
+      it was.
+  """
+  terms = state.terms
+  letter = _read(terms, state.phase, data, sender)
+  senders = terms.clients if state.phase == "shares" else terms.members
+  if sender not in senders:
+    raise UserError(f"{state.phase}: {letters.name(sender)} sends none in this sum")
+  heard: Mapping[str, frozenset[int]] = {
+    "keys": frozenset(state.keys),
+    "shares": state.uploaded,
+    "sums": frozenset(state.sums),
+  }
+  if sender in heard[state.phase]:
+    raise UserError(f"{state.phase}: {letters.name(sender)} has sent one before")
+  if state.phase == "shares":
+    if {*letter.records} != {*state.keys}:
+      raise UserError(f"shares: client {sender} must send one to each member of the roster")
+    forwarded = {
+      member: letters.write("forwarded", terms.session, SERVER, {sender: bytes(sealed)})
+      for member, sealed in letter.records.items()
+    }
+    return state._replace(uploaded=state.uploaded | {sender}), forwarded
+  if {*letter.records} != {sender}:
+    raise UserError(f"{state.phase}: client {sender} must send one record, its own")
+  record = {sender: bytes(letter.records[sender])}
+  if state.phase == "keys":
+    return state._replace(keys={**state.keys, **record}), {}
+  return state._replace(sums={**state.sums, **record}), {}
+
+
+def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+  """Ends the phase; returns (the next one, the messages that open it by client).
+
+  Raises:
+    UserError: too few members or clients are left. Nothing was revealed.
+  """
+  terms = state.terms
+  needed = terms.colluding + terms.packed
+  members = len(state.keys if state.phase == "keys" else state.sums)
+  if state.phase != "shares" and members < needed:
+    raise UserError(
+      f"only {members} of {terms.num_members} members sent their {state.phase}, and {needed} are "
+      "needed; the sum is refused and nothing was revealed",
+      field="committee",
+    )
+  if state.phase == "keys":
+    roster = letters.write("roster", terms.session, SERVER, state.keys)
+    return state._replace(phase="shares"), dict.fromkeys(terms.clients, roster)
+  if state.phase == "shares":
+    if len(state.uploaded) < terms.min_survivors:
+      raise UserError(
+        f"only {len(state.uploaded)} clients sent their shares; nothing was revealed",
+        field="min_survivors",
+        value=terms.min_survivors,
+      )
+    listed = dict.fromkeys(state.uploaded, b"\1")
+    survivors = letters.write("survivors", terms.session, SERVER, listed)
+    return state._replace(phase="sums"), dict.fromkeys(state.keys, survivors)
+  return state._replace(phase=""), {}
+
+
+def total(state: Collected) -> np.ndarray:
+  """Returns the sum of the vectors of all who uploaded, after the last phase was closed.
+
+  Raises:
+    UserError: a phase is open, or the members' sums do not fit together.
+  """
+  terms = state.terms
+  if state.phase:
+    raise UserError(f"the sum still receives {state.phase}", field="total")
+  places = {member: place for place, member in enumerate(terms.members)}
+  shares = {
+    places[member]: np.frombuffer(data, terms.dtype) for member, data in state.sums.items()
+  }
+  return galois_shares.combine(
+    shares,
+    length=terms.length,
+    num_shares=terms.num_members,
+    colluding=terms.colluding,
+    packed=terms.packed,
+  )
+
+
+# --- all parties in one process
+
+
+def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]) -> Summed:
+  """Runs one sum on given terms, with all parties in this process.
+
+  Args:
+    there: who answers in which phase.
+    read: the vector of a client, called once for each that uploads, in ascending order.
+
+  Raises:
+    UserError: as `Committee.sum`.
+  """
+  num_bytes: Counter[int] = Counter()  # of each client, both ways
+  server = Collected(terms)
+  members: dict[int, Member] = {}
+  for who in terms.members:
+    members[who], letter = start_member(terms, who)
+    num_bytes[who] += len(letter)
+    server, _ = receive(server, letter, who)
+  server, rosters = close(server)
+  for who in there.named:
+    num_bytes[who] += len(rosters[who])
+  # Who drops out before upload has still received the keys, and sends nothing.
+  for who in there.uploading:
+    letter = shares_for(terms, who, rosters[who], read(who).astype(terms.dtype, copy=False))
+    num_bytes[who] += len(letter)
+    server, forwarded = receive(server, letter, who)
+    # Added as it comes, so that the shares of two clients are never in memory.
+    for member, sealed in forwarded.items():
+      num_bytes[member] += len(sealed)
+      members[member] = add_share(members[member], sealed)
+  server, lists = close(server)
+  for member in (who for who in terms.members if who in there.unmasking):
+    members[member], letter = answer(members[member], lists[member])
+    num_bytes[member] += len(lists[member]) + len(letter)
+    server, _ = receive(server, letter, member)
+  server, _ = close(server)
+  uploads = len(there.uploading)
+  cost = Cost(
+    client_bytes=max(num_bytes.values()),
+    server_bytes=sum(num_bytes.values()),
+    expansions=terms.colluding * uploads,
+    # One agreement at each end of each share.
+    operations=2 * terms.num_members * uploads,
+    seconds=0.0,
+  )
+  found = total(server).astype(f"uint{terms.bits}", copy=False)
+  return Summed(found, there.uploading, cost)

@@ -1,0 +1,334 @@
+"""A sum in one message of each client: exact, through any silence, and closed to colluders."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpjax.secure import sums
+from dpjax.secure.sums import committee, letters
+from dpjax.secure.sums.committee import CommitteeTerms
+from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums.vectors import Present
+from dpjax.validate import UserError
+from tests.secure.sums import parties
+
+pytest.importorskip("cryptography", reason="needs the extra 'secure'")
+pytest.importorskip("Crypto", reason="needs the extra 'secure'")
+
+_SESSION = bytes(range(16))
+
+
+def _terms(count=4, **changes):
+  settings = {
+    "session": _SESSION,
+    "clients": tuple(range(count)),
+    "num_members": 3,
+    "colluding": 1,
+    "packed": 1,
+    "min_survivors": 2,
+    "length": 5,
+    **changes,
+  }
+  return CommitteeTerms(**settings)
+
+
+@pytest.mark.parametrize(
+  ("bits", "num_members", "colluding", "packed"), [(32, 5, 2, 1), (64, 6, 1, 3)]
+)
+def test_sums_are_exact(bits, num_members, colluding, packed):
+  vectors = parties.vectors(7, bits=bits)
+  protocol = sums.Committee(
+    bits=bits, num_members=num_members, colluding=colluding, packed=packed
+  )
+  everybody = protocol.sum(vectors)
+  oracle = sums.PlainSum(bits=bits).sum(vectors)
+  np.testing.assert_array_equal(everybody.total, oracle.total)
+  assert everybody.total.dtype == oracle.total.dtype
+  assert everybody.survivors == oracle.survivors == tuple(range(7))
+
+
+def test_every_pattern_of_silence_gives_the_sum_or_one_line():
+  """Three clients, all of them members, each silent before one of three phases or never."""
+  terms = _terms(3)
+  vectors = parties.vectors(3)
+  given = 0
+  for silent in itertools.product(range(4), repeat=3):
+    phases = [tuple(who for who in range(3) if silent[who] >= phase) for phase in (1, 2, 3)]
+    there = Present(terms.clients, *phases)
+    staying = set(terms.members) & set(there.unmasking)
+    if len(there.uploading) < 2 or len(staying) < 2:
+      with pytest.raises(UserError, match="nothing was revealed"):
+        committee.run(terms, there, vectors.__getitem__)
+      continue
+    summed = committee.run(terms, there, vectors.__getitem__)
+    expected = np.sum([vectors[who] for who in there.uploading], axis=0, dtype=np.uint32)
+    np.testing.assert_array_equal(summed.total, expected)
+    assert summed.survivors == there.uploading
+    given += 1
+  assert given == 10
+
+
+def test_what_colluders_and_the_server_see_is_a_function_of_the_sum():
+  """Modulo 2, every draw of both honest clients: all members' sums, and one member's shares."""
+  seen = {}
+  draws = list(itertools.product(range(2), repeat=4))
+  for pair in itertools.product(range(4), repeat=2):
+    vectors = [np.array([n % 2, n // 2], np.uint32) for n in pair]
+    views = Counter()
+    for words in draws:
+      halves = np.array(words, np.uint32).reshape(2, 2)
+      shares = [
+        committee.galois_shares.split(
+          vector, num_shares=3, colluding=1, entropy=lambda size, half=half: half.tobytes()
+        )
+        for vector, half in zip(vectors, halves)
+      ]
+      totals = [(shares[0][k] + shares[1][k]) % 2 for k in range(3)]
+      for colluder in range(3):
+        held = [client[colluder] % 2 for client in shares]
+        views[colluder, *np.concatenate([*held, *totals]).tolist()] += 1
+    seen[pair] = views
+  total = lambda pair: pair[0] ^ pair[1]  # modulo 2, word by word
+  for one, other in itertools.combinations(seen, 2):
+    assert (seen[one] == seen[other]) == (total(one) == total(other))
+
+
+# --- letters on their way
+
+
+class _Sum:
+  """One sum, letter by letter."""
+
+  def __init__(self, terms):
+    self.terms = terms
+    self.server = committee.Collected(terms)
+    self.members = {}
+    for who in terms.members:
+      self.members[who], letter = committee.start_member(terms, who)
+      self.server, _ = committee.receive(self.server, letter, who)
+    self.server, self.rosters = committee.close(self.server)
+    self.vectors = parties.vectors(len(terms.clients), terms.length)
+
+  def shares(self, who):
+    return committee.shares_for(self.terms, who, self.rosters[who], self.vectors[who])
+
+  def upload(self, who, skipping=()):
+    """Sends a client's letter, but nothing to the members in `skipping`."""
+    self.server, forwarded = committee.receive(self.server, self.shares(who), who)
+    for member, letter in forwarded.items():
+      if member not in skipping:
+        self.members[member] = committee.add_share(self.members[member], letter)
+    return forwarded
+
+  def listed(self, clients):
+    records = dict.fromkeys(clients, b"\1")
+    return letters.write("survivors", self.terms.session, SERVER, records)
+
+  def told(self, member, clients):
+    """Returns the share of a sum that a member answers to this list."""
+    _, letter = committee.answer(self.members[member], self.listed(clients))
+    size = self.terms.share_bytes
+    read = letters.read(letter, "sums", self.terms.session, size)
+    return np.frombuffer(read.records[member], self.terms.dtype)
+
+
+def _replayed(other):
+  return _Sum(_terms(session=bytes(16))).shares(other)
+
+
+def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
+  first = _Sum(_terms())
+  second = _Sum(_terms())
+  letter = first.shares(0)
+  cases = [
+    (_replayed(0), 0, "shares: from client 0 is of another session"),
+    (letter, 1, "is signed client 0, and came from client 1"),
+    (letter[:-1], 0, "of the wrong length"),
+    (first.rosters[0], 0, "shares: expected from the server, who sent roster"),
+    (letters.write("shares", _SESSION, 9, {}), 9, "client 9 sends none in this sum"),
+    (letters.write("shares", _SESSION, 0, {}), 0, "must send one to each member"),
+  ]
+  for data, sender, words in cases:
+    with pytest.raises(UserError, match=words) as caught:
+      committee.receive(first.server, data, sender)
+    assert "\n" not in str(caught.value)
+  forwarded = first.upload(0)
+  with pytest.raises(UserError, match="shares: client 0 has sent one before"):
+    committee.receive(first.server, letter, 0)
+  member = first.terms.members[0]
+  other = first.terms.members[1]
+  with pytest.raises(UserError, match="the share of client 0 came twice"):
+    committee.add_share(first.members[member], forwarded[member])
+  # Sealed for another member, for another sum, or changed.
+  for_other = forwarded[other]
+  changed = bytearray(first.upload(1)[member])
+  changed[-1] ^= 1
+  for state, data in [
+    (second.members[member], for_other),
+    (second.members[member], forwarded[member]),
+    (second.members[member], bytes(changed)),
+  ]:
+    with pytest.raises(UserError, match="envelope: was changed on its way, or is not for"):
+      committee.add_share(state, data)
+
+
+def test_a_member_answers_once_and_for_the_clients_that_it_added():
+  play = _Sum(_terms())
+  for who in (0, 1):
+    play.upload(who)
+  member = play.members[play.terms.members[0]]
+  for clients, words in [
+    ((0,), "holds the shares of other clients than those listed; client 1"),
+    ((0, 1, 2), "client 2 is one of them"),
+  ]:
+    with pytest.raises(UserError, match=words):
+      committee.answer(member, play.listed(clients))
+  after, _ = committee.answer(member, play.listed((0, 1)))
+  assert not after.private and not after.total.size
+  with pytest.raises(UserError, match="has answered, and does so once"):
+    committee.answer(after, play.listed((0, 1)))
+  with pytest.raises(UserError, match="has answered, and adds nothing more"):
+    committee.add_share(after, play.upload(2)[play.terms.members[1]])
+  alone = _Sum(_terms())
+  alone.upload(3)
+  with pytest.raises(UserError, match="min_survivors=2: only 1 clients are listed"):
+    committee.answer(alone.members[alone.terms.members[0]], alone.listed((3,)))
+
+
+def test_a_client_refuses_a_roster_of_others_or_of_too_few():
+  play = _Sum(_terms())
+  keys = letters.read(play.rosters[0], "roster", _SESSION, 32).records
+  stranger = next(who for who in range(4) if who not in keys)
+  some = {who: bytes(key) for who, key in keys.items()}
+  for records in ({**some, stranger: bytes(32)}, dict([next(iter(some.items()))])):
+    roster = letters.write("roster", _SESSION, SERVER, records)
+    with pytest.raises(UserError, match="roster: must name 2 or more of the 3 members"):
+      committee.shares_for(play.terms, 0, roster, play.vectors[0])
+  with pytest.raises(UserError, match="is no point that a key can be agreed with"):
+    roster = letters.write("roster", _SESSION, SERVER, dict.fromkeys(some, bytes(32)))
+    committee.shares_for(play.terms, 0, roster, play.vectors[0])
+  with pytest.raises(UserError, match=r"vectors\[0\]: must be 5 entries of uint32"):
+    committee.shares_for(play.terms, 0, play.rosters[0], np.full(5, np.nan))
+
+
+def test_a_wrong_sum_of_a_member_is_seen_only_where_more_answer_than_needed():
+  for answering, seen in [(3, True), (2, False)]:
+    play = _Sum(_terms())
+    for who in range(4):
+      play.upload(who)
+    play.server, lists = committee.close(play.server)
+    for place, who in enumerate(play.terms.members[:answering]):
+      _, letter = committee.answer(play.members[who], lists[who])
+      data = bytearray(letter)
+      # The first member adds one to its first word.
+      data[letters.OVERHEAD + letters.ID] ^= place == 0
+      play.server, _ = committee.receive(play.server, bytes(data), who)
+    play.server, _ = committee.close(play.server)
+    if seen:
+      with pytest.raises(UserError, match="do not fit together"):
+        committee.total(play.server)
+      continue
+    expected = np.sum([*play.vectors.values()], axis=0, dtype=np.uint32)
+    assert not np.array_equal(committee.total(play.server), expected)
+
+
+def test_a_server_that_tells_members_different_lists_learns_other_sums():
+  """The attack that the documents name: two lists, and the difference is one client's vector."""
+  play = _Sum(_terms(num_members=4))
+  members = play.terms.members
+  for who in (0, 1):
+    play.upload(who)
+  play.upload(2, skipping=members[2:])
+  told = {
+    place: play.told(who, (0, 1, 2) if place < 2 else (0, 1))
+    for place, who in enumerate(members)
+  }
+  settings = {"length": 5, "num_shares": 4, "colluding": 1}
+  combine = committee.galois_shares.combine
+  more = combine({place: told[place] for place in (0, 1)}, **settings)
+  less = combine({place: told[place] for place in (2, 3)}, **settings)
+  np.testing.assert_array_equal(more - less, play.vectors[2])
+
+
+# --- numbers, settings, rounds
+
+
+def test_a_client_sends_one_message_and_its_bytes_are_counted():
+  terms = _terms(6, packed=2, num_members=4, length=50)
+  play = _Sum(terms)
+  everybody = Present(*[terms.clients] * 4)
+  cost = committee.run(terms, everybody, play.vectors.__getitem__).cost
+  client = next(who for who in terms.clients if who not in terms.members)
+  sent = len(play.shares(client))
+  each = committee.record_bytes(terms, "shares")
+  assert sent == letters.size(4, each) and each == terms.share_bytes + 48
+  heard = len(play.rosters[client])
+  answers = letters.size(1, terms.share_bytes) + letters.size(6, 1)
+  member = sent + heard + letters.size(1, 32) + 6 * letters.size(1, each) + answers
+  assert cost.client_bytes == member
+  assert cost.server_bytes == 4 * member + 2 * (sent + heard)
+  assert cost.operations == 2 * 4 * 6 and cost.expansions == 6
+
+
+@pytest.mark.parametrize(
+  ("num_clients", "corrupt", "dropout", "packed"),
+  [(100, 0.1, 0.2, 1), (1000, 0.05, 0.1, 20), (30, 0.05, 0.1, 1)],
+)
+def test_committees_are_the_smallest_that_scipy_finds_safe(
+  num_clients, corrupt, dropout, packed
+):
+  def safe(members, colluding):
+    bad = stats.hypergeom(num_clients, int(corrupt * num_clients), members)
+    stay = stats.hypergeom(num_clients, num_clients - int(dropout * num_clients), members)
+    staying = stay.cdf(colluding + packed - 1)
+    return bad.sf(colluding) <= 2**-40 and staying <= 2**-20
+
+  members, colluding = committee.parameters(
+    num_clients, corrupt=corrupt, dropout=dropout, packed=packed
+  )
+  assert safe(members, colluding)
+  assert not any(safe(members - 1, t) for t in range(1, members - packed))
+  assert (
+    colluding == 1
+    or stats.hypergeom(num_clients, int(corrupt * num_clients), members).sf(colluding - 1)
+    > 2**-40
+  )
+
+
+@pytest.mark.parametrize(
+  ("settings", "words"),
+  [
+    ({"num_members": 3, "colluding": 3}, "colluding=3: must be"),
+    (
+      {"num_members": 3, "colluding": 2, "packed": 2},
+      "num_members=3: must be >= colluding=2",
+    ),
+    ({"colluding": 0}, "colluding=0: must be"),
+    ({"num_members": 1}, "num_members=1: must be"),
+    ({"num_members": 5000}, "num_members=5000: must be"),
+    ({"min_survivors": 1}, "min_survivors=1: must be"),
+  ],
+)
+def test_wrong_committees_are_one_line(settings, words):
+  with pytest.raises(UserError, match=words) as caught:
+    sums.Committee(**settings)
+  assert "\n" not in str(caught.value)
+
+
+def test_sums_that_cannot_be_are_one_line():
+  cases = [
+    (lambda: sums.Committee().sum(parties.vectors(4)), "num_members=5: must be <= the 4"),
+    (lambda: _terms(clients=(0, 1, 1, 2)), "clients: must be ids in ascending order"),
+    (lambda: _terms(session=b"x"), "session=.*: must be 16 bytes"),
+    (
+      lambda: committee.parameters(10, corrupt=0.5, dropout=0.5),
+      "corrupt=0.5: no committee of 10 clients",
+    ),
+    (lambda: committee.start_member(_terms(), 9), "client=9: is no member of this sum"),
+  ]
+  for call, words in cases:
+    with pytest.raises(UserError, match=words):
+      call()
