@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend import core as jex
 
@@ -51,6 +52,41 @@ def operands(eqn: Eqn) -> tuple[Var, ...]:
 def named(eqn: Eqn, values: Sequence[Any]) -> dict[Var, Any]:
   """Returns the value bound to each variable of an equation."""
   return {v: x for v, x in zip(eqn.invars, values) if not is_literal(v)}
+
+
+def inner_jaxprs(jaxpr: Jaxpr) -> Iterator[Any]:
+  """Yields the jaxprs, open or closed, in the parameters of a jaxpr's equations."""
+  for equation in jaxpr.eqns:
+    for value in jax.tree.leaves(
+      list(equation.params.values()),
+      is_leaf=lambda v: isinstance(v, jex.Jaxpr | jex.ClosedJaxpr),
+    ):
+      if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
+        yield value
+
+
+def primitives(closed: Any) -> Iterator[str]:
+  """Yields the name of each operation of a jaxpr, open or closed, and of those inside it."""
+  jaxpr = getattr(closed, "jaxpr", closed)
+  yield from (equation.primitive.name for equation in jaxpr.eqns)
+  for inner in inner_jaxprs(jaxpr):
+    yield from primitives(inner)
+
+
+def closed_over(closed: Any) -> Iterator[Any]:
+  """Yields arrays of a jaxpr that are not arguments; single numbers do not count.
+
+  >>> table = np.ones(3)
+  >>> [array.shape for array in closed_over(jax.make_jaxpr(lambda x: x * table)(1.0))]
+  [(3,)]
+  """
+  jaxpr = getattr(closed, "jaxpr", closed)
+  yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
+  for equation in jaxpr.eqns:
+    values = (v.val for v in equation.invars if isinstance(v, jex.Literal))
+    yield from (value for value in values if np.ndim(value))
+  for inner in inner_jaxprs(jaxpr):
+    yield from closed_over(inner)
 
 
 def needed(eqns: Sequence[Eqn], wanted: Iterable[Var]) -> list[Eqn]:

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
   from dpjax.training.contrastive import contrastive_loss as contrastive_loss
   from dpjax.training.contrastive import on_sphere as on_sphere
   from dpjax.training.contrastive import uniformity as uniformity
+  from dpjax.training.distillation import Distillation as Distillation
+  from dpjax.training.distillation import DistillationState as DistillationState
+  from dpjax.training.distillation import distillation as distillation
+  from dpjax.training.distillation import joint_distillation as joint_distillation
   from dpjax.training.dp_sgd import StepInfo as StepInfo
   from dpjax.training.dp_sgd import TrainState as TrainState
   from dpjax.training.dp_sgd import clip_scale as clip_scale
   from dpjax.training.dp_sgd import dp_sgd as dp_sgd
   from dpjax.training.dp_sgd import eval_params as eval_params
   from dpjax.training.dp_sgd import noise_state as noise_state
+  from dpjax.training.gradient_penalty import gradient_penalty as gradient_penalty
   from dpjax.training.lora import Lora as Lora
   from dpjax.training.lora import lora as lora
   from dpjax.training.part import of_part as of_part

@@ -8,6 +8,7 @@ its parameters and all its samples are post-processing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dpjax import trees
+from dpjax import trees, validate
 from dpjax.plan import Plan
+from dpjax.training.distillation import check_declared
 from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
 from dpjax.types import Array, ArrayTree, Batch, LossFn, Params
 from dpjax.validate import UserError
@@ -47,10 +49,11 @@ def adversarial(
   generator_tx: optax.GradientTransformation,
   noise_key: Array,
   public_key: Array,
+  critic_steps: int = 1,
   method: str = "auto",
   microbatch_size: int | None = None,
 ) -> Adversarial:
-  """Trains a critic by DP-SGD and a generator against it, a step of each in turn.
+  """Trains a critic by DP-SGD and a generator against it, in turns.
 
   Args:
     critic_loss: `(critic, pair) -> scalar` for ONE pair.
@@ -61,6 +64,8 @@ def adversarial(
     critic_tx, generator_tx: optimizers.
     noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
     public_key: typed key of everything else that is random. It may be known.
+    critic_steps: steps of the critic before each one of the generator. More of them help under
+      noise (Bie, Kamath and Zhang 2023, arXiv:2302.02936). Each is a step of the plan.
     method, microbatch_size: see `dpjax.clipped_grad`.
 
   Returns:
@@ -68,11 +73,12 @@ def adversarial(
     private.
 
   Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
-  one example. A gradient penalty belongs into `critic_loss`, at points of the one pair: then
-  clipping bounds it, too.
+  one example. A gradient penalty belongs into `critic_loss`, at points of the one pair
+  (`training.gradient_penalty`): then clipping bounds it, too. BatchNorm in the critic is refused.
 
   Raises:
-    UserError: a plan with slices, whose generator would move in the middle of a step.
+    UserError: a plan with slices, whose generator would move in the middle of a step. At `init`: a
+      generator that closes over an array, or calls back into Python: both could be private data.
 
   >>> from dpjax.sampling import PoissonSampler
   >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
@@ -100,6 +106,7 @@ def adversarial(
       value=plan.slices,
     )
   trees.check_key(public_key=public_key)
+  validate.integer_at_least(1, critic_steps=critic_steps)
   init_critic, critic_step = dp_sgd(
     critic_loss,
     plan,
@@ -112,7 +119,14 @@ def adversarial(
   def init(critic: Params, generator: Params) -> AdversarialState:
     # Copied, so that the caller's parameters survive donation.
     generator = jax.tree.map(jnp.copy, generator)
-    return AdversarialState(init_critic(critic), generator, generator_tx.init(generator))
+    opt_state = generator_tx.init(generator)
+    before = (generator, opt_state)
+    check_declared(
+      jax.make_jaxpr(generator_step)(critic, public_key, before),
+      field="generator_loss",
+      remedy="compute it within the function, or make it one of the generator's parameters",
+    )
+    return AdversarialState(init_critic(critic), generator, opt_state)
 
   def step(state: AdversarialState, batch: Batch) -> tuple[AdversarialState, StepInfo]:
     step_key = jax.random.fold_in(public_key, state.critic.step)
@@ -123,11 +137,20 @@ def adversarial(
     pairs = jax.vmap(pair, in_axes=(None, 0, 0))(state.generator, pair_keys, batch.examples)
     critic, info = critic_step(state.critic, Batch(pairs, batch.mask))
     # Neither the batch nor its mask, whose sum is a secret, reaches the generator.
-    gradient = jax.grad(generator_loss)(state.generator, critic.params, generator_key)
-    updates, opt_state = generator_tx.update(
-      gradient, state.generator_opt_state, state.generator
-    )
-    generator = optax.apply_updates(state.generator, updates)
+    moved = functools.partial(generator_step, critic.params, generator_key)
+    before = (state.generator, state.generator_opt_state)
+    if critic_steps == 1:
+      generator, opt_state = moved(before)
+    else:
+      # `critic.step` counts the steps that are done: the generator moves after the last of each.
+      turn = critic.step % critic_steps == 0
+      generator, opt_state = jax.lax.cond(turn, moved, lambda same: same, before)
     return AdversarialState(critic, generator, opt_state), info
+
+  def generator_step(critic: Params, key: Array, before: Any) -> tuple[Params, Any]:
+    generator, opt_state = before
+    gradient = jax.grad(generator_loss)(generator, critic, key)
+    updates, opt_state = generator_tx.update(gradient, opt_state, generator)
+    return optax.apply_updates(generator, updates), opt_state
 
   return Adversarial(init, step)

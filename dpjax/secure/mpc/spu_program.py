@@ -14,13 +14,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import numpy as np
 
+from dpjax.gradients import equations
 from dpjax.validate import UserError
 
 INSTALL = "pip install 'dpjax[mpc-spu]' && pip install --no-deps spu==0.10.0.dev20251211"
@@ -159,42 +159,14 @@ class one_line:
 def _check(closed: Any) -> None:
   """Raises UserError at the first operation that SPU cannot run, or that would accidentally
   be public."""
-  for constant in _constants(closed):
+  for constant in equations.closed_over(closed):
     raise UserError(
       f"closes over an array of shape {np.shape(constant)}, which every party "
       "would read in the program: pass it as an argument (public_argnums, if it "
       "may be known)",
       field="fn",
     )
-  for name in _primitives(closed.jaxpr):
+  for name in equations.primitives(closed):
     reason = _RANDOM if name.startswith(_DRAWS) else _REFUSED.get(name)
     if reason:
       raise UserError(f"uses {name}; {reason}", field="fn")
-
-
-def _inner(jaxpr: Any) -> Iterator[Any]:
-  """Yields the jaxprs, open or closed, in the parameters of a jaxpr's equations."""
-  for equation in jaxpr.eqns:
-    for value in jax.tree.leaves(
-      list(equation.params.values()),
-      is_leaf=lambda v: isinstance(v, jex.Jaxpr | jex.ClosedJaxpr),
-    ):
-      if isinstance(value, jex.Jaxpr | jex.ClosedJaxpr):
-        yield value
-
-
-def _primitives(jaxpr: Any) -> Iterator[str]:
-  yield from (equation.primitive.name for equation in jaxpr.eqns)
-  for inner in _inner(jaxpr):
-    yield from _primitives(getattr(inner, "jaxpr", inner))
-
-
-def _constants(closed: Any) -> Iterator[Any]:
-  """Yields arrays that are not arguments; single numbers do not count."""
-  jaxpr = getattr(closed, "jaxpr", closed)
-  yield from (c for c in getattr(closed, "consts", ()) if np.ndim(c))
-  for equation in jaxpr.eqns:
-    values = (v.val for v in equation.invars if isinstance(v, jex.Literal))
-    yield from (value for value in values if np.ndim(value))
-  for inner in _inner(jaxpr):
-    yield from _constants(inner)

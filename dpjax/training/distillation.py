@@ -1,0 +1,272 @@
+"""A teacher and a student under one budget.
+
+| what the student reads                   | function             | what is accounted        |
+| ---------------------------------------- | -------------------- | ------------------------ |
+| the teacher, public rows, random numbers | `distillation`       | the teacher's steps      |
+| private examples, and the teacher        | `joint_distillation` | each step, once for both |
+
+In the first the student is post-processing: it may take any number of steps. In the second one
+gradient holds the parts of both networks. It is clipped and gets noise as a whole, so one event
+covers both.
+
+Source: Hinton, Vinyals and Dean 2015 (arXiv:1503.02531) for distillation. Post-processing and
+clipping of a joint vector are those of DP-SGD (Abadi et al. 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dpjax import trees
+from dpjax.gradients import equations
+from dpjax.plan import Plan
+from dpjax.training.dp_sgd import StepInfo, TrainState, dp_sgd
+from dpjax.types import Algorithm, Array, ArrayTree, Batch, LossFn, Params
+from dpjax.validate import UserError
+
+
+class DistillationState(NamedTuple):
+  """State of both networks; `plan.spent(state.teacher)` says what was spent."""
+
+  teacher: TrainState
+  student: Params
+  student_opt_state: optax.OptState
+  student_step: Array  # int32, updates of the student
+
+
+class Distillation(NamedTuple):
+  """`init(teacher, student)`, `step(state, batch)` of both, `student_step(state)` alone."""
+
+  init: Callable[[Params, Params], DistillationState]
+  step: Callable[[DistillationState, Batch], tuple[DistillationState, StepInfo]]
+  student_step: Callable[[DistillationState], DistillationState]
+
+
+def distillation(
+  teacher_loss: LossFn,
+  student_loss: Callable[[Params, Params, Any], Array],
+  plan: Plan,
+  *,
+  inputs: Callable[[Any, Params, Array], Any],
+  public: ArrayTree = None,
+  teacher_tx: optax.GradientTransformation,
+  student_tx: optax.GradientTransformation,
+  noise_key: Array,
+  public_key: Array,
+  method: str = "auto",
+  microbatch_size: int | None = None,
+) -> Distillation:
+  """Trains a private teacher, and a student on the teacher's outputs.
+
+  Args:
+    teacher_loss: `(teacher, example) -> scalar` for ONE private example.
+    student_loss: `(student, teacher, inputs) -> scalar` for a batch of inputs.
+    plan: clip norm, noise and divisor of the teacher's gradients; also yields the batches.
+    inputs: `(public, teacher, key) -> inputs` of one update of the student: rows of `public`, or
+      synthetic ones.
+    public: arrays that you declare to be public. Anybody may know them, and no record that the
+      epsilon protects is in them: nothing can check this.
+    teacher_tx, student_tx: optimizers.
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
+    public_key: typed key of everything else that is random. It may be known.
+    method, microbatch_size: see `dpjax.clipped_grad`.
+
+  Returns:
+    Three functions, to be jitted by the caller. `step` moves the teacher, then the student.
+    `student_step` moves the student alone, at no cost. `StepInfo` is the teacher's; it is not
+    private.
+
+  Guarantee: the sequence of all parameters of BOTH networks is (plan.epsilon(), plan.delta)-DP for
+  one example, for any number of `student_step`. The student's functions see the teacher's noisy
+  parameters, `public` and random numbers. An array that they close over is refused, because it
+  could be private data. Single numbers are not: what you compute from private data is yours to
+  account for.
+
+  Raises:
+    UserError: a plan with slices. At `init`: a student that reads an array which is not declared,
+      or calls back into Python.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
+  >>> both = distillation(
+  ...   lambda teacher, x: 0.5 * (teacher - x) ** 2,
+  ...   lambda student, teacher, x: jnp.mean((student * x - teacher * x) ** 2),
+  ...   plan,
+  ...   inputs=lambda public, teacher, key: public,
+  ...   public=jnp.ones(3),
+  ...   teacher_tx=optax.sgd(1.0),
+  ...   student_tx=optax.sgd(0.25),
+  ...   noise_key=jax.random.key(0),
+  ...   public_key=jax.random.key(1),
+  ... )
+  >>> state = both.init(jnp.zeros(()), jnp.zeros(()))
+  >>> state, _ = both.step(state, Batch(jnp.array([2.0, 0.5]), jnp.array([True, True])))
+  >>> print(state.teacher.params, state.student, both.student_step(state).student)
+  0.75 0.375 0.5625
+  """
+  if plan.slices != 1:
+    raise UserError(
+      "must be 1: the student moves between steps, not within one",
+      field="plan.slices",
+      value=plan.slices,
+    )
+  trees.check_key(public_key=public_key)
+  init_teacher, teacher_step = dp_sgd(
+    teacher_loss,
+    plan,
+    teacher_tx,
+    noise_key=noise_key,
+    method=method,
+    microbatch_size=microbatch_size,
+  )
+
+  def loss_of(student: Params, teacher: Params, key: Array, rows: ArrayTree) -> Array:
+    return student_loss(student, teacher, inputs(rows, teacher, key))
+
+  def update(
+    student: Params, opt_state: Any, count: Array, teacher: Params, rows: ArrayTree
+  ) -> tuple[Params, Any]:
+    key = jax.random.fold_in(public_key, count)
+    gradient = jax.grad(loss_of)(student, teacher, key, rows)
+    updates, opt_state = student_tx.update(gradient, opt_state, student)
+    return optax.apply_updates(student, updates), opt_state
+
+  def init(teacher: Params, student: Params) -> DistillationState:
+    # Copied, so that the caller's parameters survive donation.
+    student = jax.tree.map(jnp.copy, student)
+    opt_state = student_tx.init(student)
+    count = jnp.zeros((), jnp.int32)
+    # The whole update is looked at: derivatives and optimizers may read arrays that no loss shows.
+    check_declared(
+      jax.make_jaxpr(update)(student, opt_state, count, teacher, public),
+      field="student_loss",
+      remedy="pass it as `public`, or use joint_distillation for a student of private examples",
+    )
+    return DistillationState(init_teacher(teacher), student, opt_state, count)
+
+  def student_step(state: DistillationState) -> DistillationState:
+    student, opt_state = update(
+      state.student,
+      state.student_opt_state,
+      state.student_step,
+      state.teacher.params,
+      public,
+    )
+    return state._replace(
+      student=student,
+      student_opt_state=opt_state,
+      student_step=state.student_step + 1,
+    )
+
+  def step(state: DistillationState, batch: Batch) -> tuple[DistillationState, StepInfo]:
+    teacher, info = teacher_step(state.teacher, batch)
+    # Neither the batch nor its mask, whose sum is a secret, reaches the student.
+    return student_step(state._replace(teacher=teacher)), info
+
+  return Distillation(init, step, student_step)
+
+
+def joint_distillation(
+  teacher_loss: LossFn,
+  student_loss: Callable[[Params, Params, Any], Array],
+  plan: Plan,
+  *,
+  teacher_tx: optax.GradientTransformation,
+  student_tx: optax.GradientTransformation,
+  noise_key: Array,
+  method: str = "auto",
+  microbatch_size: int | None = None,
+) -> Algorithm:
+  """Trains a teacher and a student that BOTH read private examples.
+
+  Args:
+    teacher_loss: `(teacher, example) -> scalar` for ONE private example.
+    student_loss: `(student, teacher, example) -> scalar` for ONE private example. The teacher
+      gets no gradient from it.
+    plan: its clip norm bounds the gradient of both networks together.
+    teacher_tx, student_tx: optimizers.
+    noise_key: typed key of the noise, for ONE run: `dpjax.new_key()`.
+    method, microbatch_size: see `dpjax.clipped_grad`.
+
+  Returns:
+    `init` and `step` of `dp_sgd`, whose parameters are `{"teacher": ..., "student": ...}`.
+
+  Guarantee: the sequence of all parameters of both networks is (plan.epsilon(), plan.delta)-DP for
+  one example. One vector holds both gradients, its norm is clipped, and its noise is drawn once:
+  each step is one event, and `plan.spent(state)` counts it.
+
+  Raises:
+    UserError: as `dp_sgd`.
+
+  >>> from dpjax.sampling import PoissonSampler
+  >>> plan = Plan(sampler=PoissonSampler(prob=0.5, capacity=4), noise_multiplier=0.0,
+  ...   l2_clip_norm=1.0, normalize_by=2, num_steps=1, delta=1e-5)
+  >>> init, step = joint_distillation(
+  ...   lambda teacher, x: -0.6 * teacher,
+  ...   lambda student, teacher, x: -0.8 * student,
+  ...   plan,
+  ...   teacher_tx=optax.sgd(1.0),
+  ...   student_tx=optax.sgd(10.0),
+  ...   noise_key=jax.random.key(0),
+  ... )
+  >>> state = init({"teacher": jnp.zeros(()), "student": jnp.zeros(())})
+  >>> state, _ = step(state, Batch(jnp.ones(2), jnp.array([True, False])))
+  >>> {name: round(float(value), 3) for name, value in state.params.items()}
+  {'student': 4.0, 'teacher': 0.3}
+  """
+
+  def loss_fn(params: Params, example: Any) -> Array:
+    # The student's loss must not pull the teacher towards the student.
+    fixed = jax.lax.stop_gradient(params["teacher"])
+    of_teacher = teacher_loss(params["teacher"], example)
+    return of_teacher + student_loss(params["student"], fixed, example)
+
+  # Labels by the top-level name, whatever a network's parameters look like.
+  by_network = optax.partition(
+    {"teacher": teacher_tx, "student": student_tx},
+    {"teacher": "teacher", "student": "student"},
+  )
+  init_both, step = dp_sgd(
+    loss_fn,
+    plan,
+    by_network,
+    noise_key=noise_key,
+    method=method,
+    microbatch_size=microbatch_size,
+  )
+
+  def init(params: Params) -> TrainState:
+    if not isinstance(params, dict) or {*params} != {"teacher", "student"}:
+      raise UserError('must be {"teacher": ..., "student": ...}', field="params")
+    return init_both(params)
+
+  return Algorithm(init, step)
+
+
+def check_declared(update: Any, *, field: str, remedy: str) -> None:
+  """Raises UserError where an update that is to be post-processing reads what is no argument.
+
+  Args:
+    update: its jaxpr.
+    field: whose update it is.
+    remedy: what to do with an array that is public.
+  """
+  for constant in equations.closed_over(update):
+    raise UserError(
+      f"reads an array of shape {np.shape(constant)} that is not declared, and may be private: "
+      f"{remedy}",
+      field=field,
+    )
+  for name in equations.primitives(update):
+    # A callback may read anything, and the program does not show what.
+    if "callback" in name:
+      raise UserError(
+        f"calls back into Python ({name}), which may read private data", field=field
+      )

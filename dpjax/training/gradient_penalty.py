@@ -1,0 +1,65 @@
+"""The gradient penalty of WGAN-GP for ONE pair of a real and a generated example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from dpjax import trees
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+
+def gradient_penalty(
+  score: Callable[[Array], Array], real: Array, generated: Array, key: Array
+) -> Array:
+  """Returns (|gradient of the score| - 1)^2 at a random point between two examples.
+
+  Use it within the critic's loss of `training.adversarial`, whose examples are pairs. The penalty
+  then reads one private example, as the rest of that loss. Clipping bounds the gradient of the
+  whole loss, so the penalty costs nothing and needs no bound of its own.
+
+  Args:
+    score: the critic's score of ONE example, a scalar.
+    real, generated: the two examples of one pair, of one shape.
+    key: typed key of the point, uniform between the two. It may be known.
+
+  Returns:
+    A scalar, at least 0.
+
+  Raises:
+    UserError: examples of two shapes, or a score that is no scalar. The penalty of a batch would
+      join examples, so that clipping one of them bounds nothing.
+
+  Source: Gulrajani et al. 2017 (arXiv:1704.00028), equation 3.
+
+  >>> linear = lambda x: jnp.sum(jnp.array([3.0, 4.0]) * x)
+  >>> float(gradient_penalty(linear, jnp.ones(2), jnp.zeros(2), jax.random.key(0)))
+  16.0
+  """
+  trees.check_key(key=key)
+  real = jnp.asarray(real)
+  generated = jnp.asarray(generated)
+  if real.shape != generated.shape:
+    raise UserError(
+      f"must be of the real example's shape {real.shape}",
+      field="generated",
+      value=generated.shape,
+    )
+  shape = jax.eval_shape(score, real).shape
+  if shape != ():
+    raise UserError(
+      "must be one number for ONE example; a penalty of several joins them, and clipping bounds "
+      f"none: its shape is {shape}",
+      field="score",
+    )
+  share = jax.random.uniform(key, (), real.dtype)
+  between = share * real + (1 - share) * generated
+  squared = jnp.sum(jnp.square(jax.grad(score)(between)))
+  # The root has an infinite slope at 0, where a dead critic is: 0 x infinity would be NaN, and a
+  # loss with NaN counts as no example.
+  flat = squared == 0
+  norm = jnp.where(flat, 0.0, jnp.sqrt(jnp.where(flat, 1.0, squared)))
+  return jnp.square(norm - 1)
