@@ -34,6 +34,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| file | what it holds |",
     "| `--config.` | what it sets |",
     "| relation | largest move of all sums by one record | why |",
+    "| `--config.method.` | what it sets |",
   ),
   "docs/design/how_to_add.md": ("| your sampler | copy |",),
   "docs/correlated.md": (
@@ -95,7 +96,10 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| | version read | what it is |",
     "| | dpjax | JAX-Privacy | Opacus | TF Privacy | FedJAX | pfl-research | Flower |",
   ),
-  "docs/compose.md": ("| part | what it is |",),
+  "docs/compose.md": (
+    "| part | what it is |",
+    "| the student reads | use | accounted |",
+  ),
   "docs/curves.md": (
     "| flag | what it does |",
     "| command | what it draws |",

@@ -112,6 +112,7 @@ _LATER: dict[str, Any] = {
 _LATER_OF: dict[str, dict[str, Any]] = {
   "central": {"loss": "auto"},
   "federated": {"loss": "auto", "secure_sum": {"name": "none"}},
+  "synthesis": {"method": {"name": "kernel_mean"}},
   # A central run has always had a budget of memory.
   "attack": {"federate.memory_budget_gb": None},
 }

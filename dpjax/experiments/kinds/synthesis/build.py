@@ -1,16 +1,15 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
-Step 1 is the one release of the run, and the only step that reads a private record. Every later
-step updates the generator some times: post-processing, which is charged as no event.
+With `method="kernel_mean"` step 1 is the one release of the run, and the only step that reads a
+private record. Every later step updates the generator some times: post-processing, which is charged
+as no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import math
 import pathlib
 import textwrap
@@ -23,12 +22,15 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 
 from dpjax import data as data_lib
-from dpjax import files
 from dpjax.accounting import DpEvent
 from dpjax.experiments.config.fields import to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.synthesis import sample_scores
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
+from dpjax.experiments.kinds.synthesis.config import (
+  SynthesisConfig,
+  WassersteinGan,
+  check,
+)
 from dpjax.experiments.run import promise, sizes
 from dpjax.experiments.run import streams as streams_lib
 from dpjax.experiments.run.loop import Job, Play, Scores, Work, every, single
@@ -41,7 +43,6 @@ from dpjax.validate import UserError
 
 # Updates of a step, compiled as one program.
 _AT_ONCE = 50
-_FIRST_SAMPLES = 1000
 # Of the public key: the keys of updates, of samples and of first parameters never meet.
 _UPDATES = 1
 _SAMPLES = 2
@@ -73,6 +74,11 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
 
   def start(random: Streams) -> Play:
     train, test = read()
+    if isinstance(config.method, WassersteinGan):
+      # Imported here: no other run needs the networks of a critic.
+      from dpjax.experiments.kinds.synthesis import critic_run
+
+      return single(critic_run.CriticRun(config, train, test, random).work())
     return single(_Run(config, train, test, random).work())
 
   return Job(
@@ -253,21 +259,9 @@ class _Run:
     return self._scored[1]
 
   def write(self, folder: pathlib.Path, state: dict[str, Any]) -> None:
-    """Writes the samples: as arrays, as a table of the first ones, and as a picture."""
+    """Writes the samples."""
     images, labels = self.samples(state)
-    files.replace_file(
-      folder / "samples.npz",
-      lambda stream: np.savez_compressed(stream, x=images, y=labels),
-    )
-    # There may be no sample, of which the width cannot be inferred.
-    flat = images.reshape(len(images), math.prod(self.embedding.shape))[:_FIRST_SAMPLES]
-    lines = io.StringIO()
-    rows = csv.writer(lines, lineterminator="\n")
-    rows.writerow(["label", *(f"pixel_{place}" for place in range(flat.shape[1]))])
-    for label, row in zip(labels, flat):
-      rows.writerow([label, *(f"{value:.3f}" for value in row)])
-    files.replace_file(folder / "samples.csv", lines.getvalue().encode())
-    sample_scores.picture(images, labels, folder / "samples.png")
+    sample_scores.write(folder, images, labels)
 
   def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     """Returns what only the end tells."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 from dpjax import accounting
 from dpjax.experiments.config import common, rules
 from dpjax.experiments.config import unread as unread_lib
+from dpjax.experiments.config.fields import Choice, WithChoices
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
 from dpjax.mechanisms.additive import analytic_noise_multiplier
@@ -20,13 +21,41 @@ from dpjax.validate import UserError
 _MARGIN = 1 + 1e-5
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelMean:
+  """One noisy embedding of all records, and a generator that is fitted to it (DP-MERF)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WassersteinGan:
+  """A critic under DP-SGD with a gradient penalty, and a generator that reads it (WGAN-GP)."""
+
+  batch_size: Annotated[int, common.COUNT, "expected records of a step of the critic"] = 128
+  epochs: Annotated[
+    int, rules.between(1, rules.MOST_EPOCHS), "expected steps of each record"
+  ] = 20
+  l2_clip_norm: Annotated[float, rules.POSITIVE, "of one record's gradient"] = 1.0
+  penalty: Annotated[float, rules.POSITIVE, "weight of the gradient penalty"] = 1.0
+  critic_steps: Annotated[
+    int, common.COUNT, "of the critic before each step of the generator"
+  ] = 1
+  critic_hidden: Annotated[int, rules.between(1, 10**4), "width of the critic"] = 64
+
+  def __post_init__(self):
+    rules.check_settings(self)
+
+
+METHODS = {"kernel_mean": KernelMean, "wgan_gp": WassersteinGan}
+
+
 @dataclasses.dataclass
-class SynthesisConfig:
-  """Configuration of a run: one noisy embedding of all records, a generator, samples.
+class SynthesisConfig(WithChoices):
+  """Configuration of a run: what learns from the records, a generator, samples.
 
   The test set scores classifiers that saw samples alone.
   """
 
+  method: Annotated[Any, Choice(METHODS), "what reads the records"] = "kernel_mean"
   dataset: Annotated[str, "digits | mnist | any images of dpjax.data.load"] = "digits"
   data_dir: common.DataDir = None
   num_frequencies: Annotated[
@@ -47,7 +76,7 @@ class SynthesisConfig:
   noise_multiplier: Annotated[
     float | None, rules.POSITIVE, "of the release; none: what epsilon allows"
   ] = None
-  epsilon: Annotated[float, rules.POSITIVE, "of the one release"] = 1.0
+  epsilon: Annotated[float, rules.POSITIVE, "of all that is released"] = 1.0
   delta: Annotated[common.Delta, "of the same"] = 1e-5
   epsilon_budget: common.EpsilonBudget = None
   neighboring_relation: Annotated[
@@ -98,6 +127,9 @@ def unread(config: SynthesisConfig) -> Unused:
   >>> sorted(unread(SynthesisConfig(side=0)))
   ['moments_share']
   """
+  if isinstance(config.method, WassersteinGan):
+    features = ("num_frequencies", "length_scale", "side", "moments_share", "count_share")
+    return needs(False, "method='kernel_mean'", *features, "noise_multiplier", "num_steps")
   solved = config.noise_multiplier is None
   both = config.num_frequencies > 0 and config.side > 0
   return (
@@ -120,5 +152,13 @@ def check(config: SynthesisConfig) -> None:
       field="attack",
       value=True,
     )
+  if isinstance(config.method, WassersteinGan):
+    if config.release:
+      raise UserError(
+        "must be false with method='wgan_gp', whose noise is not rounded to a grid",
+        field="release",
+        value=True,
+      )
+    return
   # Refuses a noise that cannot be had.
   _ = config.mechanism(1)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import math
 import pathlib
 import warnings
 from typing import Any
 
 import numpy as np
 
-from dpjax import pictures
+from dpjax import files, pictures
 from dpjax.attacks import roc
 
 # Rows of the picture, a column for each class.
 _SHOWN = 10
+# Rows of the table.
+_FIRST_SAMPLES = 1000
 # Members and non-members that an attack scores.
 _ATTACKED = 2000
 
@@ -72,6 +77,23 @@ def attacked(images: Any, members: Any, others: Any) -> dict[str, float]:
     "tpr_at_fpr_0.01": rate.tpr,
     "tpr_at_fpr_0.01_high": rate.tpr_interval[1],
   }
+
+
+def write(folder: pathlib.Path, images: np.ndarray, labels: np.ndarray) -> None:
+  """Writes samples: as arrays, as a table of the first ones, and as a picture."""
+  files.replace_file(
+    folder / "samples.npz",
+    lambda stream: np.savez_compressed(stream, x=images, y=labels),
+  )
+  # There may be no sample, of which the width cannot be inferred.
+  flat = images.reshape(len(images), math.prod(images.shape[1:]))[:_FIRST_SAMPLES]
+  lines = io.StringIO()
+  rows = csv.writer(lines, lineterminator="\n")
+  rows.writerow(["label", *(f"pixel_{place}" for place in range(flat.shape[1]))])
+  for label, row in zip(labels, flat):
+    rows.writerow([label, *(f"{value:.3f}" for value in row)])
+  files.replace_file(folder / "samples.csv", lines.getvalue().encode())
+  picture(images, labels, folder / "samples.png")
 
 
 def picture(images: np.ndarray, labels: np.ndarray, path: pathlib.Path) -> None:

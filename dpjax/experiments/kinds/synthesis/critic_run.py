@@ -1,0 +1,229 @@
+"""Private synthesis by two networks: a critic under DP-SGD, and a generator that reads it."""
+
+from __future__ import annotations
+
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+from dpjax import training
+from dpjax.experiments.kinds.synthesis import sample_scores
+from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
+from dpjax.experiments.run import promise
+from dpjax.experiments.run.job import Scores, Work, every
+from dpjax.experiments.run.streams import Streams
+from dpjax.plan import Plan
+from dpjax.types import Array
+from dpjax.validate import UserError
+
+# Of the public key: the keys of steps, of samples and of first parameters never meet.
+_STEPS = 1
+_SAMPLES = 2
+_PARAMETERS = 3
+# Samples that are drawn at once.
+_AT_ONCE = 1000
+# Classes stand beside pixels with this weight, so that the critic sees them.
+_CLASS_WEIGHT = 2.0
+
+
+class Critic(nn.Module):
+  """Images and their classes -> how real they look."""
+
+  hidden: int
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x: Array, y: Array) -> Array:
+    classes = _CLASS_WEIGHT * jax.nn.one_hot(y, self.num_classes)
+    seen = jnp.concatenate([x.reshape(*y.shape, -1), classes], axis=-1)
+    return nn.Dense(1)(nn.leaky_relu(nn.Dense(self.hidden)(seen)))[..., 0]
+
+
+class Generator(nn.Module):
+  """Random numbers and classes -> images in [0, 1]."""
+
+  hidden: int
+  num_classes: int
+  shape: tuple[int, ...]
+
+  @nn.compact
+  def __call__(self, latents: Array, y: Array) -> Array:
+    classes = _CLASS_WEIGHT * jax.nn.one_hot(y, self.num_classes)
+    seen = jnp.concatenate([latents, classes], axis=-1)
+    hidden = nn.relu(nn.Dense(self.hidden)(seen))
+    pixels = nn.Dense(int(np.prod(self.shape)))(hidden)
+    return nn.sigmoid(pixels).reshape(*y.shape, *self.shape)
+
+
+class CriticRun:
+  """The parts of one run."""
+
+  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: Streams):
+    method = config.method
+    assert isinstance(method, WassersteinGan)
+    self.config = config
+    self.train = train
+    # The private data without empty records.
+    self.present = train if train.present is None else train.subset(train.present)
+    self.test = test
+    self.random = random
+    self.plan = Plan.for_data(
+      train,
+      batch_size=method.batch_size,
+      epochs=method.epochs,
+      epsilon=config.epsilon,
+      delta=config.delta,
+      l2_clip_norm=method.l2_clip_norm,
+      neighboring_relation=config.neighboring_relation,
+    )
+    if self.plan.num_steps < method.critic_steps:
+      raise UserError(
+        f"must be <= the {self.plan.num_steps} steps of the critic, or no generator learns",
+        field="method.critic_steps",
+        value=method.critic_steps,
+      )
+    self.critic = Critic(method.critic_hidden, train.num_classes)
+    self.generator = Generator(config.hidden, train.num_classes, train.x.shape[1:])
+    optimizer = optax.adam(config.learning_rate, b1=0.0)
+    self.both = training.adversarial(
+      self.critic_loss,
+      self.generator_loss,
+      self.plan,
+      pair=self.pair,
+      critic_tx=optimizer,
+      generator_tx=optimizer,
+      noise_key=random.noise,
+      public_key=jax.random.fold_in(random.init, _STEPS),
+      critic_steps=method.critic_steps,
+    )
+    self._scored: tuple[Any, Scores] = (None, {})
+
+  def draw(self, params: Any, key: Array, y: Array) -> Array:
+    """Returns one image of each class in `y`."""
+    latents = jax.random.normal(key, (*y.shape, self.config.num_latents))
+    return self.generator.apply(params, latents, y)
+
+  def pair(self, params: Any, key: Array, example: Any) -> Any:
+    """Returns one record beside one image of its class, and a key of its own."""
+    latents_key, between_key = jax.random.split(key)
+    made = self.draw(params, latents_key, example.y)
+    return example.x, made, example.y, between_key
+
+  def critic_loss(self, params: Any, pair: Any) -> Array:
+    """Returns the loss of WGAN-GP for one pair."""
+    real, made, y, key = pair
+
+    def score(x: Array) -> Array:
+      return self.critic.apply(params, x[None], y[None])[0]
+
+    penalty = training.gradient_penalty(score, real, made, key)
+    return score(made) - score(real) + self.config.method.penalty * penalty
+
+  def generator_loss(self, params: Any, critic: Any, key: Array) -> Array:
+    """Returns how unreal images of all classes look to the critic."""
+    count = self.config.per_class * self.train.num_classes
+    y = jnp.arange(count) % self.train.num_classes
+    return -self.critic.apply(critic, self.draw(params, key, y), y).mean()
+
+  def init(self) -> Any:
+    """Returns the state before the first step."""
+    key = jax.random.fold_in(self.random.init, _PARAMETERS)
+    critic_key, generator_key = jax.random.split(key)
+    y = jnp.zeros(1, jnp.int32)
+    latents = jnp.zeros((1, self.config.num_latents))
+    return self.both.init(
+      self.critic.init(critic_key, jnp.zeros((1, *self.generator.shape)), y),
+      self.generator.init(generator_key, latents, y),
+    )
+
+  def draws(self, start: int) -> Iterator[Any]:
+    """Yields the batches of the steps that are left."""
+    yield from self.plan.batches(self.present, rng=self.random.sampler, start=start)
+
+  def samples(self, state: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (images [n, H, W, C], labels [n]), equally many of each class."""
+    classes = np.arange(self.train.num_classes)
+    labels = np.resize(classes, self.config.num_samples).astype(np.int32)
+    key = jax.random.fold_in(self.random.init, _SAMPLES)
+    parts = []
+    for start in range(0, len(labels), _AT_ONCE):
+      part = jnp.asarray(labels[start : start + _AT_ONCE])
+      drawn = self.draw(state.generator, jax.random.fold_in(key, start), part)
+      parts.append(np.asarray(drawn))
+    return np.concatenate(parts), labels
+
+  def scores(self, state: Any) -> Scores:
+    """Returns the accuracy of classifiers that saw samples alone, on the test set."""
+    step = int(state.critic.step)
+    # The last row and the result both ask for those of the last state.
+    if self._scored[0] != step:
+      images, labels = self.samples(state)
+      found = sample_scores.downstream(images, labels, self.test.x, self.test.y)
+      self._scored = (step, found)
+    return self._scored[1]
+
+  def write(self, folder: pathlib.Path, state: Any) -> None:
+    """Writes the samples."""
+    images, labels = self.samples(state)
+    sample_scores.write(folder, images, labels)
+
+  def describe(self, state: Any, facts: Any, rows: Any) -> dict[str, Any]:
+    """Returns what only the end tells."""
+    described: dict[str, Any] = {"num_samples": self.config.num_samples}
+    if self.config.attack:
+      images, _ = self.samples(state)
+      leak = sample_scores.attacked(images, self.present.x, self.test.x)
+      described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
+    return described
+
+  def work(self) -> Work:
+    """Returns the run as a training."""
+    config = self.config
+    plan = self.plan
+    step = jax.jit(self.both.step, donate_argnums=0)
+    note = (
+      "Only the critic reads records, and each of its steps is accounted. The generator reads the "
+      "critic. It, its samples and every classifier of samples cost nothing more."
+    )
+    return Work(
+      num_steps=plan.num_steps,
+      init=self.init,
+      step=step,
+      draws=self.draws,
+      released=lambda state: {
+        "critic": state.critic.params,
+        "generator": state.generator,
+      },
+      evaluate=self.scores,
+      write=self.write,
+      promise=promise.noted(
+        promise.of_plan(plan, self._public_size(), budget=config.epsilon_budget),
+        textwrap.fill(note, width=92, break_on_hyphens=False),
+      ),
+      row_at=lambda step: every(config.eval_every, step, plan.num_steps),
+      steps_are="steps of the critic",
+      planned=lambda: {
+        "task": "synthesis",
+        "dataset": config.dataset,
+        "method": "wgan_gp",
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_prob": plan.sampler.prob,
+        "l2_clip_norm": config.method.l2_clip_norm,
+        "updates": plan.num_steps // config.method.critic_steps,
+      },
+      describe=self.describe,
+    )
+
+  def _public_size(self) -> int:
+    """Returns the number of records that the guarantee names."""
+    # `Plan.for_data` has refused add_or_remove_one without a declared number.
+    declared = self.train.nominal_size
+    hidden = self.config.neighboring_relation == "add_or_remove_one"
+    return int(declared) if hidden else len(self.train)
