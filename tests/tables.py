@@ -598,16 +598,24 @@ def _sum_messages() -> list[Row]:
   """What one client sends in a secure sum, and what a member of a committee does beside."""
   size = {"clients": "100", "length": "1000000"}
   rows = entries("secure/sum_messages.csv")
-  names = {"secagg": "SecAgg", "secagg_plus": "SecAgg+", "additive_servers": "shares, 2 servers"}
+  names = {
+    "secagg": "SecAgg",
+    "secagg_plus": "SecAgg+",
+    "additive_servers": "shares, 2 servers",
+  }
   megabytes = lambda count: f"{int(count) / 1e6:.1f}"
   cells = []
   for row in rows:
     if row["role"] != "client" or (row["clients"], row["length"]) != tuple(size.values()):
       continue
-    members = [one(rows, method=row["method"], role="member", **size)] if (
-      row["method"].startswith("committee")
-    ) else []
-    traffic = [megabytes(m[key]) for m in members for key in ("sent_bytes", "received_bytes")]
+    members = (
+      [one(rows, method=row["method"], role="member", **size)]
+      if (row["method"].startswith("committee"))
+      else []
+    )
+    traffic = [
+      megabytes(m[key]) for m in members for key in ("sent_bytes", "received_bytes")
+    ]
     cells.append([
       names.get(row["method"], row["method"]), row["messages"], megabytes(row["sent_bytes"]),
       *(traffic or [_NONE, _NONE]),
