@@ -721,7 +721,9 @@ class Plan:
     slots = rows or sampling.slice_slots(self.sampler.slots, self.slices)
     clip = self.l2_clip_norm
     every = self.slices
-    return transforms.accumulate(tx, every=every, l2_clip_norm=clip, slots=slots)
+    return transforms.accumulate(
+      tx, every=every, l2_clip_norm=clip, padded_batch_size=slots
+    )
 
   @property
   def noise_std(self) -> Any:

@@ -125,10 +125,10 @@ class Inputs:
     data sets their difference is free of it. Under a secret key the noise of every (settings,
     records) is a draw of its own.
     """
-    told = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
-    told += (self.train.num_classes, self.streams.order)
+    settings = (self.epsilon, *how, self.training, self.lrp, self.private, self.nets)
+    settings += (self.train.num_classes, self.streams.order)
     # The repr names every setting, so that any change draws other noise.
-    digest = hashlib.sha256(repr(told).encode())
+    digest = hashlib.sha256(repr(settings).encode())
     public = [] if self.public is None else [self.public.x, self.public.y]
     init = np.asarray(jax.random.key_data(self.streams.init))
     for array in (self.train.x, self.train.y, init, *public):
@@ -166,12 +166,12 @@ class Inputs:
     net: Any,
     loss: train.BatchLoss,
     records: Callable[[int], tuple[np.ndarray, np.ndarray]],
-    found: Privacy,
+    privacy: Privacy,
     num_records: int,
     test: Dataset | None = None,
     **how: Any,
   ) -> Outcome:
-    """Returns the outcome of a net that `fit` trains on records; `found` is its guarantee."""
+    """Returns the outcome of a net that `fit` trains on records; `privacy` is its guarantee."""
     seen = self.test if test is None else test
     # Each net has its own initial key: model 1 has index 1.
     initial = self.initial(net, seen.x, 2)
@@ -179,7 +179,7 @@ class Inputs:
     params = self.fit(loss, initial, records, num_records, scored=scored, **how)
     per_epoch = num_records // min(self.training.batch_size, num_records)
     steps = per_epoch * self.training.num_epochs
-    return Outcome(net.apply, initial, params, found, steps, seen)
+    return Outcome(net.apply, initial, params, privacy, steps, seen)
 
   def model_1(self, data: Dataset) -> Params:
     """Returns parameters of the first net, trained on the raw data: NOT private."""

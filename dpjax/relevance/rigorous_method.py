@@ -55,7 +55,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   and another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
-  told = job
+  unbound = job
   job = job.bound(job.rigorous)
   ids_1, ids_2 = _ids(job)
   beta = feature_budget.uniform(feature_shares.num_features(_pooled_shape(job)))
@@ -66,7 +66,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     later = ("features", "clip", "labels", "label_share", "draw", "compose_fresh")
     default = {name: getattr(Rigorous(), name) for name in (*later, "beta_power", "floor")}
     beta, charges = _stages_a_b(
-      told.bound(dataclasses.replace(told.rigorous, **default)), ids_1
+      unbound.bound(dataclasses.replace(unbound.rigorous, **default)), ids_1
     )
   spent = 0.0 if job.rigorous.split else math.fsum(charge.epsilon for charge in charges)
   prepared = _stages_c_l_s(job, beta, ids_2, job.epsilon - spent)
@@ -77,7 +77,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   if job.rigorous.model1 == "public":
     # This cannot be checked: copies may differ in a bit, or in their name.
     rests_on = (f"no private record is known to the public data {job.public.name}",)
-  found = privacy.proved(
+  guarantee = privacy.proved(
     epsilon,
     delta,
     rigorous.FEATURES_ONLY if public else rigorous.RELATION,
@@ -95,7 +95,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
     net,
     train.corrected(net.apply, transitions, prepared.class_priors),
     prepared.records,
-    found,
+    guarantee,
     len(ids_2),
     prepared.test,
     weight_decay=job.training.weight_decay,
@@ -199,7 +199,7 @@ def check_public(train: Any, public: Any) -> None:
   Args:
     train, public: `dpjax.data.Dataset`s.
   """
-  kinds = [(one.x.shape[1:], one.num_classes) for one in (public, train)]
+  kinds = [(dataset.x.shape[1:], dataset.num_classes) for dataset in (public, train)]
   if kinds[0] != kinds[1]:
     raise UserError(
       f"has images {kinds[0][0]} of {kinds[0][1]} classes; must be as those "
@@ -257,7 +257,7 @@ def _stages_c_l_s(
   responses, class_priors = _responses(job, ids, epsilon_l)
   prepare = lambda x: scale(reduce(x))
   clip = how.clip if how.features == "laplace_clipped" else None
-  made = RecordNoise(
+  noise = RecordNoise(
     _pooled_shape(job), beta, drawn.scales, drawn.mechanism,
     grid=record_noise.GRID, l1_clip=clip, clipped=clipped,
   )  # fmt: skip
@@ -266,7 +266,7 @@ def _stages_c_l_s(
     class_priors,
     dataclasses.replace(job.test, x=prepare(job.test.x)),
     prepare,
-    made,
+    noise,
     _record_charges(job, drawn, epsilon_l, copies, epsilon),
     {
       "epsilon_labels": epsilon_l,

@@ -238,10 +238,10 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
     return drawn
   # Repeated or foreign indices would give one record more weight than the sensitivity
   # allows.
-  found = np.asarray(drawn)
-  right = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
-  right = right and np.unique(found).size == found.size <= sampler.slots
-  if not right or (found.size and not 0 <= found.min() <= found.max() < num_examples):
+  rows = np.asarray(drawn)
+  right = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
+  right = right and np.unique(rows).size == rows.size <= sampler.slots
+  if not right or (rows.size and not 0 <= rows.min() <= rows.max() < num_examples):
     raise UserError(
       f"draw() of step {step} must return distinct indices in [0, "
       f"{num_examples}), at most slots={sampler.slots} of them, not "
@@ -249,7 +249,7 @@ def taken(sampler: Sampler, num_examples: int, *, seed: int, step: int) -> np.nd
       field="sampler",
       value=Verbatim(type(sampler).__name__),
     )
-  return found.astype(np.int64)
+  return rows.astype(np.int64)
 
 
 class UnamplifiedSampler(Sampler):
@@ -360,9 +360,9 @@ def _log_chernoff(count: int, num_examples: int, rate: float) -> float:
   n = num_examples
   if share <= rate:
     return 0.0
-  rest = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
+  absent = (1 - share) * math.log((1 - share) / (1 - rate)) if share < 1 else 0.0
   # The factor makes up for rounding, on the side of a larger bound.
-  return min(0.0, -n * (share * math.log(share / rate) + rest) * (1 - 1e-12))
+  return min(0.0, -n * (share * math.log(share / rate) + absent) * (1 - 1e-12))
 
 
 def generator(seed: int, *place: int) -> np.random.Generator:
@@ -384,13 +384,13 @@ def once(seed: int) -> np.random.Generator:
   return generator(seed, 0, 0)
 
 
-def pad(indices: np.ndarray, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Pads indices to `slots`; returns (indices, mask). Padding repeats index 0.
+def pad(indices: np.ndarray, padded_batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Pads indices to `padded_batch_size`; returns (indices, mask). Padding repeats index 0.
 
   >>> pad(np.array([4, 7]), 3)
   (array([4, 7, 0]), array([ True,  True, False]))
   """
   # Index 0 always exists. The mask removes its contribution.
-  padded = np.zeros(slots, np.int64)
+  padded = np.zeros(padded_batch_size, np.int64)
   padded[: indices.size] = indices
-  return padded, np.arange(slots) < indices.size
+  return padded, np.arange(padded_batch_size) < indices.size

@@ -10,19 +10,19 @@ from dpjax import validate
 from dpjax.sampling.samplers import pad
 
 
-def slice_slots(slots: int, count: int) -> int:
-  """Returns the rows of each of `count` slices of a batch with `slots` rows.
+def slice_slots(padded_batch_size: int, count: int) -> int:
+  """Returns the rows of each of `count` slices of a batch with `padded_batch_size` rows.
 
   >>> slice_slots(10, 4)
   3
   """
-  validate.integer_at_least(1, slots=slots, slices=count)
+  validate.integer_at_least(1, slots=padded_batch_size, slices=count)
   # Rounded up, so that `count` slices hold every row.
-  return -(-slots // count)
+  return -(-padded_batch_size // count)
 
 
 def slices(
-  indices: np.ndarray, slots: int, count: int
+  indices: np.ndarray, padded_batch_size: int, count: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Splits the draw of ONE logical step into `count` padded slices, (indices, mask) each.
 
@@ -33,7 +33,7 @@ def slices(
   >>> [(i.tolist(), m.tolist()) for i, m in slices(np.array([3, 5, 8]), 4, 2)]
   [([3, 5], [True, True]), ([8, 0], [True, False])]
   """
-  rows = slice_slots(slots, count)
+  rows = slice_slots(padded_batch_size, count)
   # Always `count` slices, even empty ones: their number would reveal the size of the draw.
   for part in range(count):
     yield pad(indices[part * rows : (part + 1) * rows], rows)

@@ -29,8 +29,8 @@ class ParamFlow(NamedTuple):
     trace = jax.make_jaxpr(lambda xs: tapped.site_params(program, xs), return_shape=True)
     closed, shapes = trace(wide)
     count = len(jax.tree.leaves(shapes))
-    slots = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
-    return cls(closed.jaxpr, closed.consts, wide, slots)
+    positions = jax.tree.unflatten(jax.tree.structure(shapes), range(count))
+    return cls(closed.jaxpr, closed.consts, wide, positions)
 
   def pull(
     self, leaves: Sequence[int], sites: Sequence[Site]
