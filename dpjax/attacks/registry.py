@@ -466,8 +466,8 @@ def table(attacks: Iterable[Attack] = ATTACKS) -> str:
   <BLANKLINE>
   """
   head = ["attack", "target", "access", "what defends"]
-  told = lambda a: a.name if a.simulated else f"{a.name} (described only)"
-  rows = [[told(a), a.target, a.access, a.defends] for a in attacks]
+  label = lambda a: a.name if a.simulated else f"{a.name} (described only)"
+  rows = [[label(a), a.target, a.access, a.defends] for a in attacks]
   return markdown.table(head, rows)
 
 

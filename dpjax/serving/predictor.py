@@ -251,17 +251,17 @@ class Predictor:
 
     Logits are those of training bit for bit where this is empty, and otherwise up to rounding.
     """
-    found = []
+    differences = []
     versions = self.result.get("versions")
     before = versions if isinstance(versions, dict) else {}
     now = provenance.versions()
     for name in _ROUNDING:
       if before.get(name) != now.get(name):
-        found.append(f"{name} {before.get(name)} there, {now.get(name)} here")
+        differences.append(f"{name} {before.get(name)} there, {now.get(name)} here")
     device = str(self.result.get("device"))
     if device != provenance.device():
-      found.append(f"{device} there, {provenance.device()} here")
-    return found
+      differences.append(f"{device} there, {provenance.device()} here")
+    return differences
 
   def _checked_sizes(self, sizes: list[int]) -> tuple[list[int], bool]:
     """Returns (sizes of batches to use, whether a row has the same bits wherever it stands)."""
@@ -338,8 +338,8 @@ def _configs(path: pathlib.Path, at: str) -> tuple[Any, TrainConfig]:
     train = dataclasses.replace(loading.central(config), seed=config.seed)
     return config, train
   except UserError as error:
-    told = f"{error!s:.100}"
-    raise UserError(f"{at}: was written by another version of dpjax: {told}") from error
+    reason = f"{error!s:.100}"
+    raise UserError(f"{at}: was written by another version of dpjax: {reason}") from error
 
 
 def _check_kind(config: TrainConfig, at: str) -> None:

@@ -94,7 +94,7 @@ def attacked(
       break
   assert nearest is not None
   return {
-    "what": f"{twin.room}.{twin.subject}",
+    "what": f"{twin.package}.{twin.subject}",
     "plant": twin.plant,
     "refuted": nearest.refuted,
     "case": nearest.game.case,

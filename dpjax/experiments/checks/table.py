@@ -92,9 +92,9 @@ def _streams(config: TrainConfig, digest: bytes) -> Streams:
 def checks(checked: Subject) -> Iterator[Row]:
   """Yields every check in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  rooms = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
-  for room in rooms:
-    for one in room.CHECKS:
+  modules = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  for module in modules:
+    for one in module.CHECKS:
       try:
         yield one(checked)
       except Exception as error:
