@@ -48,6 +48,7 @@ MOVED = {
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+  "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
 
 # Package that was one module -> new places of names that the package does not list.

@@ -45,14 +45,15 @@ def _steps_of(epochs: float, size: int, batch_size: int) -> int:
     UserWarning: more steps than usual, for which finding the noise takes minutes.
   """
   steps = epochs * size / batch_size
-  told = f"are {steps:.3g} steps of batch_size={batch_size}"
+  sentence = f"are {steps:.3g} steps of batch_size={batch_size}"
   if steps > _MOST_STEPS:
     raise UserError(
-      f"{told}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
+      f"{sentence}, of which there may be {_MOST_STEPS}", field="epochs", value=epochs
     )
   if steps > _MANY_STEPS:
     warnings.warn(
-      f"epochs={epochs!r}: {told}; the noise for so many takes minutes to find, were they meant?",
+      f"epochs={epochs!r}: {sentence}; the noise for so many takes minutes to find, "
+      "were they meant?",
       stacklevel=3,
     )
   return max(1, round(steps))
@@ -127,9 +128,9 @@ class Plan:
     if self.statistics is not None and not isinstance(
       self.statistics, mechanisms.noisy_means.NoisyMeans
     ):
-      told = f"statistics={self.statistics!r:.60}"
+      shown = f"statistics={self.statistics!r:.60}"
       raise UserError(
-        f"{told}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
+        f"{shown}: must be a dpjax.mechanisms.ChannelStatistics, a Whitening, or None"
       )
     transforms.check_together(
       self.l2_clip_norm,
@@ -555,9 +556,9 @@ class Plan:
       neighboring_relation=self.neighboring_relation,
       accountant=self.accountant,
     )
-    own = self.epsilon()
+    epsilon = self.epsilon()
     aside = self.delta - self.accounted_delta(self.delta)
-    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=own)
+    return accounting.overflow.with_aborts(profile, aside=aside, epsilon=epsilon)
 
   def transform(self, key: jax.Array) -> optax.GradientTransformationExtraArgs:
     """Returns `dpjax.clip_and_noise` with this plan's numbers, or the variant that its clip
@@ -718,11 +719,11 @@ class Plan:
     """
     if self.slices == 1:
       return tx
-    slots = rows or sampling.slice_slots(self.sampler.slots, self.slices)
+    padded_batch_size = rows or sampling.slice_slots(self.sampler.slots, self.slices)
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
-      tx, every=every, l2_clip_norm=clip, padded_batch_size=slots
+      tx, every=every, l2_clip_norm=clip, padded_batch_size=padded_batch_size
     )
 
   @property
@@ -734,9 +735,9 @@ class Plan:
       UserError: the standard deviation changes from step to step.
     """
     names = ("adaptive clipping", "a clip schedule", "a noise schedule", "correlated noise")
-    found = transforms.features(self.l2_clip_norm, self.noise_shape)
-    for name in [name for name in names if name in found]:
-      raise UserError(f"{found[name]}: makes noise_std differ by step")
+    features = transforms.features(self.l2_clip_norm, self.noise_shape)
+    for name in [name for name in names if name in features]:
+      raise UserError(f"{features[name]}: makes noise_std differ by step")
     shares = self.noise_shape.shares
     stds = transforms.group_stds(self.l2_clip_norm, self.noise_multiplier, shares)
     stds = jax.tree.map(lambda std: std / self.normalize_by, stds)
@@ -793,9 +794,9 @@ class Plan:
   def _slots_needed(self, num_examples: int) -> int:
     """Returns the padded batch size that draws from so many examples, and one more, need;
     0: the present one is enough."""
-    slots = self.sampler.slots
+    padded_batch_size = self.sampler.slots
     needed = self.fitted_sampler(num_examples).slots
-    return needed if slots < min(needed, num_examples + 1) else 0
+    return needed if padded_batch_size < min(needed, num_examples + 1) else 0
 
   def batches(
     self, data: Indexed, rng: int | None = None, start: int = 0

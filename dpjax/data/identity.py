@@ -68,12 +68,12 @@ def digest(data: Labelled | Federation) -> bytes:
   return hashed.digest()
 
 
-def _add(found: Any, array: np.ndarray | Rows) -> None:
-  found.update(f"{array.dtype.str} {array.shape} ".encode())
+def _add(sha256: Any, array: np.ndarray | Rows) -> None:
+  sha256.update(f"{array.dtype.str} {array.shape} ".encode())
   for chunk in array.chunks() if isinstance(array, Rows) else [array]:
     # An empty array has no bytes to view.
     if chunk.size:
-      found.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
+      sha256.update(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
 
 
 def computed(source: Dataset, x: np.ndarray | Rows) -> Dataset:

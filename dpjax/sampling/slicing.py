@@ -16,7 +16,7 @@ def slice_slots(padded_batch_size: int, count: int) -> int:
   >>> slice_slots(10, 4)
   3
   """
-  validate.integer_at_least(1, slots=padded_batch_size, slices=count)
+  validate.integer_at_least(1, padded_batch_size=padded_batch_size, slices=count)
   # Rounded up, so that `count` slices hold every row.
   return -(-padded_batch_size // count)
 

@@ -434,7 +434,7 @@ def _name_ends(axes: Axes, lines: list[Line], axis: Axis, look: Look) -> None:
     # A third of the panel, so that the lines keep most of it.
     room = axes.get_window_extent().width / axes.figure.dpi
     letters = max(10, int(room / 3 / pictures.letter(look.font_size)))
-    pictures.label_ends(axes, look, ends, letters=letters)
+    pictures.label_ends(axes, look, ends, characters=letters)
 
 
 def _dots(
