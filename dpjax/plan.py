@@ -584,7 +584,9 @@ class Plan:
         No transform sees the whole data, so this cannot be checked here. Give every run its own
         key: `dpjax.new_key()`, or a seed that no other run has.
     """
-    private = of_plan.of_plan(self._transform(key), self._mark, self.sampler.slots)
+    private = of_plan.of_plan(
+      self._transform(key), self._mark, self.sampler.padded_batch_size
+    )
     return accumulation.whole_steps_only(private, self.slices)
 
   @functools.cached_property
@@ -719,7 +721,9 @@ class Plan:
     """
     if self.slices == 1:
       return tx
-    padded_batch_size = rows or sampling.slice_slots(self.sampler.slots, self.slices)
+    padded_batch_size = rows or sampling.rows_of_slice(
+      self.sampler.padded_batch_size, self.slices
+    )
     clip = self.l2_clip_norm
     every = self.slices
     return transforms.accumulate(
@@ -762,16 +766,16 @@ class Plan:
     declared = self._size_of_divisor if declared is None else declared
     near = declared is not None and num_examples <= declared + 1
     constant = near and self.neighboring_relation == "add_or_remove_one"
-    if declared is not None and constant and not self._slots_needed(declared):
+    if declared is not None and constant and not self._size_needed(declared):
       return
-    needed = self._slots_needed(num_examples)
+    needed = self._size_needed(num_examples)
     planned = self._size_of_divisor
     if needed and planned is not None and num_examples > planned + 1:
       # The true number stays unsaid: this line may end in a log.
       raise UserError(
         "declared, or normalize_by / sampling_prob: is less than the examples that batches are "
-        f"drawn from, so batches would exceed capacity={self.sampler.slots}; declare a public "
-        "number that is not below theirs",
+        f"drawn from, so batches would exceed capacity="
+        f"{self.sampler.padded_batch_size}; declare a public number that is not below theirs",
         field="num_examples",
         value=planned,
       )
@@ -781,7 +785,7 @@ class Plan:
         f"a Poisson draw from {num_examples} examples exceeds it with probability "
         f"{chance:.1e} per step; must be >= {needed} for delta={self.delta!r}",
         field="capacity",
-        value=self.sampler.slots,
+        value=self.sampler.padded_batch_size,
       )
 
   @property
@@ -791,11 +795,11 @@ class Plan:
     size = self.normalize_by / rate if rate else math.inf
     return round(size) if 0.5 < size <= _MOST_EXAMPLES else None
 
-  def _slots_needed(self, num_examples: int) -> int:
+  def _size_needed(self, num_examples: int) -> int:
     """Returns the padded batch size that draws from so many examples, and one more, need;
     0: the present one is enough."""
-    padded_batch_size = self.sampler.slots
-    needed = self.fitted_sampler(num_examples).slots
+    padded_batch_size = self.sampler.padded_batch_size
+    needed = self.fitted_sampler(num_examples).padded_batch_size
     return needed if padded_batch_size < min(needed, num_examples + 1) else 0
 
   def batches(
@@ -855,7 +859,9 @@ class Plan:
     def generate() -> Iterator[Batch]:
       for step in range(start, self.num_steps):
         drawn = sampling.taken(self.sampler, num_examples, seed=rng, step=step)
-        for indices, mask in sampling.slices(drawn, self.sampler.slots, self.slices):
+        for indices, mask in sampling.slices(
+          drawn, self.sampler.padded_batch_size, self.slices
+        ):
           examples = read(indices)
           yield Batch(examples, mask if present is None else mask & present[indices])
 
@@ -868,7 +874,9 @@ class Plan:
       return
     is_padded = isinstance(sampler, sampling.PaddedSampler)
     sizes = (
-      (sampler.rate * least, sampler.rate * most) if is_padded else (sampler.slots,) * 2
+      (sampler.rate * least, sampler.rate * most)
+      if is_padded
+      else (sampler.padded_batch_size,) * 2
     )
     expected = min(max(self.normalize_by, sizes[0]), sizes[1])
     factor = self.normalize_by / expected

@@ -1,13 +1,16 @@
 """Old names of modules that moved: the very same module, with a warning, for one release."""
 
+import dataclasses
 import importlib
 import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from dpjax import _moved
+from dpjax import _moved, sampling
+from dpjax.attacks import attack_settings
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -65,3 +68,48 @@ def test_dpjax_itself_uses_new_names_only():
       continue
     text = path.read_text()
     assert not [old for old in _moved.MOVED if f"from {old} import" in text], path
+
+
+def test_old_names_of_a_users_sampler_still_make_one_and_warn():
+  with pytest.warns(DeprecationWarning) as caught:
+
+    @dataclasses.dataclass(frozen=True)
+    class Everybody(sampling.Sampler):
+      num_examples: int
+      law = "none"
+
+      @property
+      def slots(self):
+        return self.num_examples
+
+      def draw(self, num_examples, *, seed, step):
+        return np.arange(num_examples)
+
+  assert [str(w.message).split(";")[0] for w in caught] == [
+    "Everybody.law is Everybody.scheme now",
+    "Everybody.slots is Everybody.padded_batch_size now",
+  ]
+  sampler = Everybody(3)
+  assert (sampler.padded_batch_size, sampler.scheme) == (3, "none")
+  with pytest.warns(DeprecationWarning, match=r"Everybody\.slots is"):
+    assert sampler.slots == 3
+  with pytest.warns(DeprecationWarning, match=r"Everybody\.law is"):
+    assert Everybody.law == "none"
+
+
+def test_an_attack_with_its_section_under_the_old_name_warns():
+  with pytest.warns(DeprecationWarning, match=r"Old\.room is Old\.section"):
+
+    class Old(attack_settings.AttackSettings):
+      room = "train"
+
+  assert Old.section == "train"
+
+
+def test_old_names_of_functions_and_arguments_warn_and_two_at_once_are_refused():
+  with pytest.warns(DeprecationWarning, match=r"dpjax\.sampling\.rows_of_slice now"):
+    old = sampling.slice_slots
+  with pytest.warns(DeprecationWarning, match=r"\(padded_batch_size=\) now"):
+    assert old(slots=10, count=4) == sampling.rows_of_slice(10, 4) == 3
+  with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="multiple values"):
+    sampling.rows_of_slice(padded_batch_size=9, slots=10, count=4)

@@ -92,7 +92,7 @@ class FirstClass(AttackSettings):
   """Guesses that every record is of one class."""
 
   guess: int = 0
-  room: ClassVar[str] = "train"
+  section: ClassVar[str] = "train"
   module: ClassVar[str] = __name__
   task: ClassVar[str] = "guessing"
 
@@ -268,13 +268,13 @@ class NoDataclass(Mild):
 
 
 @dataclasses.dataclass(frozen=True)
-class NoRoom(AttackSettings):
+class NoSection(AttackSettings):
   module: ClassVar[str] = "json"
 
 
 @dataclasses.dataclass(frozen=True)
-class NoWork(NoRoom):
-  room: ClassVar[str] = "federate"
+class NoWork(NoSection):
+  section: ClassVar[str] = "federate"
   task: ClassVar[str] = "nothing"
 
 
@@ -289,7 +289,7 @@ def _with(name, **changes):
     ("NotFrozen", "must be a frozen dataclass that derives from AttackSettings"),
     ("NoDataclass", "must be a frozen dataclass that derives from AttackSettings"),
     ("Milt", "has no 'Milt' (did you mean 'Mild'?)"),
-    ("NoRoom", "must be a class whose room is 'train' or 'federate'"),
+    ("NoSection", "must be a class whose section is 'train' or 'federate'"),
     ("NoWork", "must name, as module, one with prepare, work and found"),
   ],
 )

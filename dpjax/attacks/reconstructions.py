@@ -24,7 +24,7 @@ import numpy as np
 from scipy import ndimage, optimize
 from scipy.spatial import distance
 
-from dpjax import validate
+from dpjax import _moved, validate
 from dpjax.attacks.roc import exact_interval
 from dpjax.types import HostArray
 from dpjax.validate import UserError
@@ -57,6 +57,7 @@ def _pair(truth: HostArray, recovered: HostArray) -> tuple[np.ndarray, np.ndarra
   return a, b
 
 
+@_moved.rename_keywords(found="recovered")
 def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """Mean squared error of each record: [B, ...] -> [B].
 
@@ -67,6 +68,7 @@ def mse(truth: HostArray, recovered: HostArray) -> np.ndarray:
   return np.mean((a - b).reshape(len(a), -1) ** 2, axis=1)
 
 
+@_moved.rename_keywords(found="recovered")
 def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Peak signal-to-noise ratio of each record in decibel, 10 log10(range^2 / MSE): [B].
 
@@ -78,6 +80,7 @@ def psnr(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
     return 10 * np.log10(data_range**2 / mse(truth, recovered))
 
 
+@_moved.rename_keywords(found="recovered")
 def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Structural similarity of each image [B, H, W, C]: [B], at most 1 (Wang et al. 2004).
 
@@ -115,6 +118,7 @@ def ssim(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> 
   return np.mean(inside, axis=(1, 2, 3))
 
 
+@_moved.rename_keywords(found="recovered")
 def lpips(truth: HostArray, recovered: HostArray, *, data_range: float = 1.0) -> np.ndarray:
   """Perceptual distance of images [B, H, W, C] in [0, range], C 1 or 3: [B], 0 for equal ones.
 
@@ -161,6 +165,7 @@ class Fidelity(NamedTuple):
   lpips: np.ndarray | None  # [B] where it was asked for
 
 
+@_moved.rename_keywords(found="recovered")
 def fidelity(
   truth: HostArray,
   recovered: HostArray,
@@ -187,6 +192,7 @@ def fidelity(
   )
 
 
+@_moved.rename_keywords(found="recovered")
 def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   """The order in which the reconstructions fit the truth best: places [B].
 
@@ -202,6 +208,7 @@ def matched(truth: HostArray, recovered: HostArray) -> np.ndarray:
   return optimize.linear_sum_assignment(costs)[1]
 
 
+@_moved.rename_keywords(found="recovered")
 def identified(recovered: HostArray, candidates: HostArray, truth: HostArray) -> np.ndarray:
   """Whether the nearest of the candidates [n, ...] is the true one, whose place is in truth
   [B]: [B].
@@ -273,6 +280,7 @@ def success(measured: Fidelity, *, confidence: float = 0.95) -> tuple[Success, .
   return tuple(rows)
 
 
+@_moved.rename_keywords(found="recovered")
 def picture(
   truth: HostArray,
   recovered: HostArray,

@@ -146,10 +146,12 @@ def _samplers(where: str, table: Mapping[str, Any]) -> Section:
 
 
 def _accountants() -> Rows:
-  rows = {law: row for law, row in accounting.PROVED.items() if row.relations}
+  rows = {name: row for name, row in accounting.PROVED.items() if row.relations}
 
   def told(by: str) -> str:
-    return f"proves: {', '.join(law for law, row in rows.items() if by in row.accountants)}"
+    return (
+      f"proves: {', '.join(name for name, row in rows.items() if by in row.accountants)}"
+    )
 
   return {by: told(by) for by in accounting.ACCOUNTANTS}
 

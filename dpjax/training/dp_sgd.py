@@ -128,7 +128,7 @@ def dp_sgd(
     memory_budget=memory_budget,
     mesh=mesh,
   )
-  padded_batch_size = sampling.slice_slots(plan.sampler.slots, plan.slices)
+  padded_batch_size = sampling.rows_of_slice(plan.sampler.padded_batch_size, plan.slices)
   mesh = _checked_mesh(mesh)
   placed = lambda tree: tree if mesh is None else gradients.laid_out(mesh, tree)
   grad_fn = clipped_grad(loss_fn)

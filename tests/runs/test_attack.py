@@ -30,7 +30,7 @@ from tests.runs.stops import stop_after
 
 
 def _config(**changes):
-  """The quickstart without its rows, small, and without the room that is not attacked."""
+  """The quickstart without its rows, small, and without the section that is not attacked."""
   config = quickstart.get_config()
   small = {"rows": {}, "title": "", "train.num_steps": 12, "train.data.limit": 60}
   small |= {"train.model.name": "linear", "train.model.options": {}}

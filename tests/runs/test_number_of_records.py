@@ -76,7 +76,7 @@ def _runs_of(config):
     label = str(point.overrides.get("variant", "")).split(" @ ")[0]
     run = point.config
     if isinstance(run, AttackConfig):
-      run = attack_build.room(run)
+      run = attack_build.attacked_config(run)
     lines.setdefault(label, run)
   return lines.items()
 

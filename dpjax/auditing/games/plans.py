@@ -49,7 +49,7 @@ def batches(
   sampler: Sampler, num_steps: int, num_examples: int, seed: int, n: int
 ) -> tuple[np.ndarray, np.ndarray]:
   """Draws n runs, each with its own seed: (rows [n, steps, slots], mask)."""
-  shape = (n, num_steps, sampler.slots)
+  shape = (n, num_steps, sampler.padded_batch_size)
   rows = np.zeros(shape, np.int64)
   mask = np.zeros(shape, bool)
   for run in range(n):

@@ -227,7 +227,7 @@ def sampler_law(subject: Subject) -> Row:
   n = len(subject.train)
   if subject.plan.sampler.participation is not None:
     return _participation(subject, name, n)
-  if subject.plan.sampler.law == "shuffled":
+  if subject.plan.sampler.scheme == "shuffled":
     return _once_an_epoch(subject, name, n)
   event: Any = subject.plan.sum_event(0)
   if isinstance(event, RandomAllocationDpEvent):

@@ -60,21 +60,21 @@ def _derived_epsilon(subject: Subject) -> float | None:
   relation = dpa.NeighboringRelation[NeighboringRelation(plan.neighboring_relation).name]
   if plan.sampler.participation is not None:
     counted, event, times = accountant(), *_event_of_matrix(plan)
-  elif plan.sampler.law == "shuffled":  # a Gaussian for each epoch, begun ones too
+  elif plan.sampler.scheme == "shuffled":  # a Gaussian for each epoch, begun ones too
     times = -(-plan.num_steps // (plan.sampler.num_examples // plan.sampler.batch_size))
     counted = accountant()
     event = dpa.GaussianDpEvent(_multiplier(plan) / _exchanged(plan))
-  elif plan.sampler.law in _SAMPLED:
-    event = _SAMPLED[plan.sampler.law](plan.sampler, _multiplier(plan))
+  elif plan.sampler.scheme in _SAMPLED:
+    event = _SAMPLED[plan.sampler.scheme](plan.sampler, _multiplier(plan))
     times = plan.num_steps
     only = {"truncated_poisson": PLDAccountant, "fixed_size": RdpAccountant}
-    accountant = only.get(plan.sampler.law, accountant)
+    accountant = only.get(plan.sampler.scheme, accountant)
     counted = accountant(neighboring_relation=relation)
   else:
     return None
   counted.compose(event, times)
   # a PLD of exchanged records reads multipliers relative to the clip norm
-  by_norm = plan.sampler.law in _SAMPLED and accountant is PLDAccountant
+  by_norm = plan.sampler.scheme in _SAMPLED and accountant is PLDAccountant
   for level in _levels_before(plan):
     event = dpa.GaussianDpEvent(level * (_exchanged(plan) if by_norm else 1))
     counted.compose(event, len(plan.statistics.vectors))
@@ -153,7 +153,9 @@ def agreement(subject: Subject) -> Row:
   derived = _derived_epsilon(subject)
   claimed = plan.epsilon()
   if derived is None:
-    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+    return not_applicable(
+      name, f"sampler={plan.sampler.scheme} is not derived a second time"
+    )
   off = abs(claimed - derived) / max(derived, 1e-12)
   shown = [accounting.upper(value, digits=5) for value in (claimed, derived)]
   detail = f"epsilon {shown[0]}, derived anew {shown[1]}, {plan.neighboring_relation}"
@@ -171,7 +173,9 @@ def overflow(subject: Subject) -> Row:
   epsilon = plan.epsilon()
   share = math.exp(np.logaddexp(0.0, epsilon) + each + math.log(plan.num_steps))
   allowed = OVERFLOW_SHARE * plan.delta
-  return row(name, share, allowed, f"delta for it, capacity {plan.sampler.slots}")
+  return row(
+    name, share, allowed, f"delta for it, capacity {plan.sampler.padded_batch_size}"
+  )
 
 
 def _own_steps(subject: Subject, key: jax.Array) -> np.ndarray:
@@ -270,7 +274,11 @@ def _of_another_size(subject: Subject, key: jax.Array) -> Iterator[float]:
 
   # The sum is the same each time, so any difference follows from the batch.
   first = update(BATCH, True)
-  for size, taken in ((BATCH, False), (1, True), (max(2, plan.sampler.slots), True)):
+  for size, taken in (
+    (BATCH, False),
+    (1, True),
+    (max(2, plan.sampler.padded_batch_size), True),
+  ):
     off = jax.tree.map(
       lambda a, b: np.sum((np.asarray(a, float) - np.asarray(b, float)) ** 2),
       first, update(size, taken),
@@ -337,7 +345,9 @@ def stated(subject: Subject) -> Row:
     return Row(name, False, math.inf, 0.0, why)
   derived = _derived_epsilon(subject)
   if derived is None or sampling.assumption(plan.sampler):
-    return not_applicable(name, f"sampler={plan.sampler.law} is not derived a second time")
+    return not_applicable(
+      name, f"sampler={plan.sampler.scheme} is not derived a second time"
+    )
   asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
   found = [*_stated_epsilons(subject), *asked]
   short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in found]

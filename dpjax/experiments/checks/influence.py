@@ -154,7 +154,7 @@ def influence(subject: Subject) -> Row:
 def _alike_moves(subject: Subject, exchange: bool) -> Iterator[float]:
   """The same test on a full batch of equal examples. Their sum is the longest possible, so
   rounding shows."""
-  size = subject.plan.sampler.slots
+  size = subject.plan.sampler.padded_batch_size
   total = _total(subject)
   own = _scaled(subject.batch(), _FACTORS[1])
   alike = jax.tree.map(lambda leaf: leaf[np.zeros(size, int)], own)
@@ -428,7 +428,7 @@ def padding(subject: Subject) -> Row:
 def whole_batch(subject: Subject) -> Row:
   """Tests that a full batch is the sum of its parts of `BATCH`. One example is far beyond
   the clip; padding is NaN or an example. Large batches may use another algorithm."""
-  size = max(subject.plan.sampler.slots, 2 * BATCH)
+  size = max(subject.plan.sampler.padded_batch_size, 2 * BATCH)
   rng = np.random.default_rng(SEED)
   batch = _scaled_one(subject.batch(size), BATCH + 1, _FACTORS[-1])
   many = rng.random(size) < 0.75

@@ -28,7 +28,7 @@ _WORK = 1e8  # batch sizes times parameters of all steps
 def _num_steps(subject: Subject) -> int:
   """Number of steps compared: fewer for a large model, whose steps are slow."""
   plan = subject.plan
-  most = int(_WORK / (plan.sampler.slots * max(trees.size(subject.params), 1)))
+  most = int(_WORK / (plan.sampler.padded_batch_size * max(trees.size(subject.params), 1)))
   # A norm rounded across an adaptive bound moves the bound, and every later step with it.
   most = _FEWEST if plan.l2_clip_norm.rule.adapts else min(max(most, _FEWEST), _MOST)
   return min(most, plan.num_steps)
@@ -38,7 +38,7 @@ def _batches(subject: Subject) -> Iterator[list[Batch]]:
   """Yields the slices of each step, padded batches of the run's own size: many examples,
   none, the last row alone, all, all with one not finite; then again."""
   slices = subject.plan.slices
-  size = sampling.slice_slots(subject.plan.sampler.slots, slices)
+  size = sampling.rows_of_slice(subject.plan.sampler.padded_batch_size, slices)
   rng = np.random.default_rng(SEED)
   for step in range(_num_steps(subject)):
     parts = []

@@ -163,9 +163,9 @@ def sampler(path: str, field: str, size: sampling.Sizing) -> sampling.Sampler:
     relations = made.proof.relations
     if event is not None and not (isinstance(event, DpEvent) and relations):
       raise UserError(
-        "event() must return a DpEvent, with a `proof`, or with `law` the row of "
+        "event() must return a DpEvent, with a `proof`, or with `scheme` the row of "
         "accounting.PROVED, that says under which relations it is true, or None, not "
-        f"{event!r:.60} with law {made.law!r}"
+        f"{event!r:.60} with scheme {made.scheme!r}"
       )
     # One draw now: a bad sampler is refused before the first step.
     sampling.taken(made, size.num_examples, seed=0, step=0)

@@ -70,7 +70,7 @@ class AuditClaim:
     """Returns the guarantee of a plan's noise. If nothing is proved, canaries replace
     records, which also suits samplers that know the number of examples."""
     # If nothing is proved, the plan has no relation for the canaries.
-    known = plan.sampler.law != "unproved"
+    known = plan.sampler.scheme != "unproved"
     relation = plan.neighboring_relation if known else NeighboringRelation.REPLACE_ONE
     epsilon = plan.epsilon if plan.is_private else lambda: math.inf
     return cls(str(relation), plan.delta, plan.event, epsilon, plan.trade_off)

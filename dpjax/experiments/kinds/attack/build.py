@@ -17,10 +17,10 @@ from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
+  attacked_config,
   check,
   module_of,
   other,
-  room,
 )
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
@@ -36,7 +36,7 @@ LOADERS = {"train": central.load_resident, "federate": federated.load_data}
 
 def load_data(config: AttackConfig) -> tuple[Any, Any]:
   """Loads (training data, test data) of the attacked run."""
-  loaded = named(config, LOADERS[config.attack.room], room(config))
+  loaded = named(config, LOADERS[config.attack.section], attacked_config(config))
   data_lib.needs_classes(loaded[0], "launch.attack")
   return loaded
 
@@ -46,8 +46,8 @@ def named(config: AttackConfig, call: Any, *args: Any) -> Any:
   try:
     return call(*args)
   except UserError as error:
-    known = error.field.partition(".")[0] in to_dict(room(config))
-    raise (error.within(config.attack.room) if known else error) from error
+    known = error.field.partition(".")[0] in to_dict(attacked_config(config))
+    raise (error.within(config.attack.section) if known else error) from error
 
 
 def digest(config: AttackConfig) -> bytes:
@@ -56,9 +56,9 @@ def digest(config: AttackConfig) -> bytes:
   fields = to_dict(config)
   for name in (other(config), *config.of_table):
     fields.pop(name)
-  attacked = fields[config.attack.room]
+  attacked = fields[config.attack.section]
   attacked["data"].pop("data_dir")
-  for name in room(config).where:
+  for name in attacked_config(config).where:
     attacked.pop(name)
   return streams_lib.config_digest("attack", fields)
 
@@ -97,7 +97,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
   state = fit(kind.work(config, attacked)).state
   found = kind.found(config, attacked, state)
-  own = room(config)
+  own = attacked_config(config)
   num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
   result = {
     **promised(attacked.promise, num_steps),

@@ -71,22 +71,22 @@ class AttackConfig(WithChoices):
   @property
   def data(self) -> Any:
     """Data of the attacked section."""
-    return room(self).data
+    return attacked_config(self).data
 
   @property
   def model(self) -> Any:
     """Model of the attacked section."""
-    return room(self).model
+    return attacked_config(self).model
 
 
-def room(config: AttackConfig) -> TrainConfig | FedConfig:
+def attacked_config(config: AttackConfig) -> TrainConfig | FedConfig:
   """Returns the config of the run that is attacked."""
-  return getattr(config, config.attack.room)
+  return getattr(config, config.attack.section)
 
 
 def other(config: AttackConfig) -> str:
   """Returns the name of the section that this attack does not read."""
-  return "federate" if config.attack.room == "train" else "train"
+  return "federate" if config.attack.section == "train" else "train"
 
 
 @bounds.names_fields
@@ -95,9 +95,9 @@ def check(config: AttackConfig) -> None:
   bounds.typed(config)
   _check_attack(config)
   checks = {"train": central.check, "federate": federated.check}
-  with bounds.within(config.attack.room):
-    checks[config.attack.room](room(config))
-  if config.attack.room == "train":
+  with bounds.within(config.attack.section):
+    checks[config.attack.section](attacked_config(config))
+  if config.attack.section == "train":
     _check_train(config.train)
     normalized = fields.name_of(config.train.privacy, "normalization")
     if config.attack.deals_records and normalized != "per_example":
@@ -119,7 +119,7 @@ def unread(config: AttackConfig) -> unread_lib.Unused:
   >>> unread(AttackConfig())["train.audit.score"]
   'audit.enabled'
   """
-  section = config.attack.room
+  section = config.attack.section
   of_run = (
     unused.of_training(config.train)
     if section == "train"
@@ -133,7 +133,7 @@ def _check_attack(config: AttackConfig) -> None:
   """Raises UserError for a user's class that lacks required parts of an attack."""
   attack = type(config.attack)
   name = fields.name_of(config, "attack")
-  facts = {"room": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
+  facts = {"section": ("train", "federate"), "wants": ("plain_client", "wraps_clients")}
   for fact, choices in facts.items():
     if getattr(attack, fact, None) not in choices:
       raise UserError(
@@ -209,7 +209,7 @@ def _check_federate(federate: FedConfig, attack: Any) -> None:
 
 def _unread(config: AttackConfig) -> unread_lib.Unused:
   """Fields of the attacked section that do not affect what an attacker sees."""
-  if config.attack.room == "train":
+  if config.attack.section == "train":
     names = ("eval_every", "checkpoint_every", "diagnostics", "seed", *TrainConfig.where)
     if getattr(config.attack, "target", None) is not None:  # whose run is accounted already
       names += ("privacy.epsilon_budget",)
@@ -219,4 +219,4 @@ def _unread(config: AttackConfig) -> unread_lib.Unused:
     names += ("diagnostics", "release", "seed", "audit", *FedConfig.where)
     names += config.attack.unread
     needs = unread_lib.needs(False, "a run of launch.federate itself", *names)
-  return unread_lib.within(config.attack.room, needs)
+  return unread_lib.within(config.attack.section, needs)

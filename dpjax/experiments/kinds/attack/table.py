@@ -316,7 +316,7 @@ def figure(
   for axes, (place, alike) in zip(grid, rocs.items()):
     handles |= _draw_points(axes, alike, place, look)
   for axes, ((share, name), alike) in zip(grid[len(rocs) :], rates.items()):
-    handles |= _draw_rates(axes, alike, share, name, look, room=look.width / wide)
+    handles |= _draw_rates(axes, alike, share, name, look, panel_width=look.width / wide)
   # Where all panels count the same, the lowest of each column say what.
   if not rocs and len({share for share, _ in rates}) == 1:
     for axes in grid[: max(0, number - wide)]:
@@ -375,7 +375,13 @@ def _draw_points(
 
 
 def _draw_rates(
-  axes: Axes, rows: Sequence[Row], share: str, attack: str, look: Look, *, room: float
+  axes: Axes,
+  rows: Sequence[Row],
+  share: str,
+  attack: str,
+  look: Look,
+  *,
+  panel_width: float,
 ) -> dict[str, Any]:
   """Draws rates with their intervals below each other; returns what a key needs.
 
@@ -385,7 +391,7 @@ def _draw_rates(
     share: what was counted, and of what.
     attack: the only one of the rows; "": there may be several.
     look: sizes, fonts, style.
-    room: width of the panel with its names, in inches.
+    panel_width: width of the panel with its names, in inches.
   """
   places = np.arange(len(rows))[::-1]
   handles = {}
@@ -415,9 +421,9 @@ def _draw_rates(
   what, _, of = share.partition(", ")
   # A label that is wider than its axes would be cut at the edge of the picture.
   longest = max(map(len, names)) * pictures.letter(look.font_size - 1)
-  letters = max(14, int((room - longest) / pictures.letter(look.font_size)))
+  characters = max(14, int((panel_width - longest) / pictures.letter(look.font_size)))
   # Spaces that are not broken at keep the words in brackets on one line.
   bars = "(bars: 95 %)".replace(" ", "\N{NO-BREAK SPACE}")
-  label = textwrap.fill(f"{what}, share {of} {bars}", letters)
+  label = textwrap.fill(f"{what}, share {of} {bars}", characters)
   pictures.dress(axes, look, title=attack, xlabel=label)
   return handles

@@ -95,7 +95,7 @@ def sampler(
   """
   name = privacy.ftrl.sampler
   size = _size(privacy)._replace(
-    num_examples=num_examples, num_steps=num_steps, slots=capacity, unit=unit
+    num_examples=num_examples, num_steps=num_steps, padded_batch_size=capacity, unit=unit
   )
   if names.is_path(name):
     return user_code.sampler(name, "privacy.ftrl.sampler", size)

@@ -57,7 +57,7 @@ class WholeData(sampling.UnamplifiedSampler):
   [0, 1, 2]
   """
 
-  law: ClassVar[str] = "none"
+  scheme: ClassVar[str] = "none"
 
   capacity: int
 
@@ -65,7 +65,7 @@ class WholeData(sampling.UnamplifiedSampler):
     validate.integer_at_least(1, capacity=self.capacity)
 
   @property
-  def slots(self) -> int:
+  def padded_batch_size(self) -> int:
     return self.capacity
 
   def draw(self, num_examples: int, *, seed: int, step: int) -> np.ndarray:
@@ -251,7 +251,9 @@ def promised(
     assert count == 1
     words.append(textwrap.fill(text, 92, break_on_hyphens=False))
   return promise.noted(
-    promise.of_plan(plan, plan.sampler.slots - 1, budget=config.privacy.epsilon_budget),
+    promise.of_plan(
+      plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget
+    ),
     "\n\n".join(text for text in words if text),
   )
 
