@@ -157,7 +157,7 @@ def test_a_step_that_draws_an_example_twice_is_found():
 
 
 def test_an_event_needs_relations():
-  with pytest.raises(UserError, match="privacy.sampler=.*law"):
+  with pytest.raises(UserError, match="privacy.sampler=.*scheme"):
     build.assemble(_central(privacy__sampler=f"{__name__}:no_relations"))
 
 

@@ -86,8 +86,8 @@ def attacked(
   nearest: Result | None = None
   for turn, count in enumerate(draws):
     for game in games:
-      found = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
-      nearest = max([*found, *([nearest] if nearest else [])], key=_nearness)
+      results = play(game, num_draws=count, seed=seed + turn, confidence=confidence)
+      nearest = max([*results, *([nearest] if nearest else [])], key=_nearness)
       if nearest.refuted:
         break
     if nearest is not None and nearest.refuted:

@@ -96,12 +96,14 @@ _SAMPLED: dict[str, Callable[[Any, float], dpa.DpEvent]] = {
 def _levels_before(plan: Any) -> list[float]:
   """Noise multipliers of each vector in the statistics released first, relative to the
   sensitivity."""
-  found = plan.statistics
-  if found is None:
+  statistics = plan.statistics
+  if statistics is None:
     return []
-  levels = [found.noise_multiplier / _exchanged(plan)]
-  if not found.clip_norms:
-    levels.append(-0.5 / float(stats.norm.ppf(1 / (1 + math.exp(found.median_epsilon)))))
+  levels = [statistics.noise_multiplier / _exchanged(plan)]
+  if not statistics.clip_norms:
+    levels.append(
+      -0.5 / float(stats.norm.ppf(1 / (1 + math.exp(statistics.median_epsilon))))
+    )
   return levels
 
 
@@ -228,7 +230,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
     nothing = dataclasses.replace(offered, total=trees.scale(offered.total, 0))
     return update(number, state, nothing, jnp.zeros_like(mask))[1]
 
-  def one(states, gap_and_step):
+  def scan_step(states, gap_and_step):
     gap, step = gap_and_step
     seen = []
     after = []
@@ -252,7 +254,7 @@ def _unasked(subject: Subject, key: jax.Array, steps: np.ndarray) -> np.ndarray:
   def run():
     states = [subject.transform(key).init(p) for p in params]
     inputs = jnp.asarray(gaps), jnp.asarray(steps)
-    return jax.lax.scan(one, states, inputs)[1]
+    return jax.lax.scan(scan_step, states, inputs)[1]
 
   return np.asarray(run(), np.float64)
 
@@ -311,9 +313,9 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
   yield float(promise.curve(config.num_steps)), "printed"
   left = promise.accounted_delta
   if left:
-    told = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
+    options = {"neighboring_relation": promise.relation, "accountant": promise.accountant}
     event = promise.remaining_event(0)
-    yield accounting.epsilon(event, delta=left, **told), "of the steps from the first"
+    yield accounting.epsilon(event, delta=left, **options), "of the steps from the first"
     if config.num_steps <= _LEDGER_STEPS or subject.plan.steps_alike:
       events = [promise.step_event(step) for step in range(min(config.num_steps, 2))]
       events += [
@@ -322,7 +324,7 @@ def _stated_epsilons(subject: Subject) -> Iterator[tuple[float, str]]:
       ]
       if len(events) == config.num_steps:
         yield (
-          accounting.epsilon(accounting.joined(events), delta=left, **told),
+          accounting.epsilon(accounting.joined(events), delta=left, **options),
           "of a ledger",
         )
 
@@ -349,10 +351,10 @@ def stated(subject: Subject) -> Row:
       name, f"sampler={plan.sampler.scheme} is not derived a second time"
     )
   asked = [(config.privacy.epsilon, "asked for")] if config.privacy.epsilon else []
-  found = [*_stated_epsilons(subject), *asked]
-  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in found]
+  epsilons = [*_stated_epsilons(subject), *asked]
+  short = [(derived / max(epsilon, 1e-12) - 1, where) for epsilon, where in epsilons]
   worst, where = max(short)
-  detail = f"relative, what is missing from one of {len(found)} epsilons: {where}"
+  detail = f"relative, what is missing from one of {len(epsilons)} epsilons: {where}"
   return row(name, max(0.0, worst), _EPSILON_SLACK, detail)
 
 
@@ -446,10 +448,10 @@ def _changed(value: Any, name: str = "") -> Iterator[Any]:
 
 def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
   """Yields the config with one field changed, for each field that affects the run."""
-  told = to_dict(config)
+  values = to_dict(config)
   # The file must exist: its bytes decide.
   elsewhere = (*config.where, "pretrained")
-  for name, value in [(name, told[name]) for name in told if name not in elsewhere]:
+  for name, value in [(name, values[name]) for name in values if name not in elsewhere]:
     part = getattr(config, name)
     if not dataclasses.is_dataclass(part):
       for other in _changed(value, name):
@@ -494,8 +496,8 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
       entry = changed.reshape(len(part), -1)[at, -1:]
       entry[...] = entry + np.ones((), x.dtype)
       yield f"one number of record {at}", dataclasses.replace(part, x=changed)
-      one = labels.reshape(len(part), -1)[at, :1]
-      one[...] = (one + 1) % max(2, part.num_classes)
+      first_label = labels.reshape(len(part), -1)[at, :1]
+      first_label[...] = (first_label + 1) % max(2, part.num_classes)
       yield f"the label of record {at}", dataclasses.replace(part, y=labels)
   # The data set does not allow this value.
   except UserError:
@@ -505,38 +507,38 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
 def _shared_keys(subject: Subject) -> Iterator[str]:
   """Fields of the config, and changes of the data, for which two runs share a key."""
   assert subject.streams is not None
-  streams = subject.streams
+  keys_of = subject.streams
   config = subject.config
   assert config is not None
   holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
 
-  def held(what: str, told: str, random: Any) -> Iterator[str]:
+  def held(what: str, settings: str, random: Any) -> Iterator[str]:
     for name in _identities(random):
-      before, text = holders.setdefault(name, (what, told))
-      if text != told:
+      before, text = holders.setdefault(name, (what, settings))
+      if text != settings:
         yield what if before in ("", what) else f"{before} and {what}"
 
-  yield from held("", _told(config), streams(config))
+  yield from held("", _told(config), keys_of(config))
   for name, other in _neighbours(config):
     try:
-      random = streams(other)
+      random = keys_of(other)
     # A path without code cannot run, and so has no keys.
     except UserError:
       continue
     yield from held(name, _told(other), random)
   for i, (what, changed) in enumerate(_other_data(subject.train)):
     whole = i == 0 and len(changed) == len(subject.train)
-    told = _told(config) if whole else f"other data {i}"
-    yield from held(f"data: {what}", told, streams(config, data.digest(changed)))
+    settings = _told(config) if whole else f"other data {i}"
+    yield from held(f"data: {what}", settings, keys_of(config, data.digest(changed)))
 
 
 def _poor_bits(subject: Subject) -> Iterator[str]:
   """Bits of the keys that are constant over too many seeds."""
   assert subject.streams is not None and subject.config is not None
   seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
-  found = [subject.streams(config) for config in seeds]
+  keys = [subject.streams(config) for config in seeds]
   for name in ("noise", "local"):
-    words = [np.asarray(jax.random.key_data(getattr(one, name))).ravel() for one in found]
+    words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in keys]
     bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
     ones = bits.sum(axis=0)
     # Each bit of a good key is a fair coin over seeds.
@@ -553,24 +555,24 @@ def key_reuse(subject: Subject) -> Row:
     return not_applicable(name, "keys are the caller's own: one for each run")
   random = subject.streams(subject.config)
   config = subject.config
-  own = _identities(random)
+  identities = _identities(random)
   shared = list(dict.fromkeys(_shared_keys(subject)))
   fewer = data.digest(subject.train.subset(slice(1, None)))
-  if not own.isdisjoint(_identities(subject.streams(config, fewer))):
+  if not identities.isdisjoint(_identities(subject.streams(config, fewer))):
     shared.append("one record of the data")
-  if len(own) < 3 or noise.key_id(random.init) in own:
+  if len(identities) < 3 or noise.key_id(random.init) in identities:
     shared.append("one key for two purposes")
   if random.sampler.bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
-    if not own.isdisjoint(_identities(subject.streams(config))):
+    if not identities.isdisjoint(_identities(subject.streams(config))):
       shared.append("release keys that follow from the config")
     if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
       shared.append("release keys of fewer than 128 bits")
   else:
     shared += _poor_bits(subject)
-  found = f" ({', '.join(shared[:3])})" if shared else ""
-  return row(name, len(shared), 0, f"fields whose change keeps a key{found}")
+  shown = f" ({', '.join(shared[:3])})" if shared else ""
+  return row(name, len(shared), 0, f"fields whose change keeps a key{shown}")
 
 
 def white_box_audit(subject: Subject) -> Row:
@@ -591,13 +593,13 @@ def white_box_audit(subject: Subject) -> Row:
     key=noise_record.test_key(subject, 2),
     transform=subject.transform,
   )
-  found = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
+  bound = auditing.one_run(scores, delta=plan.delta, confidence=_AUDIT_CONFIDENCE)
   detail = (
     f"epsilon that {number} gradient canaries in one run prove, with "
     f"{100 * _AUDIT_CONFIDENCE:g}% confidence, against the claim "
     f"(delta={accounting.upper(plan.delta)}, {plan.neighboring_relation})"
   )
-  return row(name, found, plan.epsilon(), detail)
+  return row(name, bound, plan.epsilon(), detail)
 
 
 CHECKS: tuple[Callable[[Subject], Row], ...] = (

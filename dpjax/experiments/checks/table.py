@@ -94,13 +94,13 @@ def checks(checked: Subject) -> Iterator[Row]:
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
   modules = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
   for module in modules:
-    for one in module.CHECKS:
+    for check in module.CHECKS:
       try:
-        yield one(checked)
+        yield check(checked)
       except Exception as error:
         # The run's own code raised this, on inputs that training may meet.
-        told = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
-        yield Row(one.__name__.replace("_", " "), False, math.inf, 0.0, told)
+        reason = f"ended in {type(error).__name__}: {first_line(error)[:200]}"
+        yield Row(check.__name__.replace("_", " "), False, math.inf, 0.0, reason)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -148,9 +148,9 @@ def table(rows: list[Row]) -> str:
   width = max(len(row.name) for row in rows)
   for row in rows:
     word, sign = ("pass", "<=") if row.passed else ("FAIL", "> ")
-    found = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
-    word, found = ("n/a ", "") if row.passed is None else (word, found)
-    lines.append(f"{word}  {row.name:<{width}}  {found}{row.detail}")
+    numbers = f"{row.measured:.4g} {sign} {row.bound:.4g}  "
+    word, numbers = ("n/a ", "") if row.passed is None else (word, numbers)
+    lines.append(f"{word}  {row.name:<{width}}  {numbers}{row.detail}")
   return "\n".join(lines)
 
 

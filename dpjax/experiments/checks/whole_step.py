@@ -100,13 +100,13 @@ class _Parts:
     self._held = (tx.init(subject.params), optimizer.init(subject.params))
 
     def step(params, held, parts):
-      state, own = held
+      state, opt_state = held
       grad_fn = _clipped_grad(subject, transforms.clip_scale(state))
       summed = _joined([grad_fn(params, part.examples, part.mask) for part in parts])
       mask = jnp.concatenate([part.mask for part in parts])
       noisy, state = tx.update(summed, state, params, mask=mask)
-      updates, own = optimizer.update(noisy, own, params)
-      return optax.apply_updates(params, updates), (state, own)
+      updates, opt_state = optimizer.update(noisy, opt_state, params)
+      return optax.apply_updates(params, updates), (state, opt_state)
 
     self._step = jax.jit(step)
 
@@ -163,8 +163,9 @@ def whole_step(subject: Subject) -> Row:
       worst = max(worst, off if math.isfinite(off) else math.inf)
     before = state.params
   rounding = 1e-6 * math.sqrt(trees.size(subject.params))
-  told = f"off by this share of what a step moves; {_num_steps(subject)} of {plan.num_steps} steps"
-  return row(_NAME, worst, _SLACK + rounding, told)
+  steps = f"{_num_steps(subject)} of {plan.num_steps} steps"
+  detail = f"off by this share of what a step moves; {steps}"
+  return row(_NAME, worst, _SLACK + rounding, detail)
 
 
 CHECKS = (whole_step,)

@@ -188,7 +188,7 @@ def facts(
     delta, epsilon: those of the steps that ran; epsilon None: nothing is claimed.
     note: who the canaries are; {out_of}, {included} and {kind} are filled in.
   """
-  found = auditing.audit(
+  audited = auditing.audit(
     scores,
     delta=delta,
     epsilon_claimed=epsilon,
@@ -197,17 +197,17 @@ def facts(
     claim=claim.pairs(epsilon),
   ).to_json()
   numbers = {"num_canaries": len(included), "num_included": int(included.sum())}
-  told = note.format(
+  note_text = note.format(
     out_of=numbers["num_canaries"], included=numbers["num_included"], kind=config.kind
   )
   return {
-    "epsilon_audited_lower": found["epsilon_audited_lower"],
+    "epsilon_audited_lower": audited["epsilon_audited_lower"],
     "audit": {
-      **found,
+      **audited,
       "score": score,
       "kind": config.kind,
       **numbers,
       "coins_seed": seed,
-      "note": told,
+      "note": note_text,
     },
   }

@@ -141,11 +141,11 @@ def told(
     ends = for_target.lines(plan)
     facts = promised(work)
   else:
-    found = rehearsed(kind, config, loaded)
-    work = found.work
-    size = found.timing.num_parameters
-    ends = {"time": _minutes(found), "memory": memory()}
-    facts = found.facts()
+    rehearsal = rehearsed(kind, config, loaded)
+    work = rehearsal.work
+    size = rehearsal.timing.num_parameters
+    ends = {"time": _minutes(rehearsal), "memory": memory()}
+    facts = rehearsal.facts()
   if work.promise is not None:
     work.promise.warn()
   by = facts["accountant"]
@@ -189,16 +189,16 @@ def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Wor
   job = kind.build(config, zeros)
   play = job.start(streams.derived(job.seed, job.digest, job.data()))
   before = time.monotonic() - began + features
-  found = []
+  first = []
 
   def fit(work: Work) -> NoReturn:
-    found.append((work, before))
+    first.append((work, before))
     raise _Enough
 
   # An exception ends the run, since nothing after the first work is needed.
   with contextlib.suppress(_Enough):
     play(fit)
-  return found[0]
+  return first[0]
 
 
 def state_of(job: loop.Job, folder: pathlib.Path) -> str:
@@ -304,11 +304,11 @@ def _shown(name: str, value: Any) -> str:
   return by_name(name, value) if isinstance(value, float) else str(value)
 
 
-def _minutes(found: Rehearsal) -> str:
-  timing = found.timing
-  begun = found.before + found.timing.start
+def _minutes(rehearsal: Rehearsal) -> str:
+  timing = rehearsal.timing
+  begun = rehearsal.before + rehearsal.timing.start
   return (
-    f"about {found.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
+    f"about {rehearsal.seconds / 60:.2g} minutes (estimate: {begun:.2g} s until the first step "
     f"is done, then {1e3 * timing.step:.3g} ms a step, the median of {len(timing.steps)} on "
     f"zeros, and {timing.evaluation:.2g} s an evaluation)"
   )

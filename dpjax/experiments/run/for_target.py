@@ -90,12 +90,12 @@ def _compiled(
     program = work.program()
   began = time.monotonic()
   try:
-    found = targets.compiled(program.lowered, target)
-    wanted = found.held + program.data_bytes
+    built = targets.compiled(program.lowered, target)
+    wanted = built.held + program.data_bytes
   except NotFitting as error:
-    found = None
+    built = None
     wanted = None if error.wanted is None else error.wanted + program.data_bytes
-  return CompiledPlan(work, target, program, found, time.monotonic() - began, wanted)
+  return CompiledPlan(work, target, program, built, time.monotonic() - began, wanted)
 
 
 def _guess(plan: CompiledPlan, size: int) -> int:
@@ -127,18 +127,18 @@ def lines(plan: CompiledPlan) -> dict[str, str]:
     f"{plan.compile_seconds:.2g} s, not run",
     "fits": _verdict(plan),
   }
-  found = plan.compiled
-  if found is None or plan.hours is None:
+  built = plan.compiled
+  if built is None or plan.hours is None:
     return text
   parts = {
-    "arguments": found.arguments,
-    "outputs": found.outputs - found.aliased,
-    "temporaries": found.temporaries,
-    "code": found.code,
+    "arguments": built.arguments,
+    "outputs": built.outputs - built.aliased,
+    "temporaries": built.temporaries,
+    "code": built.code,
     "data set": plan.program.data_bytes,
   }
   calls = plan.program.calls
-  counts = found.counts
+  counts = built.counts
   text["memory"] = ", ".join(f"{name} {_gigabytes(size)}" for name, size in parts.items())
   text["exchanges"] = f"{_gigabytes(calls * counts.sent_bytes)} a step from each device"
   unknown = ""

@@ -207,10 +207,10 @@ def checked(job: Job) -> Job:
 
 def data_of(job: Job) -> bytes:
   """Reads the data now, and returns their digest."""
-  found = job.data()
+  digest = job.data()
   wanted = "return 32 bytes of all that is trained on (dpjax.data.digest, or a SHA-256)"
-  _check_digest("Job.data", wanted, found)
-  return found
+  _check_digest("Job.data", wanted, digest)
+  return digest
 
 
 def started(job: Job, random: Streams) -> Play:
@@ -252,32 +252,32 @@ def stepped(work: Work, state: ArrayTree, draw: object) -> tuple[Any, Any]:
   """Returns (the next state, info)."""
   # Another structure would compile again in each step, and no checkpoint could restore it.
   before = jax.tree.structure(state)
-  made = work.step(state, draw)
-  if not isinstance(made, tuple) or len(made) != 2:
-    _refuse("Work.step", "return (state, info)", jax.tree.structure(made))
-  after = jax.tree.structure(made[0])
+  returned = work.step(state, draw)
+  if not isinstance(returned, tuple) or len(returned) != 2:
+    _refuse("Work.step", "return (state, info)", jax.tree.structure(returned))
+  after = jax.tree.structure(returned[0])
   if after != before:
     _refuse("Work.step", f"return a state like that of init, {before!s:.60}", after)
-  return made
+  return returned
 
 
 def scored(work: Work, state: ArrayTree) -> Scores:
   """Returns the scores of a state, with the names of a row; none without `evaluate`."""
   if work.evaluate is None:
     return {}
-  found = work.evaluate(state)
-  if not isinstance(found, Mapping) or not all(map(_is_number, found.values())):
-    _refuse("Work.evaluate", "return numbers by their names", found)
-  return {f"test_{name}": value for name, value in found.items()}
+  scores = work.evaluate(state)
+  if not isinstance(scores, Mapping) or not all(map(_is_number, scores.values())):
+    _refuse("Work.evaluate", "return numbers by their names", scores)
+  return {f"test_{name}": value for name, value in scores.items()}
 
 
-def _check_digest(field: str, wanted: str, found: object) -> None:
+def _check_digest(field: str, wanted: str, digest: object) -> None:
   # The digest follows from the data, so a message may show its type and size, not its
   # content.
-  if not isinstance(found, bytes) or len(found) != _DIGEST_BYTES:
-    size = f" of {len(found)}" if isinstance(found, bytes | str) else ""
+  if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
+    size = f" of {len(digest)}" if isinstance(digest, bytes | str) else ""
     raise UserError(
-      f"must {wanted}, not {type(found).__name__}{size}", field=field
+      f"must {wanted}, not {type(digest).__name__}{size}", field=field
     )  # secret
 
 

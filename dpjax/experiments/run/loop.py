@@ -81,12 +81,12 @@ def job_of(config: Config, data: object = None) -> Job:
   Args:
     data: as the `load_data` of that module returns them, to share them between runs.
   """
-  room, _, _ = type(config).__module__.rpartition(".")
+  package, _, _ = type(config).__module__.rpartition(".")
   try:
-    made_by = importlib.import_module(f"{room}.build" if room else "build")
+    made_by = importlib.import_module(f"{package}.build" if package else "build")
   except ModuleNotFoundError as error:
     # If build.py itself fails to import something, its own error is the right one.
-    if error.name != f"{room}.build".lstrip("."):
+    if error.name != f"{package}.build".lstrip("."):
       raise
     raise UserError(
       "must be of a module beside which a build.py lies, whose build(config) "
@@ -94,8 +94,8 @@ def job_of(config: Config, data: object = None) -> Job:
       field="config",
       value=Verbatim(type(config).__name__),
     ) from None
-  given = () if data is None else (data,)
-  return job_lib.checked(made_by.build(config, *given))
+  arguments = () if data is None else (data,)
+  return job_lib.checked(made_by.build(config, *arguments))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:
@@ -365,16 +365,16 @@ class _Fit:
     return running
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _alike(first: Any, other: Any) -> bool:
   """Whether JSON data are equal except for the last digits of floats. Calibration on
   another machine may round them differently."""
-  if isinstance(one, float) and isinstance(other, float):
-    return math.isclose(one, other, rel_tol=1e-9) or one == other
-  if isinstance(one, dict) and isinstance(other, dict):
-    return one.keys() == other.keys() and all(_alike(one[k], other[k]) for k in one)
-  if isinstance(one, list) and isinstance(other, list):
-    return len(one) == len(other) and all(map(_alike, one, other))
-  return type(one) is type(other) and one == other
+  if isinstance(first, float) and isinstance(other, float):
+    return math.isclose(first, other, rel_tol=1e-9) or first == other
+  if isinstance(first, dict) and isinstance(other, dict):
+    return first.keys() == other.keys() and all(_alike(first[k], other[k]) for k in first)
+  if isinstance(first, list) and isinstance(other, list):
+    return len(first) == len(other) and all(map(_alike, first, other))
+  return type(first) is type(other) and first == other
 
 
 class Running:

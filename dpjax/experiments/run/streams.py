@@ -93,21 +93,21 @@ def digest_of(config: Config, digest: bytes) -> bytes:
 
 def _types(value: Any) -> list[Any]:
   """Returns types of a config and of its values, and the modules that build their runs."""
-  found: list[Any] = []
+  type_list: list[Any] = []
   if isinstance(value, (list, tuple)):
     return [each for part in value for each in _types(part)]
   if isinstance(value, Mapping):
     return [each for part in value.values() for each in _types(part)]
   if not dataclasses.is_dataclass(value):
-    return found
+    return type_list
   home = type(value).__module__
   if home.partition(".")[0] != "dpjax":
     package = home.rpartition(".")[0]
     build = f"{package}.build" if package else "build"
-    found += [type(value), *([build] if build in sys.modules else [])]
+    type_list += [type(value), *([build] if build in sys.modules else [])]
   for field in dataclasses.fields(value):
-    found += _types(getattr(value, field.name))
-  return found
+    type_list += _types(getattr(value, field.name))
+  return type_list
 
 
 def derived(seed: int, config: bytes, data: bytes) -> Streams:
@@ -185,7 +185,7 @@ def ledger_name(config: bytes) -> str:
 def to_meta(
   data: bytes,
   released: Streams | None = None,
-  own: Mapping[str, Mapping[str, str]] | None = None,
+  user_code: Mapping[str, Mapping[str, str]] | None = None,
   run: str = "",
   code: run_code.Code | None = None,
 ) -> dict[str, Any]:
@@ -193,9 +193,9 @@ def to_meta(
 
   Args:
     data: the digest of its data. released: streams that nothing but this can give back.
-    own: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
+    user_code: the user's code, `names.sources`. run: `run_id`. code: all of it, `names.code`.
   """
-  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: own} if own else {})
+  meta: dict[str, Any] = {_DATA: data.hex()} | ({_OWN: user_code} if user_code else {})
   meta |= {CODE: code.to_json()} if code is not None else {}
   meta |= {_INPUTS: {**code.inputs}} if code is not None and code.inputs else {}
   meta |= {_RUN: run} if run else {}
@@ -224,10 +224,10 @@ def from_meta(seed: int, meta: Mapping[str, Any]) -> Streams:
     raise UserError(
       "holds no release keys, so it cannot be gone on from", field="checkpoint"
     )
-  found: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
+  values: dict[str, Any] = {name: int(held[name], 16) for name in _NUMBERS}
   for name in _KEYS:
-    found[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
-  return Streams(init=jax.random.key(seed), **found)
+    values[name] = noise.source.key_from_bytes(bytes.fromhex(held[name]))
+  return Streams(init=jax.random.key(seed), **values)
 
 
 def check_run(meta: Mapping[str, Any] | None, run: str, *, workdir: object) -> None:
@@ -276,7 +276,7 @@ def check_data(
 
 def check_code(
   meta: Mapping[str, Any] | None,
-  own: Mapping[str, Any],
+  user_code: Mapping[str, Any],
   code: run_code.Code,
   *,
   workdir: object,
@@ -294,13 +294,15 @@ def check_code(
   if meta is None:
     return
   before = meta.get(_OWN) or {}
-  changed = [field for field in {**before, **own} if before.get(field) != own.get(field)]
+  changed = [
+    field for field in {**before, **user_code} if before.get(field) != user_code.get(field)
+  ]
   if changed:
     raise UserError(
       f"its code is not that of the run in workdir={workdir}; bring that back, "
       "or choose another directory, nothing was changed",
       field=changed[0],
-      value=own.get(changed[0], {}).get("path"),
+      value=user_code.get(changed[0], {}).get("path"),
     )
   held = meta.get(CODE)
   # Hashes of code are only in checkpoints: a result never contains them.

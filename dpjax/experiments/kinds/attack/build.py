@@ -96,20 +96,26 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
   state = fit(kind.work(config, attacked)).state
-  found = kind.found(config, attacked, state)
-  own = attacked_config(config)
-  num_steps = own.num_rounds if isinstance(own, FedConfig) else own.num_steps
+  measured = kind.found(config, attacked, state)
+  attacked_run = attacked_config(config)
+  num_steps = (
+    attacked_run.num_rounds
+    if isinstance(attacked_run, FedConfig)
+    else attacked_run.num_steps
+  )
   result = {
     **promised(attacked.promise, num_steps),
     "task": config.attack.task,
     "attack": name_of(config, "attack"),
     "dataset": config.data.name,
     "model": config.model.name,
-    "method": own.privacy.method,
+    "method": attacked_run.privacy.method,
     "num_steps": num_steps,
-    **found.result,
+    **measured.result,
   }
-  return Ended(found.scores, lambda folder: result, found.write, saved_as="attack.npz")
+  return Ended(
+    measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
+  )
 
 
 def promised(promise: Promise, num_steps: int) -> dict[str, Any]:

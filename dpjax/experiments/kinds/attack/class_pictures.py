@@ -58,28 +58,28 @@ def work(config: AttackConfig, attacked: central.Run) -> Work:
 def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
   """Returns how many inverted inputs the judge assigns to their class, against chance 1 /
   K."""
-  own = config.attack
+  attack = config.attack
   params = training.eval_params(state)
   x = np.asarray(run.test.x)
   prior = {"mean": x.mean(axis=0), "low": float(x.min()), "high": float(x.max())}
   classes = np.arange(run.train.num_classes)
   key = jax.random.fold_in(run.random.init, 1)  # not that of the target's own first weights
-  made = own.method(**prior)(
-    run.apply, params, x.shape[1:], classes=classes, count=own.starts, key=key
+  pictured = attack.method(**prior)(
+    run.apply, params, x.shape[1:], classes=classes, count=attack.starts, key=key
   )
   judge = _judge(config, run, key)
-  score = attacks.judge_inversion(made, run.apply, judge, run.train, target=params)
+  score = attacks.judge_inversion(pictured, run.apply, judge, run.train, target=params)
   held = run.task.evaluate(run.apply, judge, run.train)["accuracy"]
   result = {
     "test_accuracy": run.task.evaluate(run.apply, params, run.test)["accuracy"],
     "recognised": {name: getattr(score, name) for name in ("count", "total", "interval")},
     "judge_accuracy": held,
     "mse_to_class_mean": score.mse.tolist(),
-    "confidence": made.confidence.tolist(),
+    "confidence": pictured.confidence.tolist(),
     "verdict": verdict(score, len(classes)),
     "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
   }
-  return Found({"x": made.x, "y": made.y}, result)
+  return Found({"x": pictured.x, "y": pictured.y}, result)
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:

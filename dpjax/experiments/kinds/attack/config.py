@@ -125,8 +125,8 @@ def unread(config: AttackConfig) -> unread_lib.Unused:
     if section == "train"
     else fed_unused.of_federation(config.federate)
   )
-  own = {other(config): "an attack on it"} | _unread(config)
-  return own | unread_lib.within(section, of_run)
+  reasons = {other(config): "an attack on it"} | _unread(config)
+  return reasons | unread_lib.within(section, of_run)
 
 
 def _check_attack(config: AttackConfig) -> None:
@@ -179,8 +179,8 @@ def _check_train(train: TrainConfig) -> None:
   embeddings.refuse(train, "train")
   trainable = fields.name_of(train, "trainable")
   if trainable != "all":
-    told = f"train.trainable={trainable!r}"
-    raise UserError(f"{told}: must be 'all', an attack trains whole models")
+    shown = f"train.trainable={trainable!r}"
+    raise UserError(f"{shown}: must be 'all', an attack trains whole models")
 
 
 def _check_federate(federate: FedConfig, attack: Any) -> None:

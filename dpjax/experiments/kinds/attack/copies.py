@@ -59,14 +59,16 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
   """Fidelity of a copy for each number of queries, beside a constant guess of the commonest
   answer."""
   run = attacked.run
-  own = config.attack
+  attack = config.attack
   params = training.eval_params(state)
-  door = attacks.ask(run.apply, params, labels_only=own.labels_only, decimals=own.decimals)
+  door = attacks.ask(
+    run.apply, params, labels_only=attack.labels_only, decimals=attack.decimals
+  )
   init = lambda key: central.start(config.train, run.train, run.random._replace(init=key))[
     2
   ]
   thief = attacks.Extraction(
-    run.apply, init, Fit(steps=own.steps, learning_rate=own.learning_rate)
+    run.apply, init, Fit(steps=attack.steps, learning_rate=attack.learning_rate)
   )
   with bounds.within("attack"):
     rows = attacks.extraction_curve(
@@ -74,7 +76,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
       door,
       attacked.queries,
       attacked.held_out,
-      num_queries=own.num_queries,
+      num_queries=attack.num_queries,
       seed=run.random.order,
     )
   # The baseline: agreement of a copy that always gives the commonest answer to the queries.

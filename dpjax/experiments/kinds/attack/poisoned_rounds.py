@@ -52,16 +52,16 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> P
   Raises UserError for no attacker, labels that the data do not have, records that take no trigger.
   """
   run = federated.assemble(config.federate, loaded, random)
-  own = config.attack
+  settings = config.attack
   count = run.federation.num_clients
-  attackers = attacks.choose_attackers(count, own.fraction, seed=config.seed)
+  attackers = attacks.choose_attackers(count, settings.fraction, seed=config.seed)
   if not len(attackers):
     raise UserError(
       f"rounds to no attacker of {count} clients",
       field="attack.fraction",
-      value=own.fraction,
+      value=settings.fraction,
     )
-  attack = own.method()
+  attack = settings.method()
   if not isinstance(attack, attacks.Poisoning):
     name = name_of(config, "attack")
     raise user_code.wrong("attack", name, "of method() an attacks.Poisoning", attack)
@@ -112,8 +112,8 @@ def work(config: AttackConfig, attacked: Poisoned) -> Work:
 
   def measure(state: Arrays, index: int) -> None:
     params = trained(attacked, attacked.attackers if index else nobody)
-    found = _measured(run, attacked.attack, params)
-    pairs = [(0, 0) if one is None else (one.count, one.total) for one in found]
+    counts = _measured(run, attacked.attack, params)
+    pairs = [(0, 0) if count is None else (count.count, count.total) for count in counts]
     state["counts"][index] = pairs
 
   def accuracy(state: Arrays) -> dict[str, float]:
@@ -137,10 +137,10 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
   def algorithm(wrap: Any, memory: Any) -> Any:
     del memory  # of a client that keeps nothing else
 
-    def lying(own: federated.Wrapping) -> federated.Wrapping:
-      keeps = own["memory"] or (lambda params: None)
+    def lying(wrapping: federated.Wrapping) -> federated.Wrapping:
+      keeps = wrapping["memory"] or (lambda params: None)
       return {
-        "wrap": lambda client: wrap(own["wrap"](client)),
+        "wrap": lambda client: wrap(wrapping["wrap"](client)),
         "memory": lambda params: attacks.attacker_memory(keeps(params)),
       }
 
@@ -197,8 +197,8 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
   return Found(held, result)
 
 
-def _told(one: Counted | None) -> dict[str, Any] | None:
-  return None if one is None else one._asdict()
+def _told(counted: Counted | None) -> dict[str, Any] | None:
+  return None if counted is None else counted._asdict()
 
 
 def verdict(outcome: attacks.PoisoningOutcome, *, private: bool = False) -> str:

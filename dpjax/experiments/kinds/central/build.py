@@ -208,10 +208,10 @@ def preprocessed(
 @bounds.names_fields
 def with_features(config: TrainConfig, loaded: tuple[Any, Any]) -> tuple[Any, Any]:
   """Adds the features of the model to loaded (train, test), as `load_data` returns them."""
-  own = normalization.per_example(config)
+  per_example = normalization.per_example(config)
   kept = data.cache.folder()
-  given: Any = own, kept, config.resident
-  train, test = (featured(config.model, part, *given) for part in loaded)
+  options: Any = per_example, kept, config.resident
+  train, test = (featured(config.model, part, *options) for part in loaded)
   return train, test
 
 
@@ -265,9 +265,9 @@ def init_params(
     size = trees.size(shapes)
     # A float32 takes four bytes.
     if 4 * size > _memory():
-      told = f"model.name={config.name!r}, model.options={config.options!r}"
+      shown = f"model.name={config.name!r}, model.options={config.options!r}"
       raise UserError(
-        f"{told}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
+        f"{shown}: has {size} parameters, more than the {_memory() / 1e9:.0f} GB of this "
         "machine hold; width, classes or the size of an example must be smaller"
       )
     return model.init(key, first)
@@ -325,7 +325,7 @@ def start(
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
 
-  def made() -> tuple[Task, Any, Params]:
+  def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
@@ -341,7 +341,7 @@ def start(
       models.libraries.check_outputs(logits, wanted, first.shape, name)
     return whole, model, params
 
-  return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
+  return (names.guarded(name, "model.name", make) if names.is_path(name) else make)()
 
 
 @bounds.names_fields
@@ -354,8 +354,8 @@ def assemble(
   streams default to those of config and data."""
   check(config)
   if config.privacy.method == "least_squares":
-    told = "has no steps, which are needed here; 'dp_sgd' has"
-    raise UserError(told, field="privacy.method", value=config.privacy.method)
+    reason = "has no steps, which are needed here; 'dp_sgd' has"
+    raise UserError(reason, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   write_inputs = inputs_writer(config.data, config.model, test)
   random = streams(config, data.digest(train)) if random is None else random
@@ -517,10 +517,10 @@ def job_on_data(
       return single(work(read(), random))
     # Features are computed here: a digest needs none, so a finished run does not compute
     # them.
-    found = complete(config, read())
+    complete_data = complete(config, read())
     # The inputs of the features need not stay in memory.
     read.cache_clear()
-    return single(work(found, random))
+    return single(work(complete_data, random))
 
   return Job(
     config=config,
@@ -590,7 +590,7 @@ def work(config: TrainConfig, run: Run) -> Work:
   num_first = starting_point.first_steps(config)
   scored = training.eval_params
   # Process 0 evaluates alone, so it needs whole arrays of its own.
-  own = processes.own_copy
+  copy = processes.own_copy
 
   def step(state: Any, slices: Iterator[Any]) -> tuple[Any, Any]:
     info = None
@@ -619,7 +619,7 @@ def work(config: TrainConfig, run: Run) -> Work:
     init=lambda: run.algorithm.init(run.params),
     step=step,
     draws=draws,
-    released=lambda state: normalization.beside(own(scored(state)), run.statistics),
+    released=lambda state: normalization.beside(copy(scored(state)), run.statistics),
     evaluate=scores,
     write=lambda folder, state: run.save(folder, scored(state)),
     promise=run.promise,
@@ -630,6 +630,6 @@ def work(config: TrainConfig, run: Run) -> Work:
     program=functools.partial(_program, run, later),
     planned=lambda: facts.planned(config, run),
     describe=lambda state, stated, rows: facts.of(
-      config, run, own(state), stated["epsilon"]
+      config, run, copy(state), stated["epsilon"]
     ),
   )

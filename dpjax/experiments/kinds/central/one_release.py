@@ -80,16 +80,16 @@ class WholeData(sampling.UnamplifiedSampler):
 
 def check(config: TrainConfig) -> None:
   """Raises UserError for errors that can be found without data."""
-  told = f"with privacy.method={LEAST_SQUARES!r}"
+  reason = f"with privacy.method={LEAST_SQUARES!r}"
   if config.audit.enabled:
     raise UserError(
-      f"must be False {told}: canaries are gradients of steps, and there are none; "
+      f"must be False {reason}: canaries are gradients of steps, and there are none; "
       "launch.audit plays a game against the release itself",
       field="audit.enabled",
       value=True,
     )
   if config.privacy.noise_multiplier == 0:
-    raise UserError(f"must be > 0 {told}", field="privacy.noise_multiplier", value=0)
+    raise UserError(f"must be > 0 {reason}", field="privacy.noise_multiplier", value=0)
 
 
 def unread(config: TrainConfig) -> Unused:
@@ -260,12 +260,12 @@ def promised(
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
   """Raises UserError for anything but classes, numbers and one linear layer."""
-  told = f"privacy.method={LEAST_SQUARES!r}"
-  data.needs_classes(train, told)
+  reason = f"privacy.method={LEAST_SQUARES!r}"
+  data.needs_classes(train, reason)
   if train.x.dtype == np.int32:
-    raise UserError(f"{told}: needs inputs of numbers, data.name holds tokens")
+    raise UserError(f"{reason}: needs inputs of numbers, data.name holds tokens")
   if train.num_classes < 2:
-    raise UserError(f"{told}: needs two classes or more")
+    raise UserError(f"{reason}: needs two classes or more")
   shapes = jax.tree.map(jnp.shape, params)
   width = math.prod(train.x.shape[1:])
   count = config.privacy.least_squares.directions
@@ -278,7 +278,7 @@ def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> No
   wanted = {"kernel": (width, train.num_classes), "bias": (train.num_classes,)}
   if shapes != {"params": {saved.HEAD: wanted}}:
     raise UserError(
-      f"must be linear with {told}, such as 'linear' or 'scatter_linear'; put other layers into "
+      f"must be linear with {reason}, such as 'linear' or 'scatter_linear'; put other layers into "
       "the features",
       field="model.name",
       value=config.model.name,
@@ -289,7 +289,7 @@ def _planned(
   config: TrainConfig, plan: Plan, releasing: mechanisms.LeastSquares
 ) -> dict[str, Any]:
   """Returns facts that are known before the release."""
-  found: dict[str, Any] = {
+  facts: dict[str, Any] = {
     "task": "classification",
     "dataset": config.data.name,
     "model": config.model.name,
@@ -303,8 +303,8 @@ def _planned(
     "directions": config.privacy.least_squares.directions,
   }
   if config.resident is not None:
-    found["resident"] = config.resident
+    facts["resident"] = config.resident
   if plan.statistics is not None:
-    found["normalization"] = fields.name_of(config.privacy, "normalization")
-    found["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
-  return found
+    facts["normalization"] = fields.name_of(config.privacy, "normalization")
+    facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier
+  return facts

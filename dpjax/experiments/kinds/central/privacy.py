@@ -178,15 +178,15 @@ def sampler(config: TrainConfig, num_examples: int) -> sampling.Sampler:
     )
   if privacy.method == "dp_ftrl":
     return ftrl.sampler(privacy, config.num_steps, num_examples, capacity)
-  made = _sampler(config, num_examples=num_examples, capacity=capacity)
-  if privacy.noise_levels and privacy.method != "sgd" and not made.steps_alike:
+  chosen = _sampler(config, num_examples=num_examples, capacity=capacity)
+  if privacy.noise_levels and privacy.method != "sgd" and not chosen.steps_alike:
     raise UserError(
       f"must be empty for privacy.sampler={privacy.sampler!r}, which pays several "
       "steps at the first of them",
       field="privacy.noise_levels",
       value=privacy.noise_levels,
     )
-  return made
+  return chosen
 
 
 def _sampler(config: TrainConfig, *, num_examples: int, capacity: int) -> sampling.Sampler:

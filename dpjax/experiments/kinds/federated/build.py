@@ -114,14 +114,14 @@ def _check_natural(config: FedConfig) -> None:
     wanted["data.num_classes"] = None
     # The only language model for clients.
     wanted["model.name"] = "transformer"
-  rooms = {"data": config.data, "model": config.model}
+  sections = {"data": config.data, "model": config.model}
   for path, value in wanted.items():
-    room, _, name = path.partition(".")
-    if getattr(rooms[room], name) != value:
+    section, _, name = path.partition(".")
+    if getattr(sections[section], name) != value:
       raise UserError(
         f"must be {value!r} for partition={partition!r}",
         field=path,
-        value=getattr(rooms[room], name),
+        value=getattr(sections[section], name),
       )
 
 
@@ -173,8 +173,8 @@ def _check_combination(config: FedConfig) -> None:
 
 def _check_secure_sum(config: FedConfig) -> None:
   real = not getattr(config.secure_sum, "simulated", True)
-  own = isinstance(config.algorithm, str)
-  given: dict[str, tuple[str, tuple[str, ...]]] = {
+  is_dpjax = isinstance(config.algorithm, str)
+  allowed_by_field: dict[str, tuple[str, tuple[str, ...]]] = {
     "aggregator": (
       name_of(config, "aggregator"),
       aggregators_that(lambda row: row.is_mean),
@@ -182,11 +182,13 @@ def _check_secure_sum(config: FedConfig) -> None:
     "compression": (name_of(config, "compression"), ("none",)),
     "weighting": (name_of(config, "weighting"), ("uniform", "capped")),
     "privacy.method": (config.privacy.method, privacy.SUMMED),
-    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if own else ()),
+    "algorithm": (name_of(config, "algorithm"), tuple(ALGORITHMS) if is_dpjax else ()),
     "execution": (config.execution, ("auto", "loop", "vmap") if real else ()),
   }
-  given = {field: pair for field, pair in given.items() if pair[1]}
-  secure_sums.check(config.secure_sum, config.clients_per_round, given=given)
+  allowed_by_field = {field: pair for field, pair in allowed_by_field.items() if pair[1]}
+  secure_sums.check(
+    config.secure_sum, config.clients_per_round, allowed_by_field=allowed_by_field
+  )
 
 
 def _check_client_optimizer(config: FedConfig) -> None:
@@ -360,8 +362,10 @@ def _algorithm(
   num_clients: int,
   audited: audit.Audited | None,
   mechanism: secure.SkellamSum | None,
-  around: Callable[[Wrapping], Wrapping] = lambda own: own,
-  before: Callable[[federated.Aggregator], federated.Aggregator] = lambda own: own,
+  around: Callable[[Wrapping], Wrapping] = lambda wrapping: wrapping,
+  before: Callable[[federated.Aggregator], federated.Aggregator] = lambda aggregator: (
+    aggregator
+  ),
 ) -> federated.FederatedAlgorithm:
   """Returns the algorithm of a run, or its form under attack.
 
@@ -409,9 +413,11 @@ def _algorithm(
     options |= around(_wrapping(config, audited=audited))
   offered = {"client_tx": client_tx, "server_tx": server_tx}
   txs = [offered[name] for name in described.optimizers]
-  made = config.algorithm.make(loss_fn, *txs, **common, **options)
-  made = secure.forgiving(made, refused=writers.warn) if _is_summed(config) else made
-  return audit.seeing(config, audited, made)
+  algorithm = config.algorithm.make(loss_fn, *txs, **common, **options)
+  algorithm = (
+    secure.forgiving(algorithm, refused=writers.warn) if _is_summed(config) else algorithm
+  )
+  return audit.seeing(config, audited, algorithm)
 
 
 @bounds.names_fields

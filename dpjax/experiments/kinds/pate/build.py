@@ -246,7 +246,7 @@ def _queries_work(
 
   def describe(state: Any, facts: Any, rows: Any) -> dict[str, Any]:
     labels = np.asarray(state["labels"])
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
       "num_teachers": config.num_teachers,
       "num_queries": config.num_queries,
       "num_answers": int(np.sum(labels >= 0)),
@@ -255,12 +255,12 @@ def _queries_work(
     }
     if not config.release:
       right = counts[np.arange(len(counts)), sides.public.y[: len(counts)]]
-      told["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
+      values["not_private/teacher_accuracy"] = float(np.mean(right) / config.num_teachers)
     if config.data_dependent:
-      told |= vote_costs.of_votes(config, counts, labels >= 0)
+      values |= vote_costs.of_votes(config, counts, labels >= 0)
     if config.publish_cost:
-      told |= vote_costs.published(config, counts, random.noise)
-    return told
+      values |= vote_costs.published(config, counts, random.noise)
+    return values
 
   return Work(
     num_steps=config.num_queries,

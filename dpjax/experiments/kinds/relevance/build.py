@@ -189,17 +189,17 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
   )
 
 
-def promise(found: relevance.Privacy, num_records: int) -> Promise:
+def promise(privacy: relevance.Privacy, num_records: int) -> Promise:
   """Converts a method's guarantee into the form that every run uses."""
   return Promise(
-    kind=found.kind,
-    delta=found.delta,
-    relation=found.neighboring_relation or "",
-    unit=found.unit,
-    accountant=found.details.get("accountant", ""),
-    curve=lambda steps: found.epsilon or 0.0,
+    kind=privacy.kind,
+    delta=privacy.delta,
+    relation=privacy.neighboring_relation or "",
+    unit=privacy.unit,
+    accountant=privacy.details.get("accountant", ""),
+    curve=lambda steps: privacy.epsilon or 0.0,
     num_records=num_records,
-    failed_assumptions=found.failed_assumptions,
+    failed_assumptions=privacy.failed_assumptions,
   )
 
 

@@ -86,20 +86,20 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
 
 
 def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
-  found: Computed = kind.measured(config, prepared, fit)
+  computed: Computed = kind.measured(config, prepared, fit)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
     # Replaced for tasks that query a model.
     "test_accuracy": None,
-    **(nothing if found.facts is None else found.facts),
+    **(nothing if computed.facts is None else computed.facts),
     "task": name_of(config, "task"),
     "dataset": config.data.name,
-    "method": found.protocol,
-    "bytes": found.num_bytes,
-    **{name: getattr(found, name) for name in _TOLD},
-    **found.more,
+    "method": computed.protocol,
+    "bytes": computed.num_bytes,
+    **{name: getattr(computed, name) for name in _TOLD},
+    **computed.more,
   }
-  return Ended(found.params, lambda folder: result, saved_as="secure.npz")
+  return Ended(computed.params, lambda folder: result, saved_as="secure.npz")
 
 
 def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:

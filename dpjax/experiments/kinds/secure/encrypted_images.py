@@ -70,7 +70,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   asked = fit(_questions(config, ready, net)).state
   labels = np.asarray(asked["labels"])
   plain = net.logits(ready.x).argmax(axis=1)
-  accuracy, usual = (float(np.mean(one == ready.y)) for one in (labels, plain))
+  accuracy, usual = (float(np.mean(answers == ready.y)) for answers in (labels, plain))
   seconds, sent, keys = (float(n) for n in np.asarray(asked["numbers"]))
   return Computed(
     protocol=f"ckks, {config.task.layout}",

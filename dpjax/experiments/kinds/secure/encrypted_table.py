@@ -81,33 +81,35 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
-    found = regress(ready.x, ready.y, ready.x[:count], ready.plan)
-    numbers = np.array([getattr(found, name) for name in _NUMBERS], np.float64)
+    fitted = regress(ready.x, ready.y, ready.x[:count], ready.plan)
+    numbers = np.array([getattr(fitted, name) for name in _NUMBERS], np.float64)
     # Rounded, since the exact value of a CKKS decryption leaks about the secret key.
-    return {"weights": found.weights.round(_DECIMALS), "numbers": numbers}
+    return {"weights": fitted.weights.round(_DECIMALS), "numbers": numbers}
 
   state = fit(once(compute, like, "regression")).state
-  told = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
-  refreshes = int(told["refreshes"])
+  numbers = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
+  refreshes = int(numbers["refreshes"])
   plan = ready.plan
   return Computed(
     protocol="ckks",
     sizes=f"{n} rows x {d} columns, {count} predicted",
-    seconds=told["seconds"],
-    num_bytes=int(told["upload_bytes"] + told["refresh_bytes"] + told["result_bytes"]),
-    error=told["error"],
+    seconds=numbers["seconds"],
+    num_bytes=int(
+      numbers["upload_bytes"] + numbers["refresh_bytes"] + numbers["result_bytes"]
+    ),
+    error=numbers["error"],
     error_is="largest, of a standardised weight, against the closed form",
     found=f"{plan.num_steps} gradient steps in {plan.depth} products, {refreshes} refreshes",
     hides="rows, targets, weights and predictions from the server; only the owner decrypts",
     num_steps=plan.num_steps,
     params={"weights": np.asarray(state["weights"])},
     more={
-      "error_of_steps": told["step_error"],
+      "error_of_steps": numbers["step_error"],
       "planned_error": plan.planned_error,
       "depth": plan.depth,
       "refreshes": refreshes,
-      "upload_bytes": int(told["upload_bytes"]),
-      "refresh_bytes": int(told["refresh_bytes"]),
-      "result_bytes": int(told["result_bytes"]),
+      "upload_bytes": int(numbers["upload_bytes"]),
+      "refresh_bytes": int(numbers["refresh_bytes"]),
+      "result_bytes": int(numbers["result_bytes"]),
     },
   )

@@ -106,13 +106,13 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
 
   facts = ready.promise.facts(released.ledger, released.final_epsilon)
   noisy = accuracy(weights)
-  found = f"accuracy {noisy:.4f}, "
+  summary = f"accuracy {noisy:.4f}, "
   if config.task.diagnostics:
     exact = mechanism.in_the_clear(mechanism.rows(rows.x), rows.y)
     plain = accuracy(exact)
     error = float(np.abs(weights - exact).max())
     error_is = "largest, of a weight, against the same without noise (NOT private)"
-    found += f"without noise {plain:.4f} (NOT private); "
+    summary += f"without noise {plain:.4f} (NOT private); "
   else:
     # The exact error beside the weights tells which of two data sets they are of, so this is a
     # public bound on its mean: of m sub-Gaussian numbers the largest has at most
@@ -128,7 +128,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
     num_bytes=int(sent + dealt),
     error=error,
     error_is=error_is,
-    found=f"{found}{rounds:.0f} rounds",
+    found=f"{summary}{rounds:.0f} rounds",
     hides=_HIDES,
     num_steps=mechanism.num_steps,
     params={"weights": weights},
@@ -173,8 +173,8 @@ def _training(ready: _Ready) -> Work:
       return mechanism.train(party, x, y, weights=kept, first=first, last=last)
 
     begun = time.monotonic()
-    zero, one = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
-    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    of_first, of_second = ((kept, *mine) for kept, mine in zip(state["shares"], rows))
+    ran = mpc.run(program, of_first, of_second, frac_bits=mechanism.frac_bits)
     spent = ran.spent
     state["shares"] = ran.outputs
     state["numbers"] += [
@@ -205,8 +205,8 @@ def _release(ready: _Ready, trained: Arrays) -> Work:
       rng = np.random.Generator(np.random.Philox(bits))
       return mechanism.release(party, weights, rng=rng)
 
-    zero, one = ((share,) for share in shares)
-    ran = mpc.run(program, zero, one, frac_bits=mechanism.frac_bits)
+    first, second = ((share,) for share in shares)
+    ran = mpc.run(program, first, second, frac_bits=mechanism.frac_bits)
     state["weights"] = ran.outputs[0]
 
   work = pieces.filled(1, init, open_once, name="opening", phase="opening")

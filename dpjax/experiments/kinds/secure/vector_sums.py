@@ -77,12 +77,12 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   }
 
   def add() -> Arrays:
-    found = config.protocol.sum(ready.vectors, ready.drops)
+    summed = config.protocol.sum(ready.vectors, ready.drops)
     return {
-      "total": np.asarray(found.total),
-      "cost": np.array(found.cost[:4], np.int64),
-      "seconds": np.array([found.cost.seconds]),
-      "survivors": np.array([len(found.survivors)], np.int64),
+      "total": np.asarray(summed.total),
+      "cost": np.array(summed.cost[:4], np.int64),
+      "seconds": np.array([summed.cost.seconds]),
+      "survivors": np.array([len(summed.survivors)], np.int64),
     }
 
   state = {k: np.asarray(v) for k, v in fit(once(add, like, "sums")).state.items()}
