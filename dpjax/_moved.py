@@ -53,6 +53,7 @@ MOVED = {
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+  "dpjax.experiments.run.streams": "dpjax.experiments.run.run_keys",
   "dpjax.secure.sums.letters": "dpjax.secure.sums.messages",
 }
 
@@ -68,6 +69,7 @@ NAMES = {  # as of 0.2
 
 # Public names that changed -> their present places.
 RENAMED = {  # as of 0.2
+  "dpjax.relevance.Streams": "dpjax.relevance.Keys",
   "dpjax.sampling.slice_slots": "dpjax.sampling.rows_of_slice",
 }
 
@@ -207,7 +209,7 @@ def rename_keywords(
   """
 
   def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    name = function.__name__
+    name = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
     def renamed(*args: _P.args, **named: _P.kwargs) -> _R:

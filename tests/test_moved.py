@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from dpjax import _moved, sampling
+from dpjax import _moved, relevance, sampling
 from dpjax.attacks import attack_settings
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -113,3 +113,13 @@ def test_old_names_of_functions_and_arguments_warn_and_two_at_once_are_refused()
     assert old(slots=10, count=4) == sampling.rows_of_slice(10, 4) == 3
   with pytest.warns(DeprecationWarning), pytest.raises(TypeError, match="multiple values"):
     sampling.rows_of_slice(padded_batch_size=9, slots=10, count=4)
+
+
+def test_inputs_of_relevance_take_their_keys_under_the_old_name():
+  with pytest.warns(DeprecationWarning, match=r"Inputs\(streams=\) is Inputs\(keys=\) now"):
+    inputs = relevance.Inputs(1.0, None, None, None, streams="the keys")
+  assert inputs.keys == "the keys"
+  with pytest.warns(DeprecationWarning, match=r"Inputs\.streams is Inputs\.keys"):
+    assert inputs.streams == "the keys"
+  with pytest.warns(DeprecationWarning, match=r"relevance\.Streams is .*relevance\.Keys"):
+    assert relevance.Streams is relevance.Keys

@@ -30,7 +30,7 @@ def radp_paper(job: Inputs) -> Outcome:
   """Runs RADP as in the paper, algorithms 1 to 3. The result is claimed, never proved."""
   share = _share(job, job.paper.rel_norm)
   features = paper.features(
-    job.streams.key(RELEVANCE),
+    job.keys.key(RELEVANCE),
     share,
     job.paper,
     epsilon=job.epsilon,
@@ -71,7 +71,7 @@ def _paper_feed(
   job: Inputs, features: paper.Features, how: Any
 ) -> tuple[Callable, Callable]:
   """Returns (records of an epoch, change of a batch) for each way to draw."""
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
   draw = how.reading.draw
   mechanism = how.mechanism
   shared = how.shared_channels
@@ -153,7 +153,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
   limit = job.adlm.input_clip
   noise = RecordNoise(job.shape, beta, scales, "laplace", True, clip_after=limit)
   shaped = jnp.asarray(record_noise.by_feature(scales, job.shape))
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
 
   @jax.jit
   def corrupt(x, step):
@@ -163,7 +163,7 @@ def adlm_method(job: Inputs, *, with_relevance: bool = True) -> Outcome:
     )
 
   coefficients = adlm.loss_noise(
-    job.streams.key(LOSS),
+    job.keys.key(LOSS),
     job.adlm,
     num_classes=job.train.num_classes,
     epsilon=share,
@@ -186,7 +186,7 @@ def _adlm_beta(job: Inputs, epsilon: float) -> tuple[np.ndarray, dict[str, np.nd
   d = len(share)
   n = len(job.for_relevance())
   drawn = record_noise.sample(
-    job.streams.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
+    job.keys.key(RELEVANCE), jnp.full(d, 2 * d / (n * epsilon), jnp.float32), (d,)
   )
   beta = feature_budget.floor_normalized(scaled + np.asarray(drawn, np.float64), 0.1)
   return beta, {"not_private_relevance": share, "beta": beta}

@@ -175,8 +175,8 @@ def _outcome(
     job.train if data is None else data,
     plan,
     tx,
-    noise_key=job.streams.key(GRADIENTS),
-    batch_seed=job.streams.secret,
+    noise_key=job.keys.key(GRADIENTS),
+    batch_seed=job.keys.secret,
     steps_per_epoch=max(1, plan.num_steps // job.training.num_epochs),
     scored=job.scored(apply),
     trainer=job.carry_out,
@@ -307,9 +307,9 @@ def train_model_1(job: Inputs, model: Any, data: Dataset, plan: Plan) -> Any:
     data,
     plan,
     _sgd(job),
-    noise_key=job.streams.key(MODEL_1),
+    noise_key=job.keys.key(MODEL_1),
     # Model 2's batches come from `secret` itself; the two must be independent.
-    batch_seed=job.streams.secret + 1,
+    batch_seed=job.keys.secret + 1,
     steps_per_epoch=plan.num_steps,
     name=train.FIRST,
     trainer=job.carry_out,
@@ -355,7 +355,7 @@ def _weights(job: Inputs, relation: str) -> tuple[np.ndarray, np.ndarray]:
   factor = job.private.relevance_pool
   blocks = rigorous.pooled_shares(share, job.shape, factor, "private.relevance_pool")
   noisy = rigorous.noisy_relevance(
-    job.streams.key(RELEVANCE),
+    job.keys.key(RELEVANCE),
     # Turns the mean into the sum divided by the PUBLIC number of records.
     blocks * (len(job.train) / job.size),
     num_records=job.size,

@@ -51,7 +51,7 @@ def radp_rigorous(job: Inputs) -> Outcome:
   """Runs RADP with a proof, stages A to S of `rigorous`. Any training afterwards is
   post-processing.
 
-  The noise is bound to the settings and to the records: a second run with the same streams
+  The noise is bound to the settings and to the records: a second run with the same keys
   and another epsilon, or other records, shares no noise with the first.
   """
   rigorous.check_domain(**{"train.x": job.train.x, "test.x": job.test.x})
@@ -153,7 +153,7 @@ def _stages_a_b(job: Inputs, ids: np.ndarray) -> tuple[np.ndarray, list[StageCha
   )
   delta_b = how.delta / 4 if how.rel_noise == "gaussian" else 0.0
   noisy = rigorous.noisy_relevance(
-    job.streams.key(RELEVANCE),
+    job.keys.key(RELEVANCE),
     rigorous.pooled_shares(share, job.shape, _pool(job)),
     num_records=len(data),
     epsilon=how.epsilon_b,
@@ -242,7 +242,7 @@ def _stages_c_l_s(
   )
   clipped = lambda x: rigorous.clipped(x, beta, how)
   reduce = lambda x: clipped(rigorous.pooled(x, _pool(job)))
-  key = job.streams.key(FEATURES)
+  key = job.keys.key(FEATURES)
   x = reduce(job.train.x[ids])
   noisy = lambda copy: record_noise.noisy_records(
     jax.random.fold_in(key, copy), ids, x, drawn.scales, mechanism=drawn.mechanism
@@ -289,7 +289,7 @@ def _responses(
     # One more of each class, since the logarithm of its prior is taken.
     counts = np.bincount(y, minlength=k) + 1.0
     return y, counts / counts.sum()
-  key = job.streams.key(LABELS)
+  key = job.keys.key(LABELS)
   y = labels.noisy_labels(key, ids, y, epsilon=epsilon_l, num_classes=k)
   return y, labels.priors(y, epsilon_l, k)
 
@@ -300,7 +300,7 @@ def _shuffled(
   """Returns epoch -> (x, y) in a secret order, without the records' ids."""
   order = np.arange(len(y))
   if job.rigorous.shuffle:
-    order = np.random.default_rng([job.streams.secret, 1]).permutation(len(y))
+    order = np.random.default_rng([job.keys.secret, 1]).permutation(len(y))
   # All copies of a record are one report, so they share its place in the order.
   if copies > 1:
     return lambda epoch: (features(epoch)[order], y[order])

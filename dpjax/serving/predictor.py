@@ -44,7 +44,7 @@ from dpjax.experiments.kinds.central.config import (
 from dpjax.experiments.kinds.central.features import featured
 from dpjax.experiments.run import model_inputs, provenance, saved, workdir, writers
 from dpjax.experiments.run.model_inputs import ModelInputs
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -386,9 +386,9 @@ def _rebuilt(
   like = featured(
     config.model, inputs.zeros(), normalization.per_example(config), None, True
   )
-  # The initial parameters depend on the seed alone; nothing is drawn from the other streams.
+  # The initial parameters depend on the seed alone; nothing is drawn from the other keys.
   key = jax.random.key(config.seed)
-  public = Streams(init=key, noise=key, local=key, sampler=0, order=0)
+  public = RunKeys(init=key, noise=key, local=key, sampler=0, order=0)
   task, model, params = central.start(config, like, public)
   trained = starting_point.trained(config, task, model, params, public.init)
   params, apply = audit.beside(config, trained.params, trained.apply)

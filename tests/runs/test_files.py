@@ -20,7 +20,7 @@ import pytest
 from dpjax import Plan, PoissonSampler, accounting, training
 from dpjax.accounting import trade_off_files
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import checkpoint, job, loop, promise, streams, writers
+from dpjax.experiments.run import checkpoint, job, loop, promise, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.validate import UserError
 from tests.runs.power import Disk
@@ -43,7 +43,7 @@ _STEP = jax.jit(
 def _job(*, release: bool = False) -> loop.Job:
   """A private mean: a run of a second, of whose files each is of every run."""
 
-  def start(random_keys: streams.Streams) -> loop.Play:
+  def start(random_keys: run_keys.RunKeys) -> loop.Play:
     algorithm = training.dp_sgd(_LOSS, _PLAN, optax.sgd(0.5), noise_key=random_keys.noise)
     work = loop.Work(
       num_steps=_STEPS,
@@ -60,7 +60,7 @@ def _job(*, release: bool = False) -> loop.Job:
 
   return loop.Job(
     config=TrainConfig(release=release),
-    digest=streams.config_digest("mean of files", {}),
+    digest=run_keys.config_digest("mean of files", {}),
     seed=0,
     data_name="rows",
     data=lambda: hashlib.sha256(_ROWS.tobytes()).digest(),

@@ -24,7 +24,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import DataConfig, ModelConfig
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import checkpoint, loop, streams, writers
+from dpjax.experiments.run import checkpoint, loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.relevance import Rigorous
 from dpjax.validate import UserError
@@ -427,9 +427,9 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
   with pytest.raises(KeyboardInterrupt):
     kind.go(workdir, kind.release)
   monkeypatch.setattr(loop.Running, "__init__", init)
-  kept = streams.from_meta(kind.release.seed, owner.remembered(workdir))
+  kept = run_keys.from_meta(kind.release.seed, owner.remembered(workdir))
   made = []
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(seed))
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(seed))
   result = kind.go(workdir, kind.release)
   assert not made
   if not kind.phase:
@@ -441,8 +441,8 @@ def test_keys_are_saved_before_anything_is_computed_with_them(name, tmp_path, mo
 def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], streams.fresh
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  kind, made, fresh = _KINDS[name], [], run_keys.fresh
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
   with monkeypatch.context() as killed:
     killed.setattr(owner, "remember", lambda *what, before: die())
     with pytest.raises(KeyboardInterrupt):
@@ -456,12 +456,12 @@ def test_killed_before_its_keys_are_saved_it_starts_with_new_ones(
 def test_p18_two_releases_share_no_key_and_no_file_but_the_checkpoints_holds_one(
   name, tmp_path, monkeypatch
 ):
-  kind, made, fresh = _KINDS[name], [], streams.fresh
-  monkeypatch.setattr(streams, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
+  kind, made, fresh = _KINDS[name], [], run_keys.fresh
+  monkeypatch.setattr(run_keys, "fresh", lambda seed: made.append(fresh(seed)) or made[-1])
   results = [kind.go(tmp_path / folder, kind.release) for folder in "ab"]
   assert results[0]["params_sha256"] != results[1]["params_sha256"]
   assert noise.key_id(made[0].noise) != noise.key_id(made[1].noise)
-  held = streams.to_meta(bytes(32), made[0])["release_streams"]
+  held = run_keys.to_meta(bytes(32), made[0])["release_streams"]
   words = [held["noise"], held["local"], held["sampler"]]
   assert all(len(word) > 32 for word in words)
   for path in (tmp_path / "a").rglob("*"):

@@ -37,7 +37,7 @@ import numpy as np
 import optax
 
 from dpjax import Plan, PoissonSampler, training
-from dpjax.experiments.run import promise, streams
+from dpjax.experiments.run import promise, run_keys
 from dpjax.experiments.run.loop import Job, Work, single
 
 
@@ -45,7 +45,7 @@ def build(config, data=None):
   x = np.load(config.path) if data is None else data
   return Job(
     config=config,
-    digest=streams.config_digest("mean", dataclasses.asdict(config)),
+    digest=run_keys.config_digest("mean", dataclasses.asdict(config)),
     seed=config.seed,
     data_name=config.path,
     data=lambda: hashlib.sha256(x.tobytes()).digest(),

@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.synthesis import build
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.training.synthesis import Embedding
 from dpjax.validate import UserError
@@ -213,7 +213,7 @@ def test_empty_records_are_part_of_the_identity_of_data(sides):
 
 def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path):
   config = _config(attack=True)
-  run = build._Run(config, *sides, streams.fresh(0))
+  run = build._Run(config, *sides, run_keys.fresh(0))
   state = run.init()
   assert run.scores(state)["accuracy"] == np.mean(sides[1].y == 0)
   run.write(tmp_path, state)

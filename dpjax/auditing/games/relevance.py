@@ -171,14 +171,14 @@ def _job(x: Any = None, epsilon: float = 2.0, **fields: Any) -> relevance.Inputs
   rows = data.from_arrays(np.asarray(x, np.float32), y, num_classes=_CLASSES)
   test = data.from_arrays(np.ones((2, 2), np.float32), [0, 1], num_classes=_CLASSES)
   net = models.build("linear", num_classes=_CLASSES)
-  streams = relevance.Streams(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
+  keys = relevance.Keys(jax.random.key(0), jax.random.key(1), 0, 2**100 + 1)
   fields = {"training": settings.Training(num_epochs=2, batch_size=2), **fields}
   return relevance.Inputs(
     epsilon=epsilon,
     train=rows,
     test=test,
     nets=relevance.Nets(net, net, net, net),
-    streams=streams,
+    keys=keys,
     **fields,
   )
 

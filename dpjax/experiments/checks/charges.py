@@ -506,8 +506,8 @@ def _other_data(train: Any) -> Iterator[tuple[str, Any]]:
 
 def _shared_keys(subject: Subject) -> Iterator[str]:
   """Fields of the config, and changes of the data, for which two runs share a key."""
-  assert subject.streams is not None
-  keys_of = subject.streams
+  assert subject.run_keys is not None
+  keys_of = subject.run_keys
   config = subject.config
   assert config is not None
   holders: dict[str, tuple[str, str]] = {}  # a key -> (field, config that has it)
@@ -534,9 +534,9 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
 
 def _poor_bits(subject: Subject) -> Iterator[str]:
   """Bits of the keys that are constant over too many seeds."""
-  assert subject.streams is not None and subject.config is not None
+  assert subject.run_keys is not None and subject.config is not None
   seeds = [dataclasses.replace(subject.config, seed=seed) for seed in range(_SEEDS)]
-  keys = [subject.streams(config) for config in seeds]
+  keys = [subject.run_keys(config) for config in seeds]
   for name in ("noise", "local"):
     words = [np.asarray(jax.random.key_data(getattr(each, name))).ravel() for each in keys]
     bits = np.unpackbits(np.stack(words).view(np.uint8), axis=1)  # [seeds, bits]
@@ -551,21 +551,21 @@ def key_reuse(subject: Subject) -> Row:
   """Tests that runs that differ in one field share neither noise, nor augmentation, nor
   batches."""
   name = "no key serves twice"
-  if subject.streams is None or subject.config is None:
+  if subject.run_keys is None or subject.config is None:
     return not_applicable(name, "keys are the caller's own: one for each run")
-  random = subject.streams(subject.config)
+  random = subject.run_keys(subject.config)
   config = subject.config
   identities = _identities(random)
   shared = list(dict.fromkeys(_shared_keys(subject)))
   fewer = data.digest(subject.train.subset(slice(1, None)))
-  if not identities.isdisjoint(_identities(subject.streams(config, fewer))):
+  if not identities.isdisjoint(_identities(subject.run_keys(config, fewer))):
     shared.append("one record of the data")
   if len(identities) < 3 or noise.key_id(random.init) in identities:
     shared.append("one key for two purposes")
   if random.sampler.bit_length() < 64:
     shared.append("a sampler seed of fewer than 64 bits")
   if config.release:
-    if not identities.isdisjoint(_identities(subject.streams(config))):
+    if not identities.isdisjoint(_identities(subject.run_keys(config))):
       shared.append("release keys that follow from the config")
     if not all(noise.source.is_secure(key) for key in (random.noise, random.local)):
       shared.append("release keys of fewer than 128 bits")

@@ -190,7 +190,7 @@ def check(
     transform=whole.transform if transform is None else transform,
     draw=plan.sampler.draw,
     apply=apply,
-    streams=None,
+    run_keys=None,
     params=params,
     train=rows,
     keyed=keyed,

@@ -31,8 +31,8 @@ from dpjax.experiments.checks.subject import Row as Row
 from dpjax.experiments.checks.subject import Subject as Subject
 from dpjax.experiments.kinds.central import build, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import streams
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run import run_keys
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import LossFn
 from dpjax.validate import UserError
 
@@ -53,7 +53,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     )
   loaded = build.load_data(config) if loaded is None else loaded
   whole = data.digest(loaded[0])
-  run = build.assemble(config, loaded, _streams(config, whole))
+  run = build.assemble(config, loaded, _run_keys(config, whole))
   plan = run.plan
 
   def clipped_grad(loss_fn: LossFn) -> gradients.ClippedGrad:
@@ -73,7 +73,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     transform=dataclasses.replace(plan, slices=1).transform,
     draw=plan.sampler.draw,
     apply=run.apply,
-    streams=lambda c, digest=whole: _streams(c, digest),
+    run_keys=lambda c, digest=whole: _run_keys(c, digest),
     params=run.params,
     train=run.train,
     keyed=run.keyed,
@@ -85,8 +85,8 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
   )
 
 
-def _streams(config: TrainConfig, digest: bytes) -> Streams:
-  return streams.fresh(config.seed) if config.release else build.streams(config, digest)
+def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
+  return run_keys.fresh(config.seed) if config.release else build.run_keys(config, digest)
 
 
 def checks(checked: Subject) -> Iterator[Row]:

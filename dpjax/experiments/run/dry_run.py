@@ -28,8 +28,8 @@ from dpjax.experiments.run import (
   loop,
   promise,
   provenance,
+  run_keys,
   saved,
-  streams,
   writers,
 )
 from dpjax.experiments.run import workdir as owner
@@ -187,7 +187,7 @@ def first_work(kind: RunKind, config: Any, loaded: tuple[Any, Any]) -> tuple[Wor
     saved.pretrained_on(pretrained, config.data.name, loaded[0])
   zeros, features = _blank(kind, config.model, loaded)
   job = kind.build(config, zeros)
-  play = job.start(streams.derived(job.seed, job.digest, job.data()))
+  play = job.start(run_keys.derived(job.seed, job.digest, job.data()))
   before = time.monotonic() - began + features
   first = []
 

@@ -21,7 +21,7 @@ from dpjax.accounting import Ledger
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.promise import NONE, Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import ArrayTree, Config
 from dpjax.validate import UserError
 
@@ -98,13 +98,13 @@ class Job(NamedTuple):
   """A run before any computation, made by its kind's `build`."""
 
   config: Config  # what config.json holds, and whose the folder is
-  digest: bytes  # `streams.config_digest` of all in it that decides what is computed
+  digest: bytes  # `run_keys.config_digest` of all in it that decides what is computed
   seed: int
   data_name: str  # for messages
   # Reads the data and returns 32 bytes for them: `dpjax.data.digest`, or a SHA-256.
   data: Callable[[], bytes]
-  start: Callable[[Streams], Play]  # builds the parts; UserError: the run is refused
-  release: bool = False  # its streams come from the operating system
+  start: Callable[[RunKeys], Play]  # builds the parts; UserError: the run is refused
+  release: bool = False  # its keys come from the operating system
   over_processes: bool = False  # whether several processes may share its steps
 
 
@@ -198,7 +198,7 @@ def checked(job: Job) -> Job:
   if not dataclasses.is_dataclass(job.config) or isinstance(job.config, type):
     _refuse("Job.config", "be a dataclass", job.config)
   _check_digest(
-    "Job.digest", "be 32 bytes (dpjax.experiments.run.streams.config_digest)", job.digest
+    "Job.digest", "be 32 bytes (dpjax.experiments.run.run_keys.config_digest)", job.digest
   )
   validate.integer_at_least(0, **{"Job.seed": job.seed})
   _check_functions(job, "data", "start")
@@ -213,7 +213,7 @@ def data_of(job: Job) -> bytes:
   return digest
 
 
-def started(job: Job, random: Streams) -> Play:
+def started(job: Job, random: RunKeys) -> Play:
   """Calls `start` and checks what it returns."""
   play = job.start(random)
   if not callable(play):

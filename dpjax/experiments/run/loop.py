@@ -35,7 +35,7 @@ from dpjax.experiments.run import (
   checkpoint,
   config_names,
   provenance,
-  streams,
+  run_keys,
   writers,
 )
 from dpjax.experiments.run import job as job_lib
@@ -49,7 +49,7 @@ from dpjax.experiments.run.job import Work as Work
 from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Config
 from dpjax.validate import UserError, Verbatim
 
@@ -138,7 +138,7 @@ def run(
   if done is not None:
     return done
   data, random, run_id, code = admitted(job, folder, meta)
-  look = functools.partial(streams.code_of, job.config)
+  look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
     play = job_lib.started(job, random)
 
@@ -150,7 +150,7 @@ def run(
     owner.claim(folder, job.config)
     held.enter_context(owner.given_back(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = streams.to_meta(data, kept, _own_code(job), run_id, code)
+    secrets = run_keys.to_meta(data, kept, _own_code(job), run_id, code)
     # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
@@ -159,7 +159,7 @@ def run(
     held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
-    name = noise.key_id(random.noise) if job.release else streams.ledger_name(_digest(job))
+    name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
     hook = _hook(job.config, folder) if processes.is_first() else None
     held.callback(lambda: hook and hook.close())
     fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release, hook=hook)
@@ -187,17 +187,17 @@ def _check_processes(job: Job) -> None:
 
 
 def admitted(job: Job, folder: pathlib.Path, meta: Result | None) -> tuple:
-  """Returns (digest of data, streams, name of the run, its code). Raises UserError if
+  """Returns (digest of data, keys, name of the run, its code). Raises UserError if
   `meta` belongs to another run."""
   data = job_lib.data_of(job)
-  code = streams.code_of(job.config)
-  bound = streams.bound_data(data, code)
+  code = run_keys.code_of(job.config)
+  bound = run_keys.bound_data(data, code)
   # Processes compare values that follow from it, and never show it.
   processes.same(data=bound.hex())
   processes.on_first(lambda: _check_same(job, folder, meta, data))
-  random = _streams(job, bound, meta)
-  run_id = streams.run_id(_digest(job), bound, random)
-  processes.on_first(lambda: streams.check_run(meta, run_id, workdir=folder))
+  random = _run_keys(job, bound, meta)
+  run_id = run_keys.run_id(_digest(job), bound, random)
+  processes.on_first(lambda: run_keys.check_run(meta, run_id, workdir=folder))
   return data, random, run_id, code
 
 
@@ -224,23 +224,23 @@ def _check_same(
   done: bool = False,
 ) -> None:
   """Raises UserError unless data and code are those of the run in the folder."""
-  streams.check_data(meta, data, name=job.data_name, workdir=folder)
-  code = streams.code_of(job.config)
-  streams.check_code(meta, _own_code(job), code, workdir=folder, done=done)
+  run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
+  code = run_keys.code_of(job.config)
+  run_keys.check_code(meta, _own_code(job), code, workdir=folder, done=done)
 
 
 def _digest(job: Job) -> bytes:
-  return streams.digest_of(job.config, job.digest)
+  return run_keys.digest_of(job.config, job.digest)
 
 
 def _own_code(job: Job) -> dict[str, dict[str, str]]:
   return names.sources(fields.to_dict(job.config))
 
 
-def _streams(job: Job, data: bytes, meta: Result | None) -> Streams:
+def _run_keys(job: Job, data: bytes, meta: Result | None) -> RunKeys:
   if not job.release:
-    return streams.derived(job.seed, _digest(job), data)
-  return streams.fresh(job.seed) if meta is None else streams.from_meta(job.seed, meta)
+    return run_keys.derived(job.seed, _digest(job), data)
+  return run_keys.fresh(job.seed) if meta is None else run_keys.from_meta(job.seed, meta)
 
 
 def _played(
@@ -262,7 +262,7 @@ def _played(
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
       "user_code": _own_code(job),
-      streams.CODE: code.to_json(),
+      run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.
     owner.save_params(folder / ended.saved_as, ended.params)

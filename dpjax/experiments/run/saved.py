@@ -20,7 +20,7 @@ import numpy as np
 from flax import traverse_util
 
 from dpjax import data, names, trees
-from dpjax.experiments.run import streams, workdir, writers
+from dpjax.experiments.run import run_keys, workdir, writers
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -177,7 +177,7 @@ def pretrained_on(path: str | None, data_name: str, train: data.Dataset) -> list
   seen = _bare(data_name) in map(_bare, known)
   # By digest as well as by name: the same records may have another name.
   remembered = workdir.remembered(pathlib.Path(path).parent) or {}
-  if seen or streams.data_of(remembered) == data.digest(train):
+  if seen or run_keys.data_of(remembered) == data.digest(train):
     raise UserError(
       f"{label}: was trained on {data_name!r}, the data of this run, whose epsilon would leave "
       "out what the first parameters know of them; must be of other data"

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpjax import files, names, trees, validate
 from dpjax.experiments.config import fields
-from dpjax.experiments.run import checkpoint, config_names, streams, writers
+from dpjax.experiments.run import checkpoint, config_names, run_keys, writers
 from dpjax.types import Config, Params
 from dpjax.validate import UserError, Verbatim
 
@@ -143,7 +143,7 @@ def remembered(workdir: pathlib.Path) -> dict[str, Any] | None:
 def remember(
   workdir: pathlib.Path, meta: dict[str, Any], *, before: dict[str, Any] | None
 ) -> None:
-  """Stores what a run needs in order to resume (`streams.to_meta`), as secret as the data.
+  """Stores what a run needs in order to resume (`run_keys.to_meta`), as secret as the data.
 
   Raises:
     UserError: the folder does not remember `before` (None: nothing) any more: since it was
@@ -220,8 +220,8 @@ def finished(workdir: pathlib.Path, config: Config) -> dict[str, Any] | None:
   # Also if the checkpoints, which hold it too, are gone.
   if "user_code" in result:
     user_code = names.sources(fields.to_dict(config))
-    code = streams.code_of(config)
-    streams.check_code(result, user_code, code, workdir=workdir, done=True)
+    code = run_keys.code_of(config)
+    run_keys.check_code(result, user_code, code, workdir=workdir, done=True)
   _check_files(workdir, result.get(FILES, {}))
   return result
 

@@ -16,7 +16,7 @@ from typing import Any
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.relevance import build
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
-from dpjax.experiments.run import loop, streams, writers
+from dpjax.experiments.run import loop, run_keys, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.kind import Kind
 from dpjax.experiments.sweeps import claims, engine, panels, unused
@@ -114,7 +114,7 @@ def check_folders(all_points: list[Point], workdir: pathlib.Path) -> None:
     # {}: written by an earlier version, so nothing may be added
     if held or (held is not None and not over):
       digest = build.data_digest(point.config, load(point.config))
-      streams.check_data(held, digest, name=point.config.data.name, workdir=workdir)
+      run_keys.check_data(held, digest, name=point.config.data.name, workdir=workdir)
 
 
 def _train(point: Point, folder: pathlib.Path, shared: dict[Any, Any]) -> Row:
@@ -135,7 +135,7 @@ def _copied(source: pathlib.Path, folder: pathlib.Path, point: Point) -> Row:
   """Copies the run without privacy to another panel."""
   owner.claim(folder, point.config)
   # The copy draws nothing, so it must not hold the keys of the original.
-  held = streams.without_keys(owner.remembered(source) or {})
+  held = run_keys.without_keys(owner.remembered(source) or {})
   owner.remember(folder, held, before=owner.remembered(folder))
   for name in (writers.METRICS, owner.PARAMS):
     shutil.copy(source / name, folder / name)

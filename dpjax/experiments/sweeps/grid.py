@@ -3,7 +3,7 @@
 `engine` runs it. The base is a central run (`TrainConfig`) or a federated one (`FedConfig`).
 
 The runs of one sweep do not share randomness, though they may share a seed: every run
-derives its noise and batches from its whole config and its data (`build.streams`). What they
+derives its noise and batches from its whole config and its data (`build.run_keys`). What they
 cost together is their sum, on whichever data they ran: see `cost.charge`.
 """
 
@@ -148,7 +148,7 @@ def _is_private(config: Any) -> bool:
 
 def _check_alike(all_points: list[Point]) -> None:
   """Raises UserError for two identical runs, and for runs that share noise and batches. The
-  execution of a federated run changes only the rounding, not the streams."""
+  execution of a federated run changes only the rounding, not the keys."""
   seen: dict[Any, str] = {}
   for point in all_points:
     config = point.config

@@ -23,7 +23,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.relevance import build as of_relevance
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig
-from dpjax.experiments.run import dry_run, promise, streams, writers
+from dpjax.experiments.run import dry_run, promise, run_keys, writers
 from dpjax.experiments.sweeps import cost, engine, experiment, grid, side_by_side, tuning
 from dpjax.experiments.sweeps.engine import Point, Row
 from dpjax.validate import UserError, Verbatim
@@ -185,7 +185,7 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
     # Runs share more than data sets, compiled steps among them.
     if isinstance(held, tuple) and all(isinstance(part, Dataset) for part in held)
   }
-  random = streams.derived(config.seed, of_relevance.digest(config), bytes(32))
+  random = run_keys.derived(config.seed, of_relevance.digest(config), bytes(32))
 
   def trainer(steps: relevance.Steps) -> Any:
     work = of_relevance.work(config, "", steps)

@@ -25,10 +25,10 @@ from dpjax.experiments.kinds.attack.config import (
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.loop import Ended, Fit, Job, Play
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 LOADERS = {"train": central.load_resident, "federate": federated.load_data}
@@ -60,7 +60,7 @@ def digest(config: AttackConfig) -> bytes:
   attacked["data"].pop("data_dir")
   for name in attacked_config(config).where:
     attacked.pop(name)
-  return streams_lib.config_digest("attack", fields)
+  return run_keys_lib.config_digest("attack", fields)
 
 
 @bounds.names_fields
@@ -79,7 +79,7 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
   kind = module_of(config)
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Play:
     attacked = named(config, kind.prepare, config, read(), random)
     named(config, attacked.promise.check_budget, Ledger())
     return functools.partial(_play, config, kind, attacked)

@@ -16,14 +16,14 @@ from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.loop import Work
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
 
 _OF_RECORDS = "protects one record, not what the records of a class have in common"
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> central.Run:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> central.Run:
   """Builds the run whose model will be inverted.
 
   Raises UserError for inputs that are no numbers; a class that no test record has for the judge.

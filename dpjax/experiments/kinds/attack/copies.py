@@ -15,7 +15,7 @@ from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 _OF_RECORDS = "protects the records, not the model: a private model is copied as any other"
@@ -30,7 +30,7 @@ class Copied(NamedTuple):
   promise: Promise
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Copied:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Copied:
   """Builds the run, and splits the test inputs: those not queried measure the copy."""
   run = central.assemble(config.train, loaded, random)
   asked = max(config.attack.num_queries)

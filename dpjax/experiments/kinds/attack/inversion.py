@@ -29,7 +29,7 @@ from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import LocalWork
 from dpjax.federated.cohort import LocalBatches
 from dpjax.types import Example
@@ -49,13 +49,13 @@ class Victims(NamedTuple):
   guess: attacks.View  # what the adversary simulates: neither
   batches: LocalBatches  # [S, B], of every client
   num_classes: int
-  random: Streams
+  random: RunKeys
   promise: Promise
   note: str  # on the promise
   together: int  # clients in what is seen: 1, or a cohort under a secure sum
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Victims:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Victims:
   """Builds the clients of the federation as a run does."""
   federate = config.federate
   federation, test = loaded

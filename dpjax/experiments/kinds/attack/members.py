@@ -23,7 +23,7 @@ from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE, Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
 
@@ -67,7 +67,7 @@ class Found(NamedTuple):
   write: Callable[[pathlib.Path], None] = lambda folder: None
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Targets:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Targets:
   """Deals the records and builds the run that is attacked, for one half of them.
 
   Who is in which half follows from the seed and the data alone, so that defences are
@@ -127,7 +127,7 @@ def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.n
   return both, np.arange(len(y)) < len(train)
 
 
-def _halves(config: AttackConfig, count: int, n: int, random: Streams) -> np.ndarray:
+def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.ndarray:
   """Random members by coins, or exact halves for samplers that need data of one size."""
   least = 2 * config.attack.num_shadows
   if n < least:

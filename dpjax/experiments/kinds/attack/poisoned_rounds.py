@@ -22,7 +22,7 @@ from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import Aggregator
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -45,7 +45,7 @@ class Poisoned(NamedTuple):
   note: str  # on the promise
 
 
-def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: Streams) -> Poisoned:
+def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> Poisoned:
   """Builds the attacked run, and chooses attackers by the seed alone: all defences face the
   same ones.
 

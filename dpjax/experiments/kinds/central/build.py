@@ -59,10 +59,10 @@ from dpjax.experiments.kinds.central.tasks import (
   of_people,
 )
 from dpjax.experiments.run import promise, saved
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.loop import Job, Play, Work, every, single
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.plan import Plan
 from dpjax.types import Algorithm, ArrayLike, Config, LossFn, Params
@@ -100,17 +100,17 @@ def digest(config: TrainConfig) -> bytes:
   fields["data"].pop("declaration")
   if not config.audit.enabled:
     fields.pop("audit")
-  return streams_lib.config_digest("central", fields)
+  return run_keys_lib.config_digest("central", fields)
 
 
-def streams(config: TrainConfig, data: bytes) -> Streams:
-  """Returns streams that depend on the seed, on everything else in the config and on the
+def run_keys(config: TrainConfig, data: bytes) -> RunKeys:
+  """Returns keys that depend on the seed, on everything else in the config and on the
   data.
 
   Args:
     data: `dpjax.data.digest` of the training data, before canaries.
   """
-  return streams_lib.derived(config.seed, digest(config), data)
+  return run_keys_lib.derived(config.seed, digest(config), data)
 
 
 class Run(NamedTuple):
@@ -125,7 +125,7 @@ class Run(NamedTuple):
   params: Any  # at step 0
   apply: Any  # (params, x [B, ...]) -> logits
   schedule: optax.Schedule
-  random: Streams
+  random: RunKeys
   train: Any
   test: Any
   task: Task
@@ -313,7 +313,7 @@ def memory_budget(config: TrainConfig) -> float | None:
 
 
 def start(
-  config: TrainConfig, dataset: data.Dataset, random: Streams
+  config: TrainConfig, dataset: data.Dataset, random: RunKeys
 ) -> tuple[Task, Any, Params]:
   """Returns (the task on a data set, the model, its first parameters)."""
   task = make_task(config, dataset)
@@ -348,17 +348,17 @@ def start(
 def assemble(
   config: TrainConfig,
   loaded: tuple[Any, Any] | None = None,
-  random: Streams | None = None,
+  random: RunKeys | None = None,
 ) -> Run:
-  """Builds every object of a run, deterministically from (config, data, streams). The
-  streams default to those of config and data."""
+  """Builds every object of a run, deterministically from (config, data, keys). The
+  keys default to those of config and data."""
   check(config)
   if config.privacy.method == "least_squares":
     reason = "has no steps, which are needed here; 'dp_sgd' has"
     raise UserError(reason, field="privacy.method", value=config.privacy.method)
   train, test = load_data(config) if loaded is None else loaded
   write_inputs = inputs_writer(config.data, config.model, test)
-  random = streams(config, data.digest(train)) if random is None else random
+  random = run_keys(config, data.digest(train)) if random is None else random
   augmented = config.augmentation != "none"
   if augmented:
     features_lib.check_images(train, f"augmentation={config.augmentation!r}")
@@ -500,19 +500,19 @@ def job_on_data(
   load: Callable[..., tuple[Any, Any]],
   complete: Callable[[Any, Any], tuple[Any, Any]],
   loaded: tuple[Any, Any] | None,
-  work: Callable[[Any, Streams], Work],
+  work: Callable[[Any, RunKeys], Work],
 ) -> Job:
   """Returns the job of a run with one training on the data of its config.
 
   Args:
     named: digest of the config. load: its data, as `load_data`. complete: those with their
       features, as `with_features`. loaded: given ones.
-    work: (data, streams) -> work.
+    work: (data, keys) -> work.
   """
   # The digest and the start both need the data, which are read only once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Play:
     if loaded is not None or not models.needs_features(config.model.name):
       return single(work(read(), random))
     # Features are computed here: a digest needs none, so a finished run does not compute

@@ -24,7 +24,7 @@ from dpjax.experiments.kinds.central.config import (
   TrainConfig,
   Whitened,
 )
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Params
 from dpjax.validate import UserError
@@ -96,7 +96,7 @@ def mechanism(
     raise error.within("privacy.normalization") from error
 
 
-def released(plan: Plan, random: Streams, train: data.Dataset) -> Released | None:
+def released(plan: Plan, random: RunKeys, train: data.Dataset) -> Released | None:
   """Returns the statistics of the training data; empty records are left out.
 
   Raises UserError for tokens, which have no channels.

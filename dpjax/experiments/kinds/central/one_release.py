@@ -29,7 +29,7 @@ from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import promise, provenance, saved
 from dpjax.experiments.run.loop import Work
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
 from dpjax.plan import Plan
 from dpjax.types import Params
@@ -151,7 +151,7 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 
 @bounds.names_fields
 def started(
-  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: Streams
+  config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
 ) -> Work:
   """Returns the work of a run on (train, test), as `build.load_data` returns them."""
   train, test = loaded
@@ -164,7 +164,7 @@ def started(
 
 def work(
   config: TrainConfig,
-  random: Streams,
+  random: RunKeys,
   plan: Plan,
   *,
   train: data.Dataset,
@@ -226,7 +226,7 @@ def work(
   )
 
 
-def _directions(config: TrainConfig, width: int, random: Streams) -> np.ndarray | None:
+def _directions(config: TrainConfig, width: int, random: RunKeys) -> np.ndarray | None:
   """Returns orthonormal columns [width, directions], drawn by the public key of the first
   parameters."""
   count = config.privacy.least_squares.directions

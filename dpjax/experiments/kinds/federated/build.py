@@ -42,11 +42,11 @@ from dpjax.experiments.kinds.federated.config import (
 )
 from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import writers
 from dpjax.experiments.run.loop import Job, Work, every
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
 from dpjax.federated.described import RunNumbers
 from dpjax.federated.server_optimizers import fed_opt
@@ -67,7 +67,7 @@ class FedRun(NamedTuple):
   algorithm: federated.FederatedAlgorithm
   params: Any
   apply: Any
-  random: Streams
+  random: RunKeys
   federation: Federation
   num_clients: int  # that the mechanism depends on; see `privacy.public_size`
   work: federated.LocalWork
@@ -225,17 +225,17 @@ def digest(config: FedConfig) -> bytes:
     fields.pop(name)
   if not config.audit.enabled:
     fields.pop("audit")
-  return streams_lib.config_digest("federated", fields)
+  return run_keys_lib.config_digest("federated", fields)
 
 
-def streams(config: FedConfig, data: bytes) -> Streams:
-  """Returns streams of the seed, of all that `digest` covers, and of the data with their
+def run_keys(config: FedConfig, data: bytes) -> RunKeys:
+  """Returns keys of the seed, of all that `digest` covers, and of the data with their
   owners.
 
   Args:
     data: `dpjax.data.digest` of the federation, before canaries.
   """
-  return streams_lib.derived(config.seed, digest(config), data)
+  return run_keys_lib.derived(config.seed, digest(config), data)
 
 
 def _is_summed(config: FedConfig) -> bool:
@@ -358,7 +358,7 @@ def _algorithm(
   config: FedConfig,
   loss_fn: Any,
   plan: Plan,
-  random: Streams,
+  random: RunKeys,
   num_clients: int,
   audited: audit.Audited | None,
   mechanism: secure.SkellamSum | None,
@@ -422,13 +422,13 @@ def _algorithm(
 
 @bounds.names_fields
 def assemble(
-  config: FedConfig, data: tuple[Any, Any] | None = None, random: Streams | None = None
+  config: FedConfig, data: tuple[Any, Any] | None = None, random: RunKeys | None = None
 ) -> FedRun:
   """Builds every object of a federated run, deterministically from its arguments.
 
   Args:
     data: what `load_data` returns; None to load what the config names.
-    random: None for the streams of config and data.
+    random: None for the keys of config and data.
   """
   check(config)
   config = audit.resolved(config)
@@ -437,7 +437,7 @@ def assemble(
   num_clients = privacy.public_size(config, federation)
   # cohorts check the capacity for this number, also where the config declares it
   federation = dataclasses.replace(federation, nominal_users=num_clients)
-  random = streams(config, data_lib.digest(federation)) if random is None else random
+  random = run_keys(config, data_lib.digest(federation)) if random is None else random
   plan, reported = privacy.make_plan(config, num_clients)
   task, model, params = start(config, federation, random)
   params, apply = audit.beside(config, params, model.apply)
@@ -470,7 +470,7 @@ def assemble(
   )
 
 
-def start(config: FedConfig, federation: Federation, random: Streams) -> Any:
+def start(config: FedConfig, federation: Federation, random: RunKeys) -> Any:
   """Returns (the task, the model, the parameters that clients get in the first round)."""
   task, model, params = build_central.start(
     loading.central(config), federation.dataset, random

@@ -23,11 +23,11 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.pate import vote_costs
 from dpjax.experiments.kinds.pate.config import PateConfig, check
 from dpjax.experiments.run import pieces, sizes
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Scores, Work, every, single
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.teacher_votes import UNANSWERED
 from dpjax.training import pate
 from dpjax.validate import UserError
@@ -50,7 +50,7 @@ def digest(config: PateConfig) -> bytes:
   fields = to_dict(config)
   # The same data may have another location on another machine.
   fields.pop("data_dir")
-  return streams_lib.config_digest("pate", fields)
+  return run_keys_lib.config_digest("pate", fields)
 
 
 def load_data(config: PateConfig) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   check(config)
   read = functools.cache(lambda: _sides(config, loaded or load_data(config)))
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Play:
     sides = read()
     num_records = sizes.told(
       len(sides.private),
@@ -103,7 +103,7 @@ def _sides(config: PateConfig, loaded: tuple[Any, Any]) -> _Sides:
 
 
 def _play(
-  config: PateConfig, sides: _Sides, random: Streams, guarantee: Promise, fit: Fit
+  config: PateConfig, sides: _Sides, random: RunKeys, guarantee: Promise, fit: Fit
 ) -> Ended:
   # Both works read them, and a resumed run may need only the second.
   public = functools.cache(lambda: _features(config, sides.public))
@@ -225,7 +225,7 @@ def _queries_work(
   config: PateConfig,
   sides: _Sides,
   counts: np.ndarray,
-  random: Streams,
+  random: RunKeys,
   guarantee: Promise,
   student: _Student,
 ) -> Work:

@@ -122,7 +122,7 @@ def _features(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   noise = outcome.noise
   n = config.audit.num_trials
   pair = noise.clipped(np.stack(worst_pair(noise.shape, noise.beta, noise.l1_clip)))
-  keys = [jax.random.fold_in(job.streams.noise, 1000 + which) for which in range(2)]
+  keys = [jax.random.fold_in(job.keys.noise, 1000 + which) for which in range(2)]
   outputs = [
     noise_lib.noisy_records(
       key,
@@ -197,7 +197,7 @@ def shared_noise_scores(
 def _shared_noise(config: Any, job: Any, outcome: Any, confidence: float) -> Bound:
   noise = outcome.noise
   scores = shared_noise_scores(
-    job.streams.noise,
+    job.keys.noise,
     noise.scales,
     noise.shape,
     config.audit.num_trials,
@@ -236,10 +236,10 @@ def _canaries(config: Any, job: Any, outcome: Any, name: str, confidence: float)
   # New noise, not that of the released run: with equal noise two models would differ by
   # their data alone.
   purpose = 2000 + sorted(_KINDS).index(name)
-  key = jax.random.fold_in(job.streams.noise, purpose)
-  run_keys = job.streams._replace(noise=key, secret=job.streams.secret + purpose)
+  key = jax.random.fold_in(job.keys.noise, purpose)
+  run_keys = job.keys._replace(noise=key, secret=job.keys.secret + purpose)
   again = dataclasses.replace(
-    job, train=mixed, public_size=job.size, trainer=None, memo={}, streams=run_keys
+    job, train=mixed, public_size=job.size, trainer=None, memo={}, keys=run_keys
   )
   attacked = relevance.run(config.method, config.mode, again)
   seen = dataclasses.replace(canaries.examples, x=attacked.prepare(canaries.examples.x))

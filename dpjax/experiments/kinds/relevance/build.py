@@ -3,9 +3,9 @@
 A run is several trainings in a row (model 1, model 2), each a work of the loop with
 checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
 last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
-checkpoint, the data and the streams.
+checkpoint, the data and the run_keys.
 
-In rigorous mode the streams come from the operating system. They are kept, beside the
+In rigorous mode the keys come from the operating system. They are kept, beside the
 checkpoints, until the run is done and then forgotten, with the checkpoints.
 """
 
@@ -35,10 +35,10 @@ from dpjax.experiments.kinds.central.config import ModelConfig
 from dpjax.experiments.kinds.relevance import audit, relevance_pictures, unused
 from dpjax.experiments.kinds.relevance.config import RelevanceConfig, check
 from dpjax.experiments.run import checkpoint, loop, report, saved, sizes, writers
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.run.promise import Promise
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 _TEMPERED = "tempered_sigmoid"
@@ -73,7 +73,7 @@ def build(
     )
     unread_lib.refuse(config, unused.of(config) | whole)
 
-  def start(random: Streams) -> loop.Play:
+  def start(random: RunKeys) -> loop.Play:
     loaded = load_data(config, shared)
     unread_lib.refuse(config, unused.of_dataset(loaded[0]))
     return functools.partial(_play, config, curve or config.method, shared, random)
@@ -93,7 +93,7 @@ def _play(
   config: RelevanceConfig,
   curve: str,
   shared: dict[Any, Any],
-  random: Streams,
+  random: RunKeys,
   fit: loop.Fit,
 ) -> loop.Ended:
   train, test = load_data(config, shared)
@@ -167,7 +167,7 @@ def forget(folder: pathlib.Path) -> None:
   """
   known = owner.remembered(folder)
   if known:
-    owner.remember(folder, streams_lib.without_keys(known), before=known)
+    owner.remember(folder, run_keys_lib.without_keys(known), before=known)
     checkpoint.remove(folder)
 
 
@@ -211,7 +211,7 @@ def data_digest(config: RelevanceConfig, loaded: dict) -> bytes:
   key = ("digest", id(train), id(public))
   if key not in loaded:
     digests = map(data_lib.digest, [train] if public is None else [train, public])
-    loaded[key] = streams_lib.joined(*digests)
+    loaded[key] = run_keys_lib.joined(*digests)
   return loaded[key]
 
 
@@ -261,7 +261,7 @@ def make_job(
   train: Any,
   test: Any,
   loaded: dict,
-  random: Streams,
+  random: RunKeys,
   trainer: Any = None,
 ) -> relevance.Inputs:
   """Returns the inputs of a run's method, without fields that only other curves read."""
@@ -277,7 +277,7 @@ def make_job(
     public_size=size,
     test=test,
     nets=_nets(config, train.num_classes),
-    streams=relevance.Streams(random.init, random.noise, random.order, random.sampler),
+    keys=relevance.Keys(random.init, random.noise, random.order, random.sampler),
     training=_training(config),
     lrp=config.lrp,
     paper=config.paper,
@@ -335,7 +335,7 @@ def digest(config: RelevanceConfig) -> bytes:
   fields["data"].pop("data_dir")
   fields["data"].pop("declaration")
   fields.pop("audit")
-  return streams_lib.config_digest("relevance", fields)
+  return run_keys_lib.config_digest("relevance", fields)
 
 
 def _result(

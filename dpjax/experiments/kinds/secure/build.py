@@ -17,11 +17,11 @@ from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run import streams as streams_lib
+from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Work
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
 
@@ -53,7 +53,7 @@ def digest(config: SecureConfig) -> bytes:
   fields["train"]["data"].pop("data_dir")
   for name in config.train.where:
     fields["train"].pop(name)
-  return streams_lib.config_digest("secure", fields)
+  return run_keys_lib.config_digest("secure", fields)
 
 
 @bounds.names_fields
@@ -71,7 +71,7 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
   read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
 
-  def start(random: Streams) -> Play:
+  def start(random: RunKeys) -> Play:
     prepared = kind.prepare(config, read(), random)
     return functools.partial(_play, config, kind, prepared)
 

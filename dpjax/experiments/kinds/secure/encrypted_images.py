@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Fit, Work
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic import inference
 from dpjax.validate import UserError
 
@@ -44,7 +44,7 @@ def data_digest(loaded: tuple[Any, Any]) -> bytes:
   return data_lib.digest(loaded[0])
 
 
-def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: tuple[Any, Any], random: RunKeys) -> _Ready:
   """Builds the training; the first test images are the queries."""
   with bounds.within("train"):
     run = central.assemble(config.train, loaded, random)

@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.loop import Fit
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic.regression import regress
 from dpjax.secure.homomorphic.regression_plan import RegressionPlan
 from dpjax.validate import UserError
@@ -52,7 +52,7 @@ def data_digest(loaded: tuple[np.ndarray, np.ndarray]) -> bytes:
 
 
 def prepare(
-  config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: Streams
+  config: SecureConfig, loaded: tuple[np.ndarray, np.ndarray], random: RunKeys
 ) -> _Ready:
   """Plans the regression. Raises UserError where the chain of products is too short, or
   rows are too few."""

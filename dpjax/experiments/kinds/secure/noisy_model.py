@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_dig
 from dpjax.experiments.run import pieces, promise
 from dpjax.experiments.run.loop import Fit, Work
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc.output_noise import OutputNoise
 
@@ -56,7 +56,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), columns.astype(float), flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
   """Returns the training with noise for its epsilon. Raises UserError where nothing is proved."""
   # Masks and noise come from the operating system.
   del random

@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_dig
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run.loop import Fit, Work
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
 from dpjax.secure.mpc import in_the_clear, secureml
 from dpjax.validate import UserError, Verbatim
@@ -58,7 +58,7 @@ def load_data(config: SecureConfig) -> LabelledRows:
   return LabelledRows(flat(train), one_hot, flat(test), np.asarray(test.y))
 
 
-def prepare(config: SecureConfig, loaded: LabelledRows, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Ready:
   """Returns the public first parameters and the public batches."""
   task = config.task
   n = len(loaded.x)

@@ -12,7 +12,7 @@ from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.run.loop import Fit
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
 from dpjax.secure.sums.vectors import LazyVectors, dtype_of
 
@@ -58,7 +58,7 @@ def data_digest(loaded: str) -> bytes:
   return hashlib.sha256(f"dpjax drawn {loaded}".encode()).digest()
 
 
-def prepare(config: SecureConfig, loaded: str, random: Streams) -> _Ready:
+def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
   """Returns the clients' vectors; the last clients drop out."""
   task = config.task
   silent = frozenset(range(task.num_clients - task.silent, task.num_clients))
