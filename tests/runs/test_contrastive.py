@@ -246,7 +246,7 @@ def test_head_first_is_one_run_that_costs_what_every_run_of_its_steps_does(
 def test_the_first_steps_move_the_last_layer_alone(whole, tmp_path):
   config = _private(whole[0] / "params.npz", **_FIRST)
   run = build.assemble(config)
-  work = build.work(config, run)
+  work = build.phase(config, run)
   state, seen = work.init(), []
   for slices in work.draws(0):
     state, _ = work.step(state, slices)

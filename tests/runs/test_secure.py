@@ -91,7 +91,7 @@ def test_inference_goes_on_where_it_stopped(private, tmp_path, monkeypatch, tens
   epsilon = {"train.privacy.method": "dp_sgd", "train.privacy.epsilon": 3.0}
   task = {"name": "infer", "num_images": 150}
   config = _point(task=task, **_MODEL, **(epsilon if private else {}))
-  stop_after(monkeypatch, 3, phase="questions")
+  stop_after(monkeypatch, 3, subfolder="questions")
   with pytest.raises(loop.Interrupted, match="step 3"):
     loop.train(config, tmp_path)
   result = loop.train(config, tmp_path)

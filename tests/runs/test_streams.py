@@ -311,7 +311,7 @@ def test_a_run_does_not_go_on_with_other_data(kind, ends, tmp_path, monkeypatch)
 
 
 def _cut_off(kind, config, workdir, folder, monkeypatch):
-  stop_after(monkeypatch, 1, die, phase="model_2" if kind == "relevance" else "")
+  stop_after(monkeypatch, 1, die, subfolder="model_2" if kind == "relevance" else "")
   with pytest.raises(KeyboardInterrupt):
     _run(kind, config, workdir, folder)
   assert checkpoint.newest(workdir) == 0  # the data are remembered before the first step

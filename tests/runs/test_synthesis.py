@@ -136,8 +136,8 @@ def test_it_refuses_what_are_no_images_and_a_budget_that_is_too_small(sides, tmp
 def _statement(config, count):
   x = np.full((count, 4, 4, 1), 0.5, np.float32)
   train = from_arrays(x, np.arange(count) % 3, num_classes=3)
-  work = build._Run(config, train, train, None).work()
-  return work.promise.statement(1), work.promise.num_records
+  phase = build._Run(config, train, train, None).phase()
+  return phase.promise.statement(1), phase.promise.num_records
 
 
 def test_no_file_says_how_many_records_there_are():

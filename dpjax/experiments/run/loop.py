@@ -40,12 +40,12 @@ from dpjax.experiments.run import (
 )
 from dpjax.experiments.run import job as job_lib
 from dpjax.experiments.run import workdir as owner
-from dpjax.experiments.run.job import Ended as Ended
-from dpjax.experiments.run.job import Fit as Fit
 from dpjax.experiments.run.job import Job as Job
-from dpjax.experiments.run.job import Play as Play
+from dpjax.experiments.run.job import Phase as Phase
 from dpjax.experiments.run.job import Result, Scores
-from dpjax.experiments.run.job import Work as Work
+from dpjax.experiments.run.job import RunOutcome as RunOutcome
+from dpjax.experiments.run.job import Schedule as Schedule
+from dpjax.experiments.run.job import TrainPhase as TrainPhase
 from dpjax.experiments.run.job import every as every
 from dpjax.experiments.run.job import single as single
 from dpjax.experiments.run.promise import Promise
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 STOPPING = tuple(
   getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-# Seconds between two checkpoints of a work that names none.
+# Seconds between two checkpoints of a phase that names none.
 SAVE_SECONDS = 10.0
 
 
@@ -140,7 +140,7 @@ def run(
   data, random, run_id, code = admitted(job, folder, meta)
   look = functools.partial(run_keys.code_of, job.config)
   with run_code.watched(code, look):
-    play = job_lib.started(job, random)
+    schedule = job_lib.started(job, random)
 
   def taken(held: contextlib.ExitStack) -> None:
     held.enter_context(writers.alone_in(folder, checkpoint.FOLDER))
@@ -162,8 +162,10 @@ def run(
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
     hook = _hook(job.config, folder) if processes.is_first() else None
     held.callback(lambda: hook and hook.close())
-    fit = _Fit(folder, run_id, name, on_save, (code, look), release=job.release, hook=hook)
-    return _played(job, folder, play, fit, code)
+    trainer = _Trainer(
+      folder, run_id, name, on_save, (code, look), release=job.release, hook=hook
+    )
+    return _carried_out(job, folder, schedule, trainer, code)
 
 
 def _check_processes(job: Job) -> None:
@@ -243,33 +245,33 @@ def _run_keys(job: Job, data: bytes, meta: Result | None) -> RunKeys:
   return run_keys.fresh(job.seed) if meta is None else run_keys.from_meta(job.seed, meta)
 
 
-def _played(
-  job: Job, folder: pathlib.Path, play: Play, fit: _Fit, code: run_code.Code
+def _carried_out(
+  job: Job, folder: pathlib.Path, schedule: Schedule, trainer: _Trainer, code: run_code.Code
 ) -> Result:
-  ended = play(fit)
-  fit.check_code()
+  outcome = schedule(trainer)
+  trainer.check_code()
 
   def written() -> Result:
     result = {
       "device": provenance.device(),
-      **ended.result(folder),
+      **outcome.result(folder),
       "release": job.release,
       "seed": job.seed,
-      "num_parameters": trees.size(ended.params),
-      "params_sha256": trees.sha256(ended.params),
+      "num_parameters": trees.size(outcome.params),
+      "params_sha256": trees.sha256(outcome.params),
       # A release must not contain it: the time of a step depends on the size of its batch.
-      "wall_seconds": None if job.release else round(fit.seconds(), 3),
+      "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
       "user_code": _own_code(job),
       run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.
-    owner.save_params(folder / ended.saved_as, ended.params)
-    ended.write(folder)
+    owner.save_params(folder / outcome.saved_as, outcome.params)
+    outcome.write(folder)
     result[owner.FILES] = owner.digests(folder)
     result = owner.write_result(folder, job.config, result)
-    ended.finish(folder)
+    outcome.finish(folder)
     return result
 
   return processes.on_first(written)
@@ -320,8 +322,8 @@ def _hook(config: Config, folder: pathlib.Path) -> row_hooks.RowHook | None:
   return row_hooks.of_run(config, folder)
 
 
-class _Fit:
-  """Carries out the works of one run."""
+class _Trainer:
+  """Carries out the phases of one run."""
 
   def __init__(
     self,
@@ -357,9 +359,9 @@ class _Fit:
       if self.code[0].modules:
         run_code.check_still(*self.code)
 
-  def __call__(self, work: Work) -> Running:
-    """Carries out a work, from its newest checkpoint if there is one."""
-    running = Running(work, self)
+  def __call__(self, phase: Phase) -> Running:
+    """Carries out a phase, from its newest checkpoint if there is one."""
+    running = Running(phase, self)
     with contextlib.closing(running), signals() as received:
       running.go(received)
     return running
@@ -378,20 +380,20 @@ def _alike(first: Any, other: Any) -> bool:
 
 
 class Running:
-  """The state of a running work. It is one object, so that each phase is a short method."""
+  """The state of a running phase. It is one object, so that each part is a short method."""
 
-  def __init__(self, work: Work, fit: _Fit):
-    self.work = job_lib.checked_work(work)
-    self.fit = fit
+  def __init__(self, phase: Phase, trainer: _Trainer):
+    self.phase = job_lib.checked_phase(phase)
+    self.trainer = trainer
     self.metrics = None
-    self.state = job_lib.begun(work)
+    self.state = job_lib.begun(phase)
     self.ledger = Ledger()
     self.step = 0
-    self.reached = False  # work.enough; by the clock
+    self.reached = False  # phase.enough; by the clock
     self.saved_at = time.monotonic()
     self.rows: dict[str, Any] | None = None  # what the checkpoint knows of metrics.jsonl
     self.checkpoints = checkpoint.Checkpoints(
-      fit.folder, work.phase, rows_on_disk=work.rows_on_disk
+      trainer.folder, phase.subfolder, rows_on_disk=phase.rows_on_disk
     )
     self.state = self.checkpoints.begun(self.state)
     if self.checkpoints.latest_step() is None:
@@ -399,19 +401,19 @@ class Running:
     else:
       self._resume()
     self.final_epsilon = float("inf")
-    promise = work.promise
+    promise = phase.promise
     if promise is not None:
       promise.check_budget(self.ledger)
       # Computed now, so that a run that cannot be accounted is refused at the start.
-      self.final_epsilon = processes.on_first(lambda: promise.curve(work.num_steps))
+      self.final_epsilon = processes.on_first(lambda: promise.curve(phase.num_steps))
       processes.on_first(promise.warn)
-    if work.evaluate is not None and processes.is_first():
+    if phase.evaluate is not None and processes.is_first():
       self.metrics = writers.MetricsWriter(
-        fit.folder,
+        trainer.folder,
         resume_step=self._last_row(),
-        tensorboard=not fit.release,
+        tensorboard=not trainer.release,
         held=self.rows,
-        hook=fit.hook,
+        hook=trainer.hook,
       )
 
   def _resume(self) -> None:
@@ -435,7 +437,7 @@ class Running:
     try:
       self.ledger = Ledger.from_json(meta["ledger"])
       self.reached = bool(meta["reached"])
-      self.fit.before = max(self.fit.before, float(meta["seconds"]))
+      self.trainer.before = max(self.trainer.before, float(meta["seconds"]))
       self.rows = meta.get("rows")
     except (KeyError, TypeError, ValueError) as error:
       reason = f"{type(error).__name__}: {error}".splitlines()[0][:120]
@@ -445,9 +447,9 @@ class Running:
         field="checkpoint",
         value=self.step,
       ) from error
-    if self.work.promise is not None:
-      self._check_ledger(self.work.promise)
-    self.fit.on_save(self.step)
+    if self.phase.promise is not None:
+      self._check_ledger(self.phase.promise)
+    self.trainer.on_save(self.step)
 
   def _check_ledger(self, promise: Promise) -> None:
     """Raises UserError unless the ledger holds the cost of this run's steps so far, by its
@@ -477,34 +479,34 @@ class Running:
         num_steps=end - start,
         l2_clip_norm=promise.l2_bound,
         neighboring_relation=promise.relation,
-        noise_key_id=self.fit.key_name,
+        noise_key_id=self.trainer.key_name,
         first_step=start,
       )
       start = end
     return ledger
 
   def _name(self) -> str:
-    return f"{self.fit.run_id} {self.work.phase}".rstrip()
+    return f"{self.trainer.run_id} {self.phase.subfolder}".rstrip()
 
   def _before_steps(self) -> str:
     """Restores the releases of before the first step. A second release with the same noise
     would reveal their difference."""
-    return trees.sha256(self.work.before_steps)
+    return trees.sha256(self.phase.before_steps)
 
   def _last_row(self) -> int | None:
     """Returns the number of the newest row that the checkpoint contains."""
-    rows = map(self.work.row_at, range(self.step, 0, -1))
+    rows = map(self.phase.row_at, range(self.step, 0, -1))
     return next((row for row in rows if row is not None), None)
 
   def charge(self) -> None:
     """Records one more step, also for an empty batch: its noise was released."""
-    promise = self.work.promise
+    promise = self.phase.promise
     if promise is not None:
       self.ledger = self.ledger.charge(
         promise.step_event(self.step),
         l2_clip_norm=promise.l2_bound,
         neighboring_relation=promise.relation,
-        noise_key_id=self.fit.key_name,
+        noise_key_id=self.trainer.key_name,
         first_step=self.step,
       )
     self.step += 1
@@ -512,20 +514,20 @@ class Running:
   def _measured(self) -> Scores:
     """Returns scores, and epsilon of the steps so far. One point of its curve costs as much
     as accounting for a whole run."""
-    work = self.work
-    row = job_lib.scored(work, self.state)
-    if work.promise is None or work.promise.kind == "none":
+    phase = self.phase
+    row = job_lib.scored(phase, self.state)
+    if phase.promise is None or phase.promise.kind == "none":
       return row
-    last = self.step == work.num_steps
-    return row | {"epsilon": self.final_epsilon if last else work.promise.curve(self.step)}
+    last = self.step == phase.num_steps
+    return row | {"epsilon": self.final_epsilon if last else phase.promise.curve(self.step)}
 
   def record(self, row_number: int, info: object) -> Scores:
     """Writes a row, and returns the values for the progress bar."""
     row = processes.on_first(self._measured)
-    row |= self.work.observe(self.state, info, self.step)
+    row |= self.phase.observe(self.state, info, self.step)
     if self.metrics is not None:
       self.metrics.write(row_number, row)
-    self.reached = self.work.enough(row)
+    self.reached = self.phase.enough(row)
     names = {"accuracy": "test_accuracy", "rmse": "test_rmse", "epsilon": "epsilon"}
     return {name: row[key] for name, key in names.items() if key in row}
 
@@ -534,7 +536,7 @@ class Running:
       "run": self._name(),
       "ledger": self.ledger.to_json(),
       "before_steps": self._before_steps(),
-      "seconds": self.fit.seconds(),
+      "seconds": self.trainer.seconds(),
       "reached": self.reached,
     }
     if self.metrics is not None:
@@ -542,40 +544,40 @@ class Running:
       meta["rows"] = self.metrics.durable()
     self.checkpoints.save(self.step, self.state, meta)
     self.saved_at = time.monotonic()
-    self.fit.on_save(self.step)
+    self.trainer.on_save(self.step)
 
   def _is_due(self) -> bool:
-    if self.work.save_every is not None:
-      return self.step % self.work.save_every == 0
+    if self.phase.save_every is not None:
+      return self.step % self.phase.save_every == 0
     return time.monotonic() - self.saved_at >= SAVE_SECONDS
 
   def go(self, received: list[int]) -> None:
     """Runs the remaining steps."""
-    work = self.work
+    phase = self.phase
     # The run was killed before its result was written.
-    if self.step == work.num_steps or self.reached:
+    if self.step == phase.num_steps or self.reached:
       return
     # Code loaded while JAX traces the first step must be part of the run's digest, too.
     first = True
-    with self._bar() as bar, _ended(work.draws(self.step)) as draws:
+    with self._bar() as bar, _ended(phase.draws(self.step)) as draws:
       for draw in draws:
         if first:
           # Checks the functions called while JAX traced the step, before the step writes
           # anything.
-          with run_code.watched(*self.fit.code):
-            self.state, info = job_lib.stepped(work, self.state, draw)
+          with run_code.watched(*self.trainer.code):
+            self.state, info = job_lib.stepped(phase, self.state, draw)
           first = False
         else:
-          self.state, info = job_lib.stepped(work, self.state, draw)
-          self.fit.check_code()
+          self.state, info = job_lib.stepped(phase, self.state, draw)
+          self.trainer.check_code()
         # Before the row and the checkpoint, so that no shown or saved epsilon lacks this
         # step.
         self.charge()
-        row = None if work.evaluate is None else work.row_at(self.step)
+        row = None if phase.evaluate is None else phase.row_at(self.step)
         shown = {} if row is None else self.record(row, info)
         # A signal reaches one process, but all must stop at the same step.
         stop = processes.largest(received[0] if received else 0)
-        last = self.step == work.num_steps or self.reached
+        last = self.step == phase.num_steps or self.reached
         if last or stop or self._is_due():
           self.save()
         if bar is not None:
@@ -586,14 +588,14 @@ class Running:
           raise Interrupted(stop, self.step)
     raise UserError(
       f"must yield a draw for each step; it ended after {self.step} of "
-      f"num_steps={work.num_steps}",
-      field="Work.draws",
+      f"num_steps={phase.num_steps}",
+      field="Phase.draws",
     )
 
   def _bar(self) -> contextlib.AbstractContextManager[writers.Progress | None]:
     if not processes.is_first():
       return contextlib.nullcontext()
-    return writers.progress(self.work.num_steps, self.step, self.work.name)
+    return writers.progress(self.phase.num_steps, self.step, self.phase.name)
 
   def close(self) -> None:
     try:

@@ -240,11 +240,11 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
   tell_dropped(now.points)
   with (
     writers.alone_in(workdir) as lock,
-    contextlib.closing(_rows(now, workdir, num_processes, lock)) as ended,
+    contextlib.closing(_rows(now, workdir, num_processes, lock)) as outcomes,
   ):
     left_out = _failed_of_the_rest(grid, now, workdir)
     rows = {}
-    for count, (point, (row, ran)) in enumerate(ended, start=1):
+    for count, (point, (row, ran)) in enumerate(outcomes, start=1):
       rows[point.name] = row
       line = told(row, grid.y)
       if grid.tell is not None and row["status"] != "failed":

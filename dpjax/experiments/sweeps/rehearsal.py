@@ -58,7 +58,7 @@ def told(
 
   def rehearse(point: Point) -> _Planned:
     rehearsed = dry_run.rehearsed(kind, point.config, load(point.config))
-    return _Planned(rehearsed.facts(), rehearsed.seconds, rehearsed.work.num_steps)
+    return _Planned(rehearsed.facts(), rehearsed.seconds, rehearsed.phase.num_steps)
 
   def state(point: Point, folder: pathlib.Path) -> str:
     return dry_run.state_of(kind.build(point.config, load(point.config)), folder)
@@ -188,10 +188,10 @@ def _relevance_on_zeros(point: Point, shared: dict[Any, Any]) -> _Planned:
   random = run_keys.derived(config.seed, of_relevance.digest(config), bytes(32))
 
   def trainer(steps: relevance.Steps) -> Any:
-    work = of_relevance.work(config, "", steps)
+    phase = of_relevance.phase(config, "", steps)
     started = time.monotonic()
-    timing, state = dry_run.timed(work)
-    counted.append(timing.whole(work) - (time.monotonic() - started))
+    timing, state = dry_run.timed(phase)
+    counted.append(timing.whole(phase) - (time.monotonic() - started))
     return state[0]
 
   loaded = of_relevance.load_data(config, zeros)

@@ -1,7 +1,7 @@
 """Builds the job of one attack from an `AttackConfig`; the module that the attack names
-does the work.
+carries out the phase.
 
-A step of it is a piece of that work, such as a model that is trained or a message that is
+A step of it is a piece of that phase, such as a model that is trained or a message that is
 inverted, so that an attack goes on where it was cut off. Its result says what the attacked run
 promises, not the attack.
 """
@@ -26,7 +26,7 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated.config import FedConfig
 from dpjax.experiments.run import run_keys as run_keys_lib
-from dpjax.experiments.run.loop import Ended, Fit, Job, Play
+from dpjax.experiments.run.loop import Job, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
@@ -79,10 +79,10 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
   kind = module_of(config)
 
-  def start(random: RunKeys) -> Play:
+  def start(random: RunKeys) -> Schedule:
     attacked = named(config, kind.prepare, config, read(), random)
     named(config, attacked.promise.check_budget, Ledger())
-    return functools.partial(_play, config, kind, attacked)
+    return functools.partial(_schedule, config, kind, attacked)
 
   return Job(
     config=config,
@@ -94,8 +94,10 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
   )
 
 
-def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
-  state = fit(kind.work(config, attacked)).state
+def _schedule(
+  config: AttackConfig, kind: Any, attacked: Any, train_phase: TrainPhase
+) -> RunOutcome:
+  state = train_phase(kind.phase(config, attacked)).state
   measured = kind.found(config, attacked, state)
   attacked_run = attacked_config(config)
   num_steps = (
@@ -113,7 +115,7 @@ def _play(config: AttackConfig, kind: Any, attacked: Any, fit: Fit) -> Ended:
     "num_steps": num_steps,
     **measured.result,
   }
-  return Ended(
+  return RunOutcome(
     measured.scores, lambda folder: result, measured.write, saved_as="attack.npz"
   )
 

@@ -15,7 +15,7 @@ from dpjax.attacks.fitting import Fit
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import Array, Params
 from dpjax.validate import UserError
@@ -49,10 +49,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> c
   return central.assemble(config.train, loaded, random)
 
 
-def work(config: AttackConfig, attacked: central.Run) -> Work:
-  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+def phase(config: AttackConfig, attacked: central.Run) -> Phase:
+  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.work(config.train, attacked)._replace(promise=None)
+  return central.phase(config.train, attacked)._replace(promise=None)
 
 
 def found(config: AttackConfig, run: central.Run, state: Any) -> Found:

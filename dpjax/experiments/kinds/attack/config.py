@@ -153,12 +153,12 @@ def module_of(config: AttackConfig) -> types.ModuleType:
     UserError: there is none, or it lacks one of its three functions.
   """
   name = fields.name_of(config, "attack")
-  wanted = "must name, as module, one with prepare, work and found"
+  wanted = "must name, as module, one with prepare, phase and found"
   try:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  if not all(hasattr(module, part) for part in ("prepare", "work", "found")):
+  if not all(hasattr(module, part) for part in ("prepare", "phase", "found")):
     raise UserError(wanted, field="attack", value=name)
   return module
 

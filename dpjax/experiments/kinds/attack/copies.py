@@ -13,7 +13,7 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.members import Found
 from dpjax.experiments.kinds.central import build as central
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
@@ -49,10 +49,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> C
   return Copied(run, queries, others, run.promise)
 
 
-def work(config: AttackConfig, attacked: Copied) -> Work:
-  """Returns the work of `launch.train`. The result reports its guarantee as that of the
+def phase(config: AttackConfig, attacked: Copied) -> Phase:
+  """Returns the phase of `launch.train`. The result reports its guarantee as that of the
   attacked run."""
-  return central.work(config.train, attacked.run)._replace(promise=None)
+  return central.phase(config.train, attacked.run)._replace(promise=None)
 
 
 def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:

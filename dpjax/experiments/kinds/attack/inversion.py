@@ -26,7 +26,7 @@ from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
@@ -174,11 +174,11 @@ def _size(federation: Any) -> int:
   return sizes[0]
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Victims) -> Work:
-  """Returns a work that sends and inverts one message a step."""
+def phase(config: AttackConfig, attacked: Victims) -> Phase:
+  """Returns a phase that sends and inverts one message a step."""
   invert = _inverter(config, attacked)
   first = attacked.truths[0]
   number = len(attacked.truths)

@@ -20,7 +20,7 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.run_keys import RunKeys
@@ -183,11 +183,11 @@ def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   return none | {name: result[name] for name in names if name in result}
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Targets) -> Work:
-  """Returns a work that trains one group of models a step, and queries them about all
+def phase(config: AttackConfig, attacked: Targets) -> Phase:
+  """Returns a phase that trains one group of models a step, and queries them about all
   records."""
   both = attacked.included.shape  # models, records
   width = config.attack.side_by_side

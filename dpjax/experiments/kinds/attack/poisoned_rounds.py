@@ -19,7 +19,7 @@ from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
 from dpjax.experiments.kinds.federated.config import aggregation_of
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
@@ -101,11 +101,11 @@ def _measured(run: federated.FedRun, attack: attacks.Poisoning, params: Params) 
   return attacks.measure_poisoning(run.apply, params, attack, run.test)
 
 
-# --- the work
+# --- the phase
 
 
-def work(config: AttackConfig, attacked: Poisoned) -> Work:
-  """Returns a work of two steps, one model each: without attackers, and with them."""
+def phase(config: AttackConfig, attacked: Poisoned) -> Phase:
+  """Returns a phase of two steps, one model each: without attackers, and with them."""
   del config
   run = attacked.run
   nobody = np.zeros(0, np.int64)

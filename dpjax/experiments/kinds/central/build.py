@@ -60,7 +60,7 @@ from dpjax.experiments.kinds.central.tasks import (
 )
 from dpjax.experiments.run import promise, saved
 from dpjax.experiments.run import run_keys as run_keys_lib
-from dpjax.experiments.run.loop import Job, Play, Work, every, single
+from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
@@ -486,7 +486,7 @@ def build(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Job:
     loaded: what `load_data` returns, to share them between runs.
   """
   check(config)
-  whole = lambda *parts: work(config, assemble(config, *parts))
+  whole = lambda *parts: phase(config, assemble(config, *parts))
   if config.privacy.method == "least_squares":
     from dpjax.experiments.kinds.central import one_release
 
@@ -500,27 +500,27 @@ def job_on_data(
   load: Callable[..., tuple[Any, Any]],
   complete: Callable[[Any, Any], tuple[Any, Any]],
   loaded: tuple[Any, Any] | None,
-  work: Callable[[Any, RunKeys], Work],
+  phase: Callable[[Any, RunKeys], Phase],
 ) -> Job:
   """Returns the job of a run with one training on the data of its config.
 
   Args:
     named: digest of the config. load: its data, as `load_data`. complete: those with their
       features, as `with_features`. loaded: given ones.
-    work: (data, keys) -> work.
+    phase: (data, keys) -> phase.
   """
   # The digest and the start both need the data, which are read only once.
   read = functools.cache(lambda: load(config, features=False) if loaded is None else loaded)
 
-  def start(random: RunKeys) -> Play:
+  def start(random: RunKeys) -> Schedule:
     if loaded is not None or not models.needs_features(config.model.name):
-      return single(work(read(), random))
+      return single(phase(read(), random))
     # Features are computed here: a digest needs none, so a finished run does not compute
     # them.
     complete_data = complete(config, read())
     # The inputs of the features need not stay in memory.
     read.cache_clear()
-    return single(work(complete_data, random))
+    return single(phase(complete_data, random))
 
   return Job(
     config=config,
@@ -582,7 +582,7 @@ def _program(run: Run, step: Any) -> StepProgram:
   )
 
 
-def work(config: TrainConfig, run: Run) -> Work:
+def phase(config: TrainConfig, run: Run) -> Phase:
   """Returns the training itself, step by step."""
   kinds = (run.algorithm, run.first_steps or run.algorithm)
   # The old state is no longer needed, so its memory is reused for the new one.
@@ -614,7 +614,7 @@ def work(config: TrainConfig, run: Run) -> Work:
       params = gradients.on_one(run.mesh, params)
     return run.task.evaluate(run.apply, params, run.test)
 
-  return Work(
+  return Phase(
     num_steps=config.num_steps,
     init=lambda: run.algorithm.init(run.params),
     step=step,

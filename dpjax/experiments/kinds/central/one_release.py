@@ -27,7 +27,7 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.central import build, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import promise, provenance, saved
-from dpjax.experiments.run.loop import Work
+from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms import finite, least_squares
@@ -152,17 +152,17 @@ def mechanism(config: TrainConfig, plan: Plan, num_classes: int) -> mechanisms.L
 @bounds.names_fields
 def started(
   config: TrainConfig, loaded: tuple[data.Dataset, data.Dataset], random: RunKeys
-) -> Work:
-  """Returns the work of a run on (train, test), as `build.load_data` returns them."""
+) -> Phase:
+  """Returns the phase of a run on (train, test), as `build.load_data` returns them."""
   train, test = loaded
   _, model, params = build.start(config, train, random)
   plan = privacy.make_plan(config, privacy.public_size(config, train))
-  return work(
+  return phase(
     config, random, plan, train=train, test=test, apply=model.apply, params=params
   )
 
 
-def work(
+def phase(
   config: TrainConfig,
   random: RunKeys,
   plan: Plan,
@@ -171,7 +171,7 @@ def work(
   test: data.Dataset,
   apply: Callable[[Params, Any], Any],
   params: Params,
-) -> Work:
+) -> Phase:
   """Returns the release as a training of one step.
 
   Args:
@@ -208,7 +208,7 @@ def work(
   def scores(state: Any) -> dict[str, float]:
     return metrics.evaluate(apply, state["params"], test)
 
-  return Work(
+  return Phase(
     num_steps=1,
     init=lambda: {"params": jax.tree.map(jnp.zeros_like, params), "step": jnp.int32(0)},
     step=step,

@@ -44,7 +44,7 @@ from dpjax.experiments.kinds.federated.loading import load_data as load_data
 from dpjax.experiments.kinds.federated.loading import with_features as with_features
 from dpjax.experiments.run import run_keys as run_keys_lib
 from dpjax.experiments.run import writers
-from dpjax.experiments.run.loop import Job, Work, every
+from dpjax.experiments.run.loop import Job, Phase, every
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.federated import execution
@@ -494,12 +494,12 @@ def build(config: FedConfig, data: tuple[Any, Any] | None = None) -> Job:
   """
   check(config)
   config = audit.resolved(config)
-  work = lambda *parts: _work(config, assemble(config, *parts))
-  parts = (load_data, with_features, data, work)
+  phase = lambda *parts: _phase(config, assemble(config, *parts))
+  parts = (load_data, with_features, data, phase)
   return build_central.job_on_data(config, digest(config), *parts)
 
 
-def _work(config: FedConfig, fed: FedRun) -> Work:
+def _phase(config: FedConfig, fed: FedRun) -> Phase:
   target = config.stop_at_accuracy
   if target is not None:
     data_lib.needs_classes(fed.federation, f"stop_at_accuracy={target}")
@@ -523,7 +523,7 @@ def _work(config: FedConfig, fed: FedRun) -> Work:
         return reached.program._replace(num_parameters=size)
     raise UserError("has no client in any of its cohorts", field="privacy.sampler")
 
-  return Work(
+  return Phase(
     num_steps=total,
     init=lambda: fed.algorithm.init(fed.params, fed.federation.num_clients),
     step=fed.algorithm.round,

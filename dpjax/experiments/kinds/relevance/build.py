@@ -1,6 +1,6 @@
 """Builds the job of one run of relevance from its config.
 
-A run is several trainings in a row (model 1, model 2), each a work of the loop with
+A run is several trainings in a row (model 1, model 2), each a phase of the loop with
 checkpoints of its own, so an interrupted run resumes inside one. Each training starts from the
 last checkpoint of the one before. Relevance, noise and noisy records are recomputed from that
 checkpoint, the data and the run_keys.
@@ -73,10 +73,10 @@ def build(
     )
     unread_lib.refuse(config, unused.of(config) | whole)
 
-  def start(random: RunKeys) -> loop.Play:
+  def start(random: RunKeys) -> loop.Schedule:
     loaded = load_data(config, shared)
     unread_lib.refuse(config, unused.of_dataset(loaded[0]))
-    return functools.partial(_play, config, curve or config.method, shared, random)
+    return functools.partial(_schedule, config, curve or config.method, shared, random)
 
   return loop.Job(
     config=config,
@@ -89,16 +89,16 @@ def build(
   )
 
 
-def _play(
+def _schedule(
   config: RelevanceConfig,
   curve: str,
   shared: dict[Any, Any],
   random: RunKeys,
-  fit: loop.Fit,
-) -> loop.Ended:
+  train_phase: loop.TrainPhase,
+) -> loop.RunOutcome:
   train, test = load_data(config, shared)
   seconds: dict[str, float] = {}
-  trainer = timed(lambda steps: fit(work(config, curve, steps)).state[0], seconds)
+  trainer = timed(lambda steps: train_phase(phase(config, curve, steps)).state[0], seconds)
   job = make_job(config, train, test, shared, random, trainer)
   began = time.monotonic()
   outcome = relevance.run(config.method, config.mode, job)
@@ -125,7 +125,7 @@ def _play(
   def result(folder: pathlib.Path) -> dict[str, Any]:
     return _result(config, curve, job, outcome, folder) | more
 
-  return loop.Ended(outcome.params, result, write, forget)
+  return loop.RunOutcome(outcome.params, result, write, forget)
 
 
 def timed(
@@ -171,11 +171,11 @@ def forget(folder: pathlib.Path) -> None:
     checkpoint.remove(folder)
 
 
-def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Work:
-  """Returns the work of training one method; its cost is a stage of the method's own ledger."""
+def phase(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Phase:
+  """Returns the phase of training one method; its cost is a stage of the method's own ledger."""
   scored = steps.scored
   run = f"{curve}, epsilon {config.epsilons[0]:g}, seed {config.seed}"
-  return loop.Work(
+  return loop.Phase(
     num_steps=steps.num_steps,
     init=steps.init,
     step=lambda state, draw: (steps.step(state, draw), None),
@@ -185,7 +185,7 @@ def work(config: RelevanceConfig, curve: str, steps: relevance.Steps) -> loop.Wo
     row_at=steps.epoch_at,
     observe=lambda state, info, step: {"epoch": float(steps.epoch_at(step) or 0)},
     name=f"{run}, {steps.name}",
-    phase=steps.name.replace(" ", "_"),
+    subfolder=steps.name.replace(" ", "_"),
   )
 
 

@@ -18,7 +18,7 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run import run_keys as run_keys_lib
-from dpjax.experiments.run.loop import Ended, Fit, Job, Play, Work
+from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.promise import NONE
 from dpjax.experiments.run.run_keys import RunKeys
@@ -71,9 +71,9 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   kind = importlib.import_module(f"dpjax.experiments.kinds.secure.{config.task.module}")
   read = functools.cache(lambda: kind.load_data(config) if loaded is None else loaded)
 
-  def start(random: RunKeys) -> Play:
+  def start(random: RunKeys) -> Schedule:
     prepared = kind.prepare(config, read(), random)
-    return functools.partial(_play, config, kind, prepared)
+    return functools.partial(_schedule, config, kind, prepared)
 
   return Job(
     config=config,
@@ -85,8 +85,10 @@ def build(config: SecureConfig, loaded: Any = None) -> Job:
   )
 
 
-def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
-  computed: Computed = kind.measured(config, prepared, fit)
+def _schedule(
+  config: SecureConfig, kind: Any, prepared: Any, train_phase: TrainPhase
+) -> RunOutcome:
+  computed: Computed = kind.measured(config, prepared, train_phase)
   nothing = NONE.facts(Ledger(), 0.0)
   result = {
     # Replaced for tasks that query a model.
@@ -99,9 +101,9 @@ def _play(config: SecureConfig, kind: Any, prepared: Any, fit: Fit) -> Ended:
     **{name: getattr(computed, name) for name in _TOLD},
     **computed.more,
   }
-  return Ended(computed.params, lambda folder: result, saved_as="secure.npz")
+  return RunOutcome(computed.params, lambda folder: result, saved_as="secure.npz")
 
 
-def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Work:
-  """Returns a work of one step, which cannot be split: it is complete, or begins again."""
+def once(compute: Callable[[], Arrays], like: Arrays, name: str) -> Phase:
+  """Returns a phase of one step, which cannot be split: it is complete, or begins again."""
   return pieces.filled(1, lambda: like, lambda state, _: state.update(compute()), name=name)

@@ -10,7 +10,7 @@ from sklearn import datasets
 
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.homomorphic.regression import regress
@@ -75,18 +75,18 @@ def prepare(
   return _Ready(x, y, plan)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Measures a regression, from encryption to decrypted predictions."""
   (n, d), count = ready.x.shape, config.task.num_predicted
   like = {"weights": np.zeros(d), "numbers": np.zeros(len(_NUMBERS))}
 
   def compute() -> Arrays:
-    fitted = regress(ready.x, ready.y, ready.x[:count], ready.plan)
-    numbers = np.array([getattr(fitted, name) for name in _NUMBERS], np.float64)
+    regression = regress(ready.x, ready.y, ready.x[:count], ready.plan)
+    numbers = np.array([getattr(regression, name) for name in _NUMBERS], np.float64)
     # Rounded, since the exact value of a CKKS decryption leaks about the secret key.
-    return {"weights": fitted.weights.round(_DECIMALS), "numbers": numbers}
+    return {"weights": regression.weights.round(_DECIMALS), "numbers": numbers}
 
-  state = fit(once(compute, like, "regression")).state
+  state = train_phase(once(compute, like, "regression")).state
   numbers = dict(zip(_NUMBERS, np.asarray(state["numbers"]).tolist()))
   refreshes = int(numbers["refreshes"])
   plan = ready.plan

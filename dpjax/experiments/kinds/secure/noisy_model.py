@@ -17,7 +17,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces, promise
-from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
@@ -88,13 +88,13 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   return _Ready(loaded, mechanism, promise.noted(promised, statement))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Trains on shares, opens the weights once, and predicts with them in the clear."""
   mechanism = ready.mechanism
   rows = ready.rows
-  trained = fit(_training(ready)).state
+  trained = train_phase(_training(ready)).state
   seconds, sent, dealt, rounds = np.asarray(trained["numbers"]).tolist()
-  released = fit(_release(ready, trained))
+  released = train_phase(_release(ready, trained))
   weights = np.asarray(released.state["weights"])
   clipped = mechanism.rows(rows.test_x)
 
@@ -148,8 +148,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   )
 
 
-def _training(ready: _Ready) -> Work:
-  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+def _training(ready: _Ready) -> Phase:
+  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
   shares."""
   mechanism = ready.mechanism
   inputs = (mechanism.rows(ready.rows.x), mechanism.labels(ready.rows.y))
@@ -187,8 +187,8 @@ def _training(ready: _Ready) -> Work:
   return pieces.filled(number, init, train, name="shares")
 
 
-def _release(ready: _Ready, trained: Arrays) -> Work:
-  """Returns a work of one step: the opening, which is charged."""
+def _release(ready: _Ready, trained: Arrays) -> Phase:
+  """Returns a phase of one step: the opening, which is charged."""
   mechanism = ready.mechanism
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()
@@ -209,5 +209,5 @@ def _release(ready: _Ready, trained: Arrays) -> Work:
     ran = mpc.run(program, first, second, frac_bits=mechanism.frac_bits)
     state["weights"] = ran.outputs[0]
 
-  work = pieces.filled(1, init, open_once, name="opening", phase="opening")
-  return work._replace(promise=ready.promise)
+  phase = pieces.filled(1, init, open_once, name="opening", subfolder="opening")
+  return phase._replace(promise=ready.promise)

@@ -16,7 +16,7 @@ from dpjax.experiments.kinds.secure.config import SecureConfig
 from dpjax.experiments.kinds.secure.labelled_rows import LabelledRows
 from dpjax.experiments.kinds.secure.labelled_rows import data_digest as data_digest
 from dpjax.experiments.run import pieces
-from dpjax.experiments.run.loop import Fit, Work
+from dpjax.experiments.run.loop import Phase, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure import mpc
@@ -92,11 +92,11 @@ def prepare(config: SecureConfig, loaded: LabelledRows, random: RunKeys) -> _Rea
   return _Ready(loaded, start, batches, recipe, plain)
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Trains on shares, and predicts on shares for one party that asks."""
   task = config.task
   rows = ready.rows
-  state = jax.tree.map(np.asarray, fit(_training(ready, task.truncation)).state)
+  state = jax.tree.map(np.asarray, train_phase(_training(ready, task.truncation)).state)
   (first, second), (seconds, sent, dealt, rounds) = (
     state["shares"],
     state["numbers"].tolist(),
@@ -138,8 +138,8 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
   )
 
 
-def _training(ready: _Ready, truncation: str) -> Work:
-  """Returns a work of several gradient steps at a time; its checkpoints hold both parties'
+def _training(ready: _Ready, truncation: str) -> Phase:
+  """Returns a phase of several gradient steps at a time; its checkpoints hold both parties'
   shares."""
   rows = mpc.split((ready.rows.x, ready.rows.y))
   steps = len(ready.batches)

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.secure.build import Computed, once
 from dpjax.experiments.kinds.secure.config import SecureConfig
-from dpjax.experiments.run.loop import Fit
+from dpjax.experiments.run.loop import TrainPhase
 from dpjax.experiments.run.pieces import Arrays
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.secure.sums import Drops
@@ -65,7 +65,7 @@ def prepare(config: SecureConfig, loaded: str, random: RunKeys) -> _Ready:
   return _Ready(_drawn(config, random.order), Drops(before_upload=silent))
 
 
-def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
+def measured(config: SecureConfig, ready: _Ready, train_phase: TrainPhase) -> Computed:
   """Measures a single secure sum: its total, its messages and its seconds."""
   task = config.task
   dtype = ready.vectors[0].dtype
@@ -85,7 +85,7 @@ def measured(config: SecureConfig, ready: _Ready, fit: Fit) -> Computed:
       "survivors": np.array([len(summed.survivors)], np.int64),
     }
 
-  state = {k: np.asarray(v) for k, v in fit(once(add, like, "sums")).state.items()}
+  state = {k: np.asarray(v) for k, v in train_phase(once(add, like, "sums")).state.items()}
   error = _error(state["total"], ready, range(task.num_clients - task.silent))
   client, server, expansions, operations = (int(n) for n in state["cost"])
   name = name_of(config, "protocol")

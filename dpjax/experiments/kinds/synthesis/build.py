@@ -31,7 +31,7 @@ from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
 from dpjax.experiments.run import promise, sizes
 from dpjax.experiments.run import run_keys as run_keys_lib
-from dpjax.experiments.run.loop import Job, Play, Scores, Work, every, single
+from dpjax.experiments.run.loop import Job, Phase, Schedule, Scores, every, single
 from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.mechanisms.class_sums import ClassSums
@@ -71,9 +71,9 @@ def build(config: SynthesisConfig, loaded: tuple[Any, Any] | None = None) -> Job
   check(config)
   read = functools.cache(lambda: _checked(config, loaded or load_data(config)))
 
-  def start(random: RunKeys) -> Play:
+  def start(random: RunKeys) -> Schedule:
     train, test = read()
-    return single(_Run(config, train, test, random).work())
+    return single(_Run(config, train, test, random).phase())
 
   return Job(
     config=config,
@@ -286,14 +286,14 @@ class _Run:
     """Yields the numbers of the steps that are left."""
     yield from range(start, self.num_steps)
 
-  def work(self) -> Work:
+  def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
     num_records = sizes.told(
       len(self.train), self.train.nominal_size, relation=config.neighboring_relation
     )
     blocks = max(1, config.eval_every // self.at_once)
-    return Work(
+    return Phase(
       num_steps=self.num_steps,
       init=self.init,
       step=self.step,
