@@ -98,13 +98,13 @@ def attribute(package: str, name: str) -> object:
   """
   old = f"{package}.{name}"
   if old in RENAMED:
-    _warn(old, RENAMED[old], stacklevel=4)
+    warn(old, RENAMED[old], stacklevel=4)
     module, _, new = RENAMED[old].rpartition(".")
     return getattr(importlib.import_module(module), new)
   for module in () if name.startswith("_") else NAMES.get(package, ()):
     source = importlib.import_module(module)
     if hasattr(source, name):
-      _warn(old, f"{module}.{name}", stacklevel=4)
+      warn(old, f"{module}.{name}", stacklevel=4)
       return getattr(source, name)
   if old not in MOVED:
     raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -156,6 +156,18 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
+def names_of_module(module: str, **new_names: str) -> Callable[[str], Any]:
+  """Returns a module's `__getattr__` that reads old names, and warns."""
+
+  def get(name: str) -> Any:
+    if name not in new_names:
+      raise AttributeError(f"module {module!r} has no attribute {name!r}")
+    warn(f"{module}.{name}", f"{module}.{new_names[name]}", stacklevel=3)
+    return getattr(sys.modules[module], new_names[name])
+
+  return get
+
+
 class OldName:
   """Attribute of a class under its old name: reads the new one, and warns.
 
@@ -178,7 +190,7 @@ class OldName:
     self._old = name
 
   def __get__(self, instance: object, kind: type) -> Any:
-    _warn(f"{kind.__name__}.{self._old}", f"{kind.__name__}.{self._new}", stacklevel=3)
+    warn(f"{kind.__name__}.{self._old}", f"{kind.__name__}.{self._new}", stacklevel=3)
     return getattr(kind if instance is None else instance, self._new)
 
 
@@ -189,7 +201,7 @@ def rename_attributes(kind: type, **new_names: str) -> None:
   """
   for old, new in new_names.items():
     if old in vars(kind) and not isinstance(vars(kind)[old], OldName):
-      _warn(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=4)
+      warn(f"{kind.__name__}.{old}", f"{kind.__name__}.{new}", stacklevel=4)
       setattr(kind, new, vars(kind)[old])
       delattr(kind, old)
 
@@ -217,7 +229,7 @@ def rename_keywords(
       for old, value in named.items():
         new = new_names.get(old, old)
         if new != old:
-          _warn(f"{name}({old}=)", f"{name}({new}=)", stacklevel=3)
+          warn(f"{name}({old}=)", f"{name}({new}=)", stacklevel=3)
         if new in changed:
           raise TypeError(f"{name}() got multiple values for argument {new!r}")
         changed[new] = value
@@ -228,7 +240,8 @@ def rename_keywords(
   return decorated
 
 
-def _warn(old: str, new: str, stacklevel: int) -> None:
+def warn(old: str, new: str, stacklevel: int) -> None:
+  """Says under which name the caller should ask for something."""
   warnings.warn(
     f"{old} is {new} now; the old name goes with the next release",
     DeprecationWarning,

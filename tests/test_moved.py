@@ -11,6 +11,8 @@ import pytest
 
 from dpjax import _moved, relevance, sampling
 from dpjax.attacks import attack_settings
+from dpjax.experiments.kinds.attack import config as attack_config
+from dpjax.experiments.run import loop
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -123,3 +125,28 @@ def test_inputs_of_relevance_take_their_keys_under_the_old_name():
     assert inputs.streams == "the keys"
   with pytest.warns(DeprecationWarning, match=r"relevance\.Streams is .*relevance\.Keys"):
     assert relevance.Streams is relevance.Keys
+
+
+def test_a_users_attack_and_kind_of_run_keep_their_old_names(monkeypatch):
+  for name in ("prepare", "work", "found"):
+    monkeypatch.setattr(sys.modules[__name__], name, print, raising=False)
+
+  @dataclasses.dataclass(frozen=True)
+  class Mine(attack_settings.AttackSettings):
+    section = "train"
+    module = __name__
+    task = "mine"
+
+  config = attack_config.AttackConfig(attack=Mine())
+  monkeypatch.setattr(attack_config.fields, "name_of", lambda config, name: "mine:Mine")
+  with pytest.warns(DeprecationWarning) as caught:
+    parts = attack_config.parts_of(config)
+  assert parts == (print, print, print)
+  assert [str(w.message).split(";")[0].split(" is ")[0][-5:] for w in caught] == [
+    ".work",
+    "found",
+  ]
+  with pytest.warns(DeprecationWarning, match=r"loop\.Work is .*loop\.Phase now"):
+    assert loop.Work is loop.Phase
+  with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+    loop.Nothing  # noqa: B018

@@ -25,10 +25,10 @@ class AttackSettings:
 
   Attributes:
     section: the part of the config that is attacked: "train" or "federate".
-    module: full name of the module with its `prepare`, `work` and `found`, as those of
+    module: full name of the module with its `prepare`, `phase` and `measured`, as those of
       `dpjax.experiments.kinds.attack.poisoned_rounds`.
     task: task named in result.json. A task that is not dpjax's brings the rows of its table, as
-      `rows` of the result of `found`.
+      `rows` of the result of `measured`.
     wants: fact of `federated.described.AlgorithmFacts` that the attacked algorithm must have.
     wants_because: why, after a comma.
     colludes: attackers see the messages of honest clients.

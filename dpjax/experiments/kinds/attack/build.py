@@ -17,10 +17,11 @@ from dpjax.experiments.config.fields import name_of, to_dict
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import (
   AttackConfig,
+  AttackParts,
   attacked_config,
   check,
-  module_of,
   other,
+  parts_of,
 )
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.federated import build as federated
@@ -77,12 +78,12 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
         "must be empty for one attack; it is of a table of several", field=name
       )
   read = functools.cache(lambda: load_data(config) if loaded is None else loaded)
-  kind = module_of(config)
+  parts = parts_of(config)
 
   def start(random: RunKeys) -> Schedule:
-    attacked = named(config, kind.prepare, config, read(), random)
+    attacked = named(config, parts.prepare, config, read(), random)
     named(config, attacked.promise.check_budget, Ledger())
-    return functools.partial(_schedule, config, kind, attacked)
+    return functools.partial(_schedule, config, parts, attacked)
 
   return Job(
     config=config,
@@ -95,10 +96,10 @@ def build(config: AttackConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
 
 def _schedule(
-  config: AttackConfig, kind: Any, attacked: Any, train_phase: TrainPhase
+  config: AttackConfig, parts: AttackParts, attacked: Any, train_phase: TrainPhase
 ) -> RunOutcome:
-  state = train_phase(kind.phase(config, attacked)).state
-  measured = kind.found(config, attacked, state)
+  state = train_phase(parts.phase(config, attacked)).state
+  measured = parts.measured(config, attacked, state)
   attacked_run = attacked_config(config)
   num_steps = (
     attacked_run.num_rounds

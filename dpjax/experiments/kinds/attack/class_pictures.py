@@ -13,7 +13,7 @@ import optax
 from dpjax import attacks, training, trees
 from dpjax.attacks.fitting import Fit
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.run_keys import RunKeys
@@ -55,7 +55,7 @@ def phase(config: AttackConfig, attacked: central.Run) -> Phase:
   return central.phase(config.train, attacked)._replace(promise=None)
 
 
-def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
+def measured(config: AttackConfig, run: central.Run, state: Any) -> MeasuredAttack:
   """Returns how many inverted inputs the judge assigns to their class, against chance 1 /
   K."""
   attack = config.attack
@@ -79,7 +79,7 @@ def found(config: AttackConfig, run: central.Run, state: Any) -> Found:
     "verdict": verdict(score, len(classes)),
     "epsilon_note": "" if run.promise.kind == "none" else _OF_RECORDS,
   }
-  return Found({"x": pictured.x, "y": pictured.y}, result)
+  return MeasuredAttack({"x": pictured.x, "y": pictured.y}, result)
 
 
 def _judge(config: AttackConfig, run: central.Run, key: Array) -> Params:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import types
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from dpjax import models
+from dpjax import _moved, models
 from dpjax.attacks import registry
 from dpjax.attacks.attack_settings import AttackSettings
 from dpjax.experiments.config import common, fields
@@ -143,24 +143,42 @@ def _check_attack(config: AttackConfig) -> None:
       )
   if not isinstance(getattr(attack, "task", None), str):
     raise UserError("must be a class with a task", field="attack", value=name)
-  module_of(config)
+  parts_of(config)
 
 
-def module_of(config: AttackConfig) -> types.ModuleType:
-  """Returns the module that implements the attack.
+class AttackParts(NamedTuple):
+  """The three functions of the module that implements an attack."""
+
+  prepare: Callable[..., Any]  # (config, data, keys) -> what is attacked
+  phase: Callable[..., Any]  # (config, what is attacked) -> the `Phase` that attacks it
+  measured: Callable[..., Any]  # (config, what is attacked, last state) -> `MeasuredAttack`
+
+
+# Old names of an attack's functions, for one release.
+_OLD_PARTS = {"phase": "work", "measured": "found"}
+
+
+def parts_of(config: AttackConfig) -> AttackParts:
+  """Returns the functions that carry out the attack.
 
   Raises:
-    UserError: there is none, or it lacks one of its three functions.
+    UserError: there is no such module, or it lacks one of them.
   """
   name = fields.name_of(config, "attack")
-  wanted = "must name, as module, one with prepare, phase and found"
+  wanted = "must name, as module, one with prepare, phase and measured"
   try:
     module = importlib.import_module(type(config.attack).module)
   except (AttributeError, ImportError, ValueError) as error:
     raise UserError(wanted, field="attack", value=name) from error
-  if not all(hasattr(module, part) for part in ("prepare", "phase", "found")):
+  parts = {}
+  for part in AttackParts._fields:
+    old = _OLD_PARTS.get(part, part)
+    if not hasattr(module, part) and hasattr(module, old):
+      _moved.warn(f"{module.__name__}.{old}", f"{module.__name__}.{part}", stacklevel=3)
+    parts[part] = getattr(module, part, getattr(module, old, None))
+  if None in parts.values():
     raise UserError(wanted, field="attack", value=name)
-  return module
+  return AttackParts(**parts)
 
 
 def _check_train(train: TrainConfig) -> None:

@@ -11,7 +11,7 @@ from dpjax.attacks.fitting import Fit
 from dpjax.attacks.roc import Counted
 from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.promise import Promise
@@ -55,7 +55,7 @@ def phase(config: AttackConfig, attacked: Copied) -> Phase:
   return central.phase(config.train, attacked.run)._replace(promise=None)
 
 
-def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
+def measured(config: AttackConfig, attacked: Copied, state: Any) -> MeasuredAttack:
   """Fidelity of a copy for each number of queries, beside a constant guess of the commonest
   answer."""
   run = attacked.run
@@ -90,7 +90,7 @@ def found(config: AttackConfig, attacked: Copied, state: Any) -> Found:
     "epsilon_note": "" if attacked.promise.kind == "none" else _OF_RECORDS,
   }
   rates = np.array([[row.num_queries, row.count, row.total] for row in rows])
-  return Found({"rates": rates}, result)
+  return MeasuredAttack({"rates": rates}, result)
 
 
 def verdict(row: attacks.Agreement, guess: Counted) -> str:

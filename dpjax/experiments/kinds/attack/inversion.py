@@ -21,7 +21,7 @@ from jax import flatten_util
 from dpjax import attacks, trees
 from dpjax.attacks import recovery
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.attack.run_settings import DenseFirst
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import distributed, privacy
@@ -266,13 +266,15 @@ def _by_division(
 # --- results
 
 
-def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Victims, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Counts successes by every criterion, labels, and the leakage scores defined here."""
   truth = np.concatenate([np.asarray(truth_of.x) for truth_of in attacked.truths])
   recovered = np.asarray(state["found"]).reshape(truth.shape)
   span = 2.0 if config.federate.data.center else 1.0
-  measured = attacks.fidelity(truth, recovered, data_range=span)
-  rows = attacks.success(measured)
+  fidelity = attacks.fidelity(truth, recovered, data_range=span)
+  rows = attacks.success(fidelity)
   right = sum(
     in_common(np.asarray(truth_of.y), labels)
     for truth_of, labels in zip(attacked.truths, np.asarray(state["labels"]))
@@ -285,8 +287,8 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     "clients_per_message": attacked.together,
     "local_steps": int(attacked.batches.mask.any(axis=1).sum()),
     "labels_right": int(right),
-    "mse": measured.mse.tolist(),
-    "median_psnr": float(np.median(measured.psnr)),
+    "mse": fidelity.mse.tolist(),
+    "median_psnr": float(np.median(fidelity.psnr)),
     "success": {
       row.criterion: {
         "count": row.count, "total": row.total, "interval": [row.low, row.high],
@@ -299,7 +301,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     "leakage": _leakage(config, attacked, truth, recovered),
     "epsilon_note": attacked.note,
   }  # fmt: skip
-  captions = [f"{value:.0f} dB" for value in measured.psnr[:_SHOWN]]
+  captions = [f"{value:.0f} dB" for value in fidelity.psnr[:_SHOWN]]
 
   def write(folder: pathlib.Path) -> None:
     if truth.ndim != 4:
@@ -309,7 +311,7 @@ def found(config: AttackConfig, attacked: Victims, state: Mapping[str, Any]) -> 
     attacks.picture(shown(truth), shown(recovered), path, captions=captions)
 
   held = {name: np.asarray(state[name]) for name in ("found", "labels", "error")}
-  return Found(held, result, write)
+  return MeasuredAttack(held, result, write)
 
 
 def in_common(truth: np.ndarray, labels: np.ndarray) -> int:

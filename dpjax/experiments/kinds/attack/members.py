@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from scipy import special
 
-from dpjax import attacks, auditing, data, trees
+from dpjax import _moved, attacks, auditing, data, trees
 from dpjax.attacks import allowed, shadows, signals
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack import curves as attack_report
@@ -59,7 +59,11 @@ class Targets(NamedTuple):
   told: dict[str, Any]  # of a target, what its own run says of itself
 
 
-class Found(NamedTuple):
+# Old name, for one release: users' attacks import it.
+__getattr__ = _moved.names_of_module(__name__, Found="MeasuredAttack")
+
+
+class MeasuredAttack(NamedTuple):
   """The outcome of an attack."""
 
   scores: dict[str, Any]  # arrays, for attack.npz
@@ -324,10 +328,12 @@ def scores(
   return pooled, joined, np.concatenate([queries[0].target for queries, _ in targets])
 
 
-def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Targets, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Rates, verdicts and curves of every method, beside the guarantee's line."""
   by_method, members, odds = scores(config, attacked, state)
-  measured = {
+  leakages = {
     name: attacks.measure(scores_of, members) for name, scores_of in by_method.items()
   }
   line = None
@@ -352,27 +358,27 @@ def found(config: AttackConfig, attacked: Targets, state: Mapping[str, Any]) -> 
     "noise_multiplier": attacked.run.plan.noise_multiplier,
     "line": None if line is None else line.words,
     "attacks": {
-      name: _row(leakage, line, private, num_targets) for name, leakage in measured.items()
+      name: _row(leakage, line, private, num_targets) for name, leakage in leakages.items()
     },
-    "strongest": strongest(measured, num_targets),
+    "strongest": strongest(leakages, num_targets),
     "loss_tail": {
       f"{rate:g}": {"share": tail.tpr, "interval": list(tail.tpr_interval)}
       for rate, tail in tails.items()
     },
-    "curves": _curves(measured, line),
+    "curves": _curves(leakages, line),
     **attacked.told,
   }
   if attacked.target is not None:
     result |= _lower_bounds(by_method, members, attacked.told)
 
   def write(folder: pathlib.Path) -> None:
-    attack_report.roc_report(folder, measured, line=line, title=config.data.name)
+    attack_report.roc_report(folder, leakages, line=line, title=config.data.name)
 
   held = {name: np.asarray(leaf) for name, leaf in state.items()}
-  return Found(held | {"included": attacked.included}, result, write)
+  return MeasuredAttack(held | {"included": attacked.included}, result, write)
 
 
-def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
+def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict[str, Any]:
   """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
@@ -382,7 +388,7 @@ def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   """
   power = {
     name: (attacks.rate_at(leakage.curve, attacks.FPRS[-1]).tpr, leakage.auc)
-    for name, leakage in measured.items()
+    for name, leakage in leakages.items()
   }
   name = max(power, key=lambda name: power[name])
   curve = measured[name].curve
@@ -390,7 +396,7 @@ def strongest(measured: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
   low, high = rate.tpr_interval
   words = (
-    f"strongest of {len(measured)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
+    f"strongest of {len(leakages)}: {name}, TPR {rate.tpr:.3f} ({low:.3f}-{high:.3f}) at 1 % FPR, "
     f"AUC {curve.auc:.3f} ({ends[0]:.3f}-{ends[1]:.3f})"
   )
   return {
@@ -494,13 +500,13 @@ def verdict(
   return f"leaks, {'below' if below else 'too few records to tell from'} its line"
 
 
-def _curves(measured: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
+def _curves(leakages: Mapping[str, attacks.Leakage], line: Any) -> dict[str, list[float]]:
   """Returns the most true positives at several rates, and the allowed ones. Rates that need
   more records are left out: there the curve would seem to cross the line."""
-  least = 1 / min(leakage.num_non_members for leakage in measured.values())
+  least = 1 / min(leakage.num_non_members for leakage in leakages.values())
   points = np.geomspace(max(_LEFT, least), 1, _COUNT)
   curves = {"fpr": points.tolist()}
-  for name, leakage in measured.items():
+  for name, leakage in leakages.items():
     places = np.searchsorted(leakage.curve.fpr, points, side="right") - 1
     curves[name] = leakage.curve.tpr[places].tolist()
   return curves | ({} if line is None else {"allowed": line(points).tolist()})

@@ -14,7 +14,7 @@ from dpjax.attacks.roc import Counted
 from dpjax.experiments.config import user_code
 from dpjax.experiments.config.fields import name_of
 from dpjax.experiments.kinds.attack.config import AttackConfig
-from dpjax.experiments.kinds.attack.members import Found
+from dpjax.experiments.kinds.attack.members import MeasuredAttack
 from dpjax.experiments.kinds.federated import build as federated
 from dpjax.experiments.kinds.federated import privacy
 from dpjax.experiments.kinds.federated.config import aggregation_of
@@ -160,7 +160,9 @@ def trained(attacked: Poisoned, attackers: np.ndarray) -> Params:
 # --- results
 
 
-def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) -> Found:
+def measured(
+  config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]
+) -> MeasuredAttack:
   """Returns accuracy and success with and without attackers, and whether the attack moved
   them."""
   counts = np.asarray(state["counts"])
@@ -194,7 +196,7 @@ def found(config: AttackConfig, attacked: Poisoned, state: Mapping[str, Any]) ->
     "epsilon_note": attacked.note,
   }
   held = {"counts": counts, "attackers": attacked.attackers}
-  return Found(held, result)
+  return MeasuredAttack(held, result)
 
 
 def _told(counted: Counted | None) -> dict[str, Any] | None:
