@@ -391,7 +391,7 @@ def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict
     for name, leakage in leakages.items()
   }
   name = max(power, key=lambda name: power[name])
-  curve = measured[name].curve
+  curve = leakages[name].curve
   rate = attacks.rate_at(curve, attacks.FPRS[-1])
   ends = attacks.auc_interval(curve, confidence=0.95, num_targets=num_targets)
   low, high = rate.tpr_interval
