@@ -17,8 +17,8 @@ from dpjax import training
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
 from dpjax.experiments.run import promise
-from dpjax.experiments.run.job import Scores, Work, every
-from dpjax.experiments.run.streams import Streams
+from dpjax.experiments.run.job import Phase, Scores, every
+from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
 from dpjax.types import Array
 from dpjax.validate import UserError
@@ -65,7 +65,7 @@ class Generator(nn.Module):
 class CriticRun:
   """The parts of one run."""
 
-  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: Streams):
+  def __init__(self, config: SynthesisConfig, train: Any, test: Any, random: RunKeys):
     method = config.method
     assert isinstance(method, WassersteinGan)
     self.config = config
@@ -183,7 +183,7 @@ class CriticRun:
       described |= {f"not_private/attack_{name}": value for name, value in leak.items()}
     return described
 
-  def work(self) -> Work:
+  def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
     plan = self.plan
@@ -192,7 +192,7 @@ class CriticRun:
       "Only the critic reads records, and each of its steps is accounted. The generator reads the "
       "critic. It, its samples and every classifier of samples cost nothing more."
     )
-    return Work(
+    return Phase(
       num_steps=plan.num_steps,
       init=self.init,
       step=step,
