@@ -1,6 +1,6 @@
 """Messages and bytes of one client in a secure sum, counted from the layout of its messages.
 
-Nothing is measured: the counts are those of the letters that the protocols write, with everybody
+Nothing is measured: the counts are those of the messages that the protocols write, with everybody
 there. Committees and SecAgg+ are made for the same clients: `CORRUPT` of them tell the server all
 they know, and `SILENT` fall silent.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from dpjax.experiments.run import report
 from dpjax.gradients.ghost.explain import aligned
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, letters, secagg_client
+from dpjax.secure.sums import committee, messages, secagg_client
 from dpjax.secure.sums.terms import Terms
 from dpjax.validate import UserError
 
@@ -46,7 +46,7 @@ def secagg(protocol: sums.SecAgg | sums.SecAggPlus, clients: int, length: int) -
   # The server names a client itself among the survivors.
   received = {"roster": near, "forwarded": near, "survivors": near + 1}
   size = {
-    kind: letters.size(count, secagg_client.record_bytes(terms, kind))
+    kind: messages.size(count, secagg_client.record_bytes(terms, kind))
     for kind, count in {**sent, **received}.items()
   }
   return Entry(
@@ -71,7 +71,7 @@ def of_committee(protocol: sums.Committee, clients: int, length: int) -> list[En
   members = terms.num_members
 
   def size(kind: str, count: int) -> int:
-    return letters.size(count, committee.record_bytes(terms, kind))
+    return messages.size(count, committee.record_bytes(terms, kind))
 
   shares = size("shares", members)
   roster = size("roster", members)
@@ -111,7 +111,7 @@ def measure(sizes: Sequence[tuple[int, int]] = SIZES) -> list[Entry]:
   """
   entries = []
   for clients, length in sizes:
-    vector = letters.size(1, length * _BITS // 8)
+    vector = messages.size(1, length * _BITS // 8)
     entries += [
       Entry("plain", "client", clients, length, 1, vector, 0),
       Entry("additive_servers", "client", clients, length, 2, 2 * vector, 0),

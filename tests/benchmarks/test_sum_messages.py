@@ -1,4 +1,4 @@
-"""Counts of messages and bytes are those of the letters that clients write."""
+"""Counts of messages and bytes are those of the messages that clients write."""
 
 import pytest
 
@@ -15,8 +15,8 @@ def test_the_counts_are_those_of_real_letters():
   terms = parties.terms(6, 4, length=50)
   played = parties.play(terms, parties.vectors(6, 50))
   entry = sum_messages.secagg(sums.SecAgg(min_survivors=4), 6, 50)
-  sent = [letter for (kind, who), letter in played.letters.items() if who == 0]
-  heard = [letter for (kind, who), letter in played.told.items() if who == 0]
+  sent = [message for (kind, who), message in played.messages.items() if who == 0]
+  heard = [message for (kind, who), message in played.told.items() if who == 0]
   assert entry.messages == len(sent) == 4
   assert entry.sent_bytes == sum(map(len, sent))
   assert entry.received_bytes == sum(map(len, heard))

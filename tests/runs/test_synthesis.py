@@ -5,13 +5,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dpjax import accounting
+from dpjax import Plan, accounting
 from dpjax.accounting import Ledger
 from dpjax.data import digest, from_arrays
 from dpjax.experiments.kinds.pate import build as pate_build
 from dpjax.experiments.kinds.pate.config import PateConfig
 from dpjax.experiments.kinds.synthesis import build
-from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, check
+from dpjax.experiments.kinds.synthesis.config import (
+  SynthesisConfig,
+  WassersteinGan,
+  check,
+)
 from dpjax.experiments.run import loop, run_keys
 from dpjax.mechanisms import ClassSums
 from dpjax.training.synthesis import Embedding
@@ -219,3 +223,51 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
   run.write(tmp_path, state)
   assert len((tmp_path / "samples.csv").read_text().splitlines()) == 1
   assert run.describe(state, {}, []) == {"noisy_counts": [0.0] * 3, "num_samples": 120}
+
+
+# --- two networks
+
+
+def _two_networks(**changes):
+  method = WassersteinGan(batch_size=200, epochs=1, critic_hidden=4, critic_steps=2)
+  return _config(method=method, per_class=5, **changes)
+
+
+def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
+  sides, tmp_path, monkeypatch
+):
+  config = _two_networks(num_samples=9)
+  result = loop.train(config, tmp_path / "whole", data=sides)
+  assert result["method"] == "wgan_gp" and result["epsilon_kind"] == "proved"
+  charges = Ledger.from_json(result["ledger"])
+  assert charges.num_steps == result["num_steps"] == 3
+  # The plan that `Plan.for_data` makes from the declared number alone.
+  plan = Plan.for_data(
+    sides[0], batch_size=200, epochs=1, epsilon=2.0, delta=1e-5, l2_clip_norm=1.0
+  )
+  assert result["epsilon"] == pytest.approx(plan.epsilon(), rel=1e-9)
+  assert 1.9 < result["epsilon"] <= 2.0
+  with np.load(tmp_path / "whole" / "samples.npz") as samples:
+    assert samples["x"].shape == (9, 4, 4, 1)
+    assert samples["y"].tolist() == [0, 1, 2] * 3
+  stop_after(monkeypatch, 2)
+  with pytest.raises(loop.Interrupted):
+    loop.train(config, tmp_path / "parts", data=sides)
+  again = loop.train(config, tmp_path / "parts", data=sides)
+  assert again["params_sha256"] == result["params_sha256"]
+  assert again["ledger"] == result["ledger"]
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"release": True}, "release=True: must be false with method='wgan_gp'"),
+    ({"num_frequencies": 9}, "num_frequencies=9: would be ignored"),
+    ({"noise_multiplier": 1.0}, "noise_multiplier=1.0: would be ignored"),
+    ({"num_steps": 7}, "num_steps=7: would be ignored"),
+  ],
+)
+def test_what_two_networks_do_not_read_is_refused(changes, words):
+  defaults = {"num_frequencies": 100, "side": 6, "num_steps": 1000}
+  with pytest.raises(UserError, match=words):
+    check(_two_networks(**{**defaults, **changes}))

@@ -73,6 +73,18 @@ def test_what_does_not_go_together_is_one_line(changes, words):
   assert "\n" not in str(caught.value)
 
 
+def test_a_committee_is_drawn_from_the_clients_of_a_round():
+  chosen = {"name": "committee", "num_members": 4, "colluding": 1, "simulated": False}
+  config = _config(secure_sum=chosen)
+  protocol = config.secure_sum.protocol(config.clients_per_round)
+  # No smaller cohort than the committee is summed.
+  assert protocol == sums.Committee(num_members=4, colluding=1, min_survivors=4)
+  build.check(config)
+  chosen = {**chosen, "num_members": 7}
+  with pytest.raises(UserError, match="secure_sum.num_members=7: must be <= clients_per"):
+    build.check(_config(secure_sum=chosen))
+
+
 def test_what_only_a_secure_sum_has_is_no_field_without_one():
   with pytest.raises(UserError, match="secure_sum.bits"):
     fields.replace(_config(), "secure_sum.bits", 16)

@@ -46,9 +46,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import validate
-from dpjax.secure.sums import galois_shares, letters, primitives
+from dpjax.secure.sums import galois_shares, messages, primitives
 from dpjax.secure.sums.interface import NO_DROPS, Cost, Drops, Summed
-from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.terms import corrupt_and_staying, largest_part
 from dpjax.secure.sums.vectors import (
   LAST_ID,
@@ -278,14 +278,14 @@ def record_bytes(terms: CommitteeTerms, kind: str) -> int:
   }[kind]
 
 
-def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> letters.Letter:
+def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> messages.Letter:
   """Returns a message of this kind, from this sender."""
-  letter = letters.read(data, kind, terms.session, record_bytes(terms, kind))
-  if letter.sender != sender:
+  message = messages.read(data, kind, terms.session, record_bytes(terms, kind))
+  if message.sender != sender:
     raise UserError(
-      f"{kind}: is signed {letters.name(letter.sender)}, and came from {letters.name(sender)}"
+      f"{kind}: is signed {messages.name(message.sender)}, and came from {messages.name(sender)}"
     )
-  return letter
+  return message
 
 
 # --- a client
@@ -324,8 +324,9 @@ def shares_for(
   members = terms.members
   if not {*keys} <= {*members} or len(keys) < terms.colluding + terms.packed:
     raise UserError(
-      f"roster: must name {terms.colluding + terms.packed} or more of the "
-      f"{len(members)} members, and nobody else"
+      f"must name {terms.colluding + terms.packed} or more of the {len(members)} members, and "
+      "nobody else",
+      field="roster",
     )
   shares = galois_shares.split(
     vector,
@@ -344,13 +345,13 @@ def shares_for(
     # The client's key is fresh and the context names both ends, so this key seals only once.
     key = primitives.agree(private, bytes(keys[member]), context)
     records[member] = public + primitives.seal(key, share.tobytes(), context)
-  return letters.write("shares", terms.session, me, records)
+  return messages.write("shares", terms.session, me, records)
 
 
 # --- a member
 
 
-class Member(NamedTuple):
+class CommitteeMember(NamedTuple):
   """A member between two messages. `private` and `total` are secret."""
 
   terms: CommitteeTerms
@@ -366,7 +367,7 @@ def start_member(
   me: int,
   *,
   entropy: Callable[[int], bytes] = secrets.token_bytes,
-) -> tuple[Member, bytes]:
+) -> tuple[CommitteeMember, bytes]:
   """Starts a member with a fresh key, and returns its message with the public one.
 
   Raises:
@@ -377,11 +378,11 @@ def start_member(
   private = entropy(KEY_BYTES)
   zeros = np.zeros(terms.share_bytes // terms.dtype.itemsize, terms.dtype)
   public = primitives.public_key(private)
-  member = Member(terms, me, private, zeros, frozenset())
-  return member, letters.write("keys", terms.session, me, {me: public})
+  member = CommitteeMember(terms, me, private, zeros, frozenset())
+  return member, messages.write("keys", terms.session, me, {me: public})
 
 
-def add_share(member: Member, forwarded: bytes) -> Member:
+def add_share(member: CommitteeMember, forwarded: bytes) -> CommitteeMember:
   """Returns the member with one more client's share in its sum.
 
   Raises:
@@ -393,7 +394,7 @@ def add_share(member: Member, forwarded: bytes) -> Member:
     raise UserError(f"forwarded: client {member.me} has answered, and adds nothing more")
   records = _read(terms, "forwarded", forwarded, SERVER).records
   if len(records) != 1 or not {*records} <= {*terms.clients}:
-    raise UserError("forwarded: must be the share of one client of this sum")
+    raise UserError("must be the share of one client of this sum", field="forwarded")
   ((client, sealed),) = records.items()
   if client in member.added:
     raise UserError(f"forwarded: the share of client {client} came twice")
@@ -405,7 +406,7 @@ def add_share(member: Member, forwarded: bytes) -> Member:
   return member._replace(total=total, added=member.added | {client})
 
 
-def answer(member: Member, survivors: bytes) -> tuple[Member, bytes]:
+def answer(member: CommitteeMember, survivors: bytes) -> tuple[CommitteeMember, bytes]:
   """Returns the member's sum of shares, for the list of clients that it has added.
 
   It answers once, and forgets its key and its sum.
@@ -429,17 +430,17 @@ def answer(member: Member, survivors: bytes) -> tuple[Member, bytes]:
       field="min_survivors",
       value=terms.min_survivors,
     )
-  letter = letters.write(
+  message = messages.write(
     "sums", terms.session, member.me, {member.me: member.total.tobytes()}
   )
   empty = np.zeros(0, terms.dtype)
-  return member._replace(private=b"", total=empty, answered=True), letter
+  return member._replace(private=b"", total=empty, answered=True), message
 
 
 # --- the server
 
 
-class Collected(NamedTuple):
+class CommitteeServer(NamedTuple):
   """The server between two messages; none of it is secret from the server."""
 
   terms: CommitteeTerms
@@ -450,8 +451,8 @@ class Collected(NamedTuple):
 
 
 def receive(
-  state: Collected, data: bytes, sender: int
-) -> tuple[Collected, dict[int, bytes]]:
+  state: CommitteeServer, data: bytes, sender: int
+) -> tuple[CommitteeServer, dict[int, bytes]]:
   """Returns the server with one more message, and what it forwards to members.
 
   Args:
@@ -462,34 +463,34 @@ def receive(
       it was.
   """
   terms = state.terms
-  letter = _read(terms, state.phase, data, sender)
+  message = _read(terms, state.phase, data, sender)
   senders = terms.clients if state.phase == "shares" else terms.members
   if sender not in senders:
-    raise UserError(f"{state.phase}: {letters.name(sender)} sends none in this sum")
+    raise UserError(f"{state.phase}: {messages.name(sender)} sends none in this sum")
   heard: Mapping[str, frozenset[int]] = {
     "keys": frozenset(state.keys),
     "shares": state.uploaded,
     "sums": frozenset(state.sums),
   }
   if sender in heard[state.phase]:
-    raise UserError(f"{state.phase}: {letters.name(sender)} has sent one before")
+    raise UserError(f"{state.phase}: {messages.name(sender)} has sent one before")
   if state.phase == "shares":
-    if {*letter.records} != {*state.keys}:
+    if {*message.records} != {*state.keys}:
       raise UserError(f"shares: client {sender} must send one to each member of the roster")
     forwarded = {
-      member: letters.write("forwarded", terms.session, SERVER, {sender: bytes(sealed)})
-      for member, sealed in letter.records.items()
+      member: messages.write("forwarded", terms.session, SERVER, {sender: bytes(sealed)})
+      for member, sealed in message.records.items()
     }
     return state._replace(uploaded=state.uploaded | {sender}), forwarded
-  if {*letter.records} != {sender}:
+  if {*message.records} != {sender}:
     raise UserError(f"{state.phase}: client {sender} must send one record, its own")
-  record = {sender: bytes(letter.records[sender])}
+  record = {sender: bytes(message.records[sender])}
   if state.phase == "keys":
     return state._replace(keys={**state.keys, **record}), {}
   return state._replace(sums={**state.sums, **record}), {}
 
 
-def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
+def close(state: CommitteeServer) -> tuple[CommitteeServer, dict[int, bytes]]:
   """Ends the phase; returns (the next one, the messages that open it by client).
 
   Raises:
@@ -505,8 +506,8 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
       field="committee",
     )
   if state.phase == "keys":
-    roster = letters.write("roster", terms.session, SERVER, state.keys)
-    return state._replace(phase="shares"), dict.fromkeys(terms.clients, roster)
+    roster = messages.write("roster", terms.session, SERVER, state.keys)
+    return state._replace(phase="shares"), {who: roster for who in terms.clients}
   if state.phase == "shares":
     if len(state.uploaded) < terms.min_survivors:
       raise UserError(
@@ -515,12 +516,12 @@ def close(state: Collected) -> tuple[Collected, dict[int, bytes]]:
         value=terms.min_survivors,
       )
     listed = dict.fromkeys(state.uploaded, b"\1")
-    survivors = letters.write("survivors", terms.session, SERVER, listed)
-    return state._replace(phase="sums"), dict.fromkeys(state.keys, survivors)
+    survivors = messages.write("survivors", terms.session, SERVER, listed)
+    return state._replace(phase="sums"), {who: survivors for who in state.keys}
   return state._replace(phase=""), {}
 
 
-def total(state: Collected) -> np.ndarray:
+def total(state: CommitteeServer) -> np.ndarray:
   """Returns the sum of the vectors of all who uploaded, after the last phase was closed.
 
   Raises:
@@ -556,29 +557,31 @@ def run(terms: CommitteeTerms, there: Present, read: Callable[[int], np.ndarray]
     UserError: as `Committee.sum`.
   """
   num_bytes: Counter[int] = Counter()  # of each client, both ways
-  server = Collected(terms)
-  members: dict[int, Member] = {}
+  server = CommitteeServer(terms)
+  members: dict[int, CommitteeMember] = {}
   for who in terms.members:
-    members[who], letter = start_member(terms, who)
-    num_bytes[who] += len(letter)
-    server, _ = receive(server, letter, who)
+    members[who], message = start_member(terms, who)
+    num_bytes[who] += len(message)
+    server, _ = receive(server, message, who)
   server, rosters = close(server)
   for who in there.named:
     num_bytes[who] += len(rosters[who])
   # Who drops out before upload has still received the keys, and sends nothing.
   for who in there.uploading:
-    letter = shares_for(terms, who, rosters[who], read(who).astype(terms.dtype, copy=False))
-    num_bytes[who] += len(letter)
-    server, forwarded = receive(server, letter, who)
+    message = shares_for(
+      terms, who, rosters[who], read(who).astype(terms.dtype, copy=False)
+    )
+    num_bytes[who] += len(message)
+    server, forwarded = receive(server, message, who)
     # Added as it comes, so that the shares of two clients are never in memory.
     for member, sealed in forwarded.items():
       num_bytes[member] += len(sealed)
       members[member] = add_share(members[member], sealed)
   server, lists = close(server)
   for member in (who for who in terms.members if who in there.unmasking):
-    members[member], letter = answer(members[member], lists[member])
-    num_bytes[member] += len(lists[member]) + len(letter)
-    server, _ = receive(server, letter, member)
+    members[member], message = answer(members[member], lists[member])
+    num_bytes[member] += len(lists[member]) + len(message)
+    server, _ = receive(server, message, member)
   server, _ = close(server)
   uploads = len(there.uploading)
   cost = Cost(

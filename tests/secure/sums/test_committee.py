@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from dpjax.secure import sums
-from dpjax.secure.sums import committee, letters
+from dpjax.secure.sums import committee, messages
 from dpjax.secure.sums.committee import CommitteeTerms
-from dpjax.secure.sums.letters import SERVER
+from dpjax.secure.sums.messages import SERVER
 from dpjax.secure.sums.vectors import Present
 from dpjax.validate import UserError
 from tests.secure.sums import parties
@@ -96,19 +96,19 @@ def test_what_colluders_and_the_server_see_is_a_function_of_the_sum():
     assert (seen[one] == seen[other]) == (total(one) == total(other))
 
 
-# --- letters on their way
+# --- messages on their way
 
 
 class _Sum:
-  """One sum, letter by letter."""
+  """One sum, message by message."""
 
   def __init__(self, terms):
     self.terms = terms
-    self.server = committee.Collected(terms)
+    self.server = committee.CommitteeServer(terms)
     self.members = {}
     for who in terms.members:
-      self.members[who], letter = committee.start_member(terms, who)
-      self.server, _ = committee.receive(self.server, letter, who)
+      self.members[who], message = committee.start_member(terms, who)
+      self.server, _ = committee.receive(self.server, message, who)
     self.server, self.rosters = committee.close(self.server)
     self.vectors = parties.vectors(len(terms.clients), terms.length)
 
@@ -116,22 +116,22 @@ class _Sum:
     return committee.shares_for(self.terms, who, self.rosters[who], self.vectors[who])
 
   def upload(self, who, skipping=()):
-    """Sends a client's letter, but nothing to the members in `skipping`."""
+    """Sends a client's message, but nothing to the members in `skipping`."""
     self.server, forwarded = committee.receive(self.server, self.shares(who), who)
-    for member, letter in forwarded.items():
+    for member, message in forwarded.items():
       if member not in skipping:
-        self.members[member] = committee.add_share(self.members[member], letter)
+        self.members[member] = committee.add_share(self.members[member], message)
     return forwarded
 
   def listed(self, clients):
     records = dict.fromkeys(clients, b"\1")
-    return letters.write("survivors", self.terms.session, SERVER, records)
+    return messages.write("survivors", self.terms.session, SERVER, records)
 
   def told(self, member, clients):
     """Returns the share of a sum that a member answers to this list."""
-    _, letter = committee.answer(self.members[member], self.listed(clients))
+    _, message = committee.answer(self.members[member], self.listed(clients))
     size = self.terms.share_bytes
-    read = letters.read(letter, "sums", self.terms.session, size)
+    read = messages.read(message, "sums", self.terms.session, size)
     return np.frombuffer(read.records[member], self.terms.dtype)
 
 
@@ -142,14 +142,14 @@ def _replayed(other):
 def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
   first = _Sum(_terms())
   second = _Sum(_terms())
-  letter = first.shares(0)
+  message = first.shares(0)
   cases = [
     (_replayed(0), 0, "shares: from client 0 is of another session"),
-    (letter, 1, "is signed client 0, and came from client 1"),
-    (letter[:-1], 0, "of the wrong length"),
+    (message, 1, "is signed client 0, and came from client 1"),
+    (message[:-1], 0, "of the wrong length"),
     (first.rosters[0], 0, "shares: expected from the server, who sent roster"),
-    (letters.write("shares", _SESSION, 9, {}), 9, "client 9 sends none in this sum"),
-    (letters.write("shares", _SESSION, 0, {}), 0, "must send one to each member"),
+    (messages.write("shares", _SESSION, 9, {}), 9, "client 9 sends none in this sum"),
+    (messages.write("shares", _SESSION, 0, {}), 0, "must send one to each member"),
   ]
   for data, sender, words in cases:
     with pytest.raises(UserError, match=words) as caught:
@@ -157,7 +157,7 @@ def test_a_letter_that_is_wrong_is_one_line_and_moves_nothing():
     assert "\n" not in str(caught.value)
   forwarded = first.upload(0)
   with pytest.raises(UserError, match="shares: client 0 has sent one before"):
-    committee.receive(first.server, letter, 0)
+    committee.receive(first.server, message, 0)
   member = first.terms.members[0]
   other = first.terms.members[1]
   with pytest.raises(UserError, match="the share of client 0 came twice"):
@@ -200,15 +200,15 @@ def test_a_member_answers_once_and_for_the_clients_that_it_added():
 
 def test_a_client_refuses_a_roster_of_others_or_of_too_few():
   play = _Sum(_terms())
-  keys = letters.read(play.rosters[0], "roster", _SESSION, 32).records
+  keys = messages.read(play.rosters[0], "roster", _SESSION, 32).records
   stranger = next(who for who in range(4) if who not in keys)
   some = {who: bytes(key) for who, key in keys.items()}
   for records in ({**some, stranger: bytes(32)}, dict([next(iter(some.items()))])):
-    roster = letters.write("roster", _SESSION, SERVER, records)
+    roster = messages.write("roster", _SESSION, SERVER, records)
     with pytest.raises(UserError, match="roster: must name 2 or more of the 3 members"):
       committee.shares_for(play.terms, 0, roster, play.vectors[0])
   with pytest.raises(UserError, match="is no point that a key can be agreed with"):
-    roster = letters.write("roster", _SESSION, SERVER, dict.fromkeys(some, bytes(32)))
+    roster = messages.write("roster", _SESSION, SERVER, dict.fromkeys(some, bytes(32)))
     committee.shares_for(play.terms, 0, roster, play.vectors[0])
   with pytest.raises(UserError, match=r"vectors\[0\]: must be 5 entries of uint32"):
     committee.shares_for(play.terms, 0, play.rosters[0], np.full(5, np.nan))
@@ -221,10 +221,10 @@ def test_a_wrong_sum_of_a_member_is_seen_only_where_more_answer_than_needed():
       play.upload(who)
     play.server, lists = committee.close(play.server)
     for place, who in enumerate(play.terms.members[:answering]):
-      _, letter = committee.answer(play.members[who], lists[who])
-      data = bytearray(letter)
+      _, message = committee.answer(play.members[who], lists[who])
+      data = bytearray(message)
       # The first member adds one to its first word.
-      data[letters.OVERHEAD + letters.ID] ^= place == 0
+      data[messages.OVERHEAD + messages.ID] ^= place == 0
       play.server, _ = committee.receive(play.server, bytes(data), who)
     play.server, _ = committee.close(play.server)
     if seen:
@@ -264,10 +264,10 @@ def test_a_client_sends_one_message_and_its_bytes_are_counted():
   client = next(who for who in terms.clients if who not in terms.members)
   sent = len(play.shares(client))
   each = committee.record_bytes(terms, "shares")
-  assert sent == letters.size(4, each) and each == terms.share_bytes + 48
+  assert sent == messages.size(4, each) and each == terms.share_bytes + 48
   heard = len(play.rosters[client])
-  answers = letters.size(1, terms.share_bytes) + letters.size(6, 1)
-  member = sent + heard + letters.size(1, 32) + 6 * letters.size(1, each) + answers
+  answers = messages.size(1, terms.share_bytes) + messages.size(6, 1)
+  member = sent + heard + messages.size(1, 32) + 6 * messages.size(1, each) + answers
   assert cost.client_bytes == member
   assert cost.server_bytes == 4 * member + 2 * (sent + heard)
   assert cost.operations == 2 * 4 * 6 and cost.expansions == 6

@@ -33,7 +33,7 @@ _AT_ONCE = 1000
 _CLASS_WEIGHT = 2.0
 
 
-class Critic(nn.Module):
+class ImageCritic(nn.Module):
   """Images and their classes -> how real they look."""
 
   hidden: int
@@ -46,7 +46,7 @@ class Critic(nn.Module):
     return nn.Dense(1)(nn.leaky_relu(nn.Dense(self.hidden)(seen)))[..., 0]
 
 
-class Generator(nn.Module):
+class ImageGenerator(nn.Module):
   """Random numbers and classes -> images in [0, 1]."""
 
   hidden: int
@@ -89,8 +89,8 @@ class CriticRun:
         field="method.critic_steps",
         value=method.critic_steps,
       )
-    self.critic = Critic(method.critic_hidden, train.num_classes)
-    self.generator = Generator(config.hidden, train.num_classes, train.x.shape[1:])
+    self.critic = ImageCritic(method.critic_hidden, train.num_classes)
+    self.generator = ImageGenerator(config.hidden, train.num_classes, train.x.shape[1:])
     optimizer = optax.adam(config.learning_rate, b1=0.0)
     self.both = training.adversarial(
       self.critic_loss,
@@ -108,7 +108,7 @@ class CriticRun:
   def draw(self, params: Any, key: Array, y: Array) -> Array:
     """Returns one image of each class in `y`."""
     latents = jax.random.normal(key, (*y.shape, self.config.num_latents))
-    return self.generator.apply(params, latents, y)
+    return jnp.asarray(self.generator.apply(params, latents, y))
 
   def pair(self, params: Any, key: Array, example: Any) -> Any:
     """Returns one record beside one image of its class, and a key of its own."""
@@ -130,7 +130,7 @@ class CriticRun:
     """Returns how unreal images of all classes look to the critic."""
     count = self.config.per_class * self.train.num_classes
     y = jnp.arange(count) % self.train.num_classes
-    return -self.critic.apply(critic, self.draw(params, key, y), y).mean()
+    return -jnp.mean(jnp.asarray(self.critic.apply(critic, self.draw(params, key, y), y)))
 
   def init(self) -> Any:
     """Returns the state before the first step."""
@@ -214,7 +214,7 @@ class CriticRun:
         "dataset": config.dataset,
         "method": "wgan_gp",
         "noise_multiplier": plan.noise_multiplier,
-        "sampling_prob": plan.sampler.prob,
+        "batch_size": config.method.batch_size,
         "l2_clip_norm": config.method.l2_clip_norm,
         "updates": plan.num_steps // config.method.critic_steps,
       },
