@@ -230,7 +230,9 @@ def test_a_run_whose_classes_all_look_empty_ends_without_samples(sides, tmp_path
 
 def _two_networks(**changes):
   method = WassersteinGan(batch_size=200, epochs=1, critic_hidden=4, critic_steps=2)
-  return _config(method=method, per_class=5, **changes)
+  # What these networks do not read stays at its default.
+  unread = {"num_frequencies": 100, "side": 6, "num_steps": 1000}
+  return _config(**{**unread, "method": method, "per_class": 5, **changes})
 
 
 def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
@@ -268,6 +270,5 @@ def test_two_networks_cost_the_steps_of_the_critic_and_go_on_where_they_stopped(
   ],
 )
 def test_what_two_networks_do_not_read_is_refused(changes, words):
-  defaults = {"num_frequencies": 100, "side": 6, "num_steps": 1000}
   with pytest.raises(UserError, match=words):
-    check(_two_networks(**{**defaults, **changes}))
+    check(_two_networks(**changes))

@@ -278,7 +278,7 @@ def record_bytes(terms: CommitteeTerms, kind: str) -> int:
   }[kind]
 
 
-def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> messages.Letter:
+def _read(terms: CommitteeTerms, kind: str, data: bytes, sender: int) -> messages.Message:
   """Returns a message of this kind, from this sender."""
   message = messages.read(data, kind, terms.session, record_bytes(terms, kind))
   if message.sender != sender:
