@@ -48,7 +48,7 @@ class JointPlan:
   released, if each part runs on `batches` of its plan or on the data at most as often as it may.
   Parts may run in any order and by turns, and each may depend on what was released before: the
   parameters are fixed here, so this is concurrent composition (Vadhan and Zhang 2023,
-  arXiv:2207.08335, theorem 1.6 for f-DP). Parts on different data are accounted as if they read
+  arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
   the same, which never makes epsilon smaller.
 
   A plan's own epsilon is at the plan's own delta and leaves the other parts out: quote this one.
@@ -56,9 +56,8 @@ class JointPlan:
   >>> from dpjax import PoissonSampler, mechanisms
   >>> train = Plan(sampler=PoissonSampler(prob=0.1, capacity=200), noise_multiplier=1.0,
   ...   l2_clip_norm=1.0, normalize_by=100, num_steps=50, delta=1e-5)
-  >>> median = mechanisms.Quantile(epsilon=0.1, lower=0.0, upper=8.0)
   >>> mean = mechanisms.Gaussian(noise_multiplier=4.0, l2_sensitivity=1.0)
-  >>> joint = JointPlan.calibrated(parts={"median": median, "mean": mean, "train": train},
+  >>> joint = JointPlan.calibrated(parts={"mean": mean, "train": train},
   ...   epsilon=2.0, delta=1e-5)
   >>> joint["mean"].noise_multiplier == 4 * joint["train"].noise_multiplier
   True

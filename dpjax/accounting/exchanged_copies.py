@@ -10,17 +10,27 @@ the neighbours' outputs are, given o,
 
   P = E_I N(u_I),  u_I = sum over i in I of x - o_i,   and   Q = E_I N(v_I),  likewise with y.
 
-At I empty both are N(0), with the chance 1 - q, q = 1 - (1 - 1 / n)^b. Of a set I of m places
-u_I and v_I have norm 2 m at most, and so has their difference m (x - y). By advanced joint
-convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647, theorems 2 and 10), at
-g = 1 + q (g' - 1) >= 1,
+At I empty both are N(0), with the chance 1 - q, q = 1 - (1 - 1 / n)^b. Write P_1 and Q_1 for the
+rest. Of a set I of m places u_I and v_I have norm 2 m at most, and so has their difference
+m (x - y). By advanced joint convexity (Balle, Barthe and Gaboardi 2018, arXiv:1807.01647,
+theorem 2), at g = 1 + q (g' - 1) >= 1 and with B = g / g',
 
-  H_g(P, Q) <= sum over m >= 1 of P(M = m) H_g'(N(2 m), N(0)) = sum of w_m h_(q, z / m)(g),
+  H_g(P, Q) <= (1 - B) q H_g'(P_1, N(0)) + B q H_g'(P_1, Q_1).
 
-where h_(q, z) is the profile of `dpjax.accounting.exchanged_sample` at the chance q, and
-w_m = P(M = m) / q. The same holds with P and Q exchanged and, as divergences are jointly convex,
-for the mean over o. A mean of profiles is convex and falling as they are, so it is the profile of
-a pair, which composes adaptively (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem 10).
+The first divergence is q H_g'(P_1, N(0)) = H_g(P, N(0)), that of a mixture of Gaussians against
+one. It is at most G(g) = H_g(E N(2 M), N(0)) (`BoundedContributionKind` has the proof). The second
+is at most h(g) = sum over m >= 1 of P(M = m) H_g'(N(2 m), N(0)), given the number of places. So
+
+  k(g) = (1 - B) G(g) + B h(g)   for g >= 1,   k(g) = 1 - g + g k(1 / g)   for g < 1
+
+is at least H_g(P, Q) and H_g(Q, P) and, as divergences are jointly convex, their mean over o. B
+falls from 1 to q, so in the tails k is nearly G.
+
+A profile composes adaptively if it is convex (Zhu, Dong and Wang 2022, arXiv:2106.08567, theorem
+10). At g = 1 it is where G(1) >= h(1) / 2, which holds: beyond half of the least shift each of the
+Gaussians has more mass than N(0) by half of its total variation, at least. Elsewhere it is checked
+where it is used: where two slopes on the grid fall, h takes its place. That is convex for any
+b, as a mean of the profiles of `exchanged_sample`, with G = h (theorem 10 of Balle et al.).
 
 Where a record joins, Q = N(0) given o. Then P and N(0) are a mixture of Gaussians against one:
 `BoundedContributionKind` has its proof, with b records of a chance 1 / n and twice the shift.
@@ -32,6 +42,7 @@ of other records makes small (compare arXiv:2408.10456).
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -39,12 +50,17 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 from scipy import stats
 
-from dpjax.accounting.exchanged_sample import log_ratio, profile
+from dpjax.accounting.exchanged_sample import profile
+from dpjax.accounting.mixture_pld import removed_deltas
 
 # More copies than this together have a smaller chance, which counts as lost at every step.
 _LEAST_MASS = 1e-20
-# Beyond it, in standard deviations, a normal has a mass of 1e-23.
-_TAIL = 10.0
+# As b <= n, m copies have a chance of 1 / m! at most, so far fewer than these are counted.
+_MOST_COPIES = 200
+# Delta beyond the largest loss of the grid, which counts as infinite loss.
+_LEAST_DELTA = 1e-18
+# Losses beyond it are infinite: no useful epsilon is as large.
+_LARGEST_LOSS = 1e9
 
 
 def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, float]:
@@ -54,7 +70,7 @@ def copies(num_examples: int, batch_size: int) -> tuple[np.ndarray, np.ndarray, 
   >>> numbers.tolist(), chances.tolist(), beyond
   ([1, 2], [0.375, 0.0625], 0.0)
   """
-  numbers = np.arange(1, batch_size + 1)
+  numbers = np.arange(1, min(batch_size, _MOST_COPIES) + 1)
   more = stats.binom.sf(numbers - 1, batch_size, 1 / num_examples)  # of so many or more
   kept = more > _LEAST_MASS
   chances = stats.binom.pmf(numbers[kept], batch_size, 1 / num_examples)
@@ -77,18 +93,46 @@ def copies_profile(
 
   >>> copies_profile(np.array([0.0, 1.0]), num_examples=4, batch_size=2,
   ...   noise_multiplier=2.0).round(4)
-  array([0.1863, 0.0337])
+  array([0.1863, 0.0424])
   """
+  losses, places = np.unique(np.abs(np.asarray(epsilons, float)), return_inverse=True)
   numbers, chances, beyond = copies(num_examples, batch_size)
   joining = joining_prob(num_examples, batch_size)
-  total = np.zeros(len(epsilons))
+  # h of the proof: a mean of profiles of batches in which every copy is the same number.
+  apart = np.zeros(len(losses))
   for number, chance in zip(numbers, chances, strict=True):
-    weight = chance / joining
-    total += weight * profile(
-      epsilons, sampling_prob=joining, noise_multiplier=noise_multiplier / number
+    apart += (chance / joining) * profile(
+      losses, sampling_prob=joining, noise_multiplier=noise_multiplier / number
     )
+  # Where the record is in every batch, B is 1 everywhere and k is h.
+  deltas = apart
+  if joining < 1:
+    one_sided = removed_deltas(
+      losses,
+      chances=np.append(1 - joining, chances),
+      shifts=np.append(0.0, 2 * numbers / noise_multiplier),
+    )
+    share = joining / (1 - (1 - joining) * np.exp(-losses))  # B of the proof
+    deltas = (1 - share) * np.minimum(one_sided, apart) + share * apart
+    if not _is_convex(losses, deltas):
+      deltas = apart
   # With more copies than are counted, nothing is claimed.
-  return np.minimum(total + beyond, 1.0)
+  deltas = np.minimum(deltas + beyond, 1.0)[places]
+  distances = losses[places]
+  mirrored = -np.expm1(-distances) + np.exp(-distances) * deltas
+  return np.where(np.asarray(epsilons) >= 0, deltas, mirrored)
+
+
+def _is_convex(losses: np.ndarray, deltas: np.ndarray) -> bool:
+  """Whether deltas at rising losses >= 0 are a convex function of e^loss, up to rounding."""
+  if len(losses) < 3:
+    return True
+  # Slopes against e^loss, times e^loss of their left end, so that nothing overflows.
+  rises = np.diff(deltas) / np.expm1(np.diff(losses))
+  next_rises = rises[1:] * np.exp(-np.diff(losses)[:-1])
+  # Deltas are known to about 1e-16 each.
+  rounding = 4e-16 / np.expm1(np.minimum(np.diff(losses)[1:], np.diff(losses)[:-1]))
+  return bool((next_rises - rises[:-1] >= -rounding).all())
 
 
 def joining_prob(num_examples: int, batch_size: int) -> float:
@@ -103,14 +147,30 @@ def joining_prob(num_examples: int, batch_size: int) -> float:
   return -math.expm1(batch_size * math.log1p(-1 / num_examples))
 
 
+@functools.lru_cache(maxsize=16)
 def copies_largest_loss(
   num_examples: int, batch_size: int, noise_multiplier: float
 ) -> float:
-  """Returns a loss that the largest number of copies exceeds with a chance of 1e-23 at most."""
-  numbers, _, _ = copies(num_examples, batch_size)
-  shift = 2 * float(numbers[-1]) / noise_multiplier
-  joining = joining_prob(num_examples, batch_size)
-  return log_ratio(np.array([shift + _TAIL]), sampling_prob=joining, shift=shift).item()
+  """Returns a loss at which the profile is 1e-18 at most."""
+  low = 0.0
+  high = 1.0
+
+  def delta_at(loss: float) -> float:
+    return copies_profile(
+      np.array([loss]),
+      num_examples=num_examples,
+      batch_size=batch_size,
+      noise_multiplier=noise_multiplier,
+    ).item()
+
+  # Doubling, then bisection: the profile falls.
+  while delta_at(high) > _LEAST_DELTA and high < _LARGEST_LOSS:
+    low = high
+    high = 2 * high
+  while high - low > 1e-2 * high:
+    middle = (low + high) / 2
+    low, high = (middle, high) if delta_at(middle) > _LEAST_DELTA else (low, middle)
+  return high
 
 
 def copies_pld(
@@ -129,7 +189,7 @@ def copies_pld(
 
   >>> pld = copies_pld(num_examples=4, batch_size=2, noise_multiplier=2.0, interval=1e-3)
   >>> round(float(pld.get_delta_for_epsilon(1.0)), 4)
-  0.0337
+  0.0424
   """
   top = copies_largest_loss(num_examples, batch_size, noise_multiplier)
   largest = max(1, math.ceil(top / interval))

@@ -24,10 +24,7 @@ class WithReplacementSampler(FixedSizeSampler):
   2 l2_clip_norm for each of its copies. Its epsilon is above that of `FixedSizeSampler`: choose it
   only where the data are read with replacement anyway.
 
-  Args:
-    batch_size: draws per step, at most num_examples.
-    num_examples: size of the data where it is public; else a public number that the data reach.
-    size_is_public: as for `FixedSizeSampler`.
+  The arguments are those of `FixedSizeSampler`.
 
   >>> WithReplacementSampler(batch_size=3, num_examples=4).draw(4, seed=1, step=0).size
   3

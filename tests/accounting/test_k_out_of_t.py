@@ -11,6 +11,8 @@ from scipy import special
 import dpjax
 from dpjax import accounting, sampling
 from dpjax.validate import UserError
+from tests import tables
+from tests.commands import ROOT
 
 
 def _event(steps, selected, z=1.0):
@@ -66,7 +68,13 @@ def _all_sets(steps, selected):
   return list(itertools.combinations(range(steps), selected))
 
 
-@pytest.mark.parametrize("steps, selected, z", [(3, 2, 0.8), (4, 3, 1.5)])
+@pytest.mark.parametrize(
+  "steps, selected, z",
+  [
+    (4, 3, 1.5),
+    pytest.param(3, 2, 0.8, marks=pytest.mark.long),
+  ],
+)
 def test_delta_is_at_least_that_of_every_set_written_out(steps, selected, z):
   points = 181 if steps == 3 else 61
   epsilons = [0.0, 0.5, 1.5]
@@ -169,9 +177,45 @@ def test_a_plan_pays_for_a_pass_at_its_first_step_and_says_so():
   )  # fmt: skip
   assert accounting.parts(plan.event()) == {_event(10, 3, 2.0): 2}
   assert accounting.parts(plan.event(1)) == accounting.parts(plan.event(10))
-  assert "in 3 steps of the pass, drawn uniformly" in " ".join(plan.statement().split())
+  said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"rdp": 1.0})
+  assert "in 3 steps of the pass, drawn uniformly" in " ".join(said.split())
   event = plan.step_event(0)
   assert accounting.event_from_json(accounting.event_to_json(event)) == event
+
+
+def _rows_of_page():
+  text = (ROOT / "docs/sampling.md").read_text(encoding="utf-8")
+  head = "| steps t | times k | k out of t | Poisson | unamplified |"
+  (block,) = (b for b in tables.blocks(text) if b.splitlines()[0] == head)
+  return [
+    [float(cell.replace(",", "")) for cell in line.strip("| ").split(" | ")]
+    for line in block.splitlines()[2:]
+  ]
+
+
+@pytest.mark.parametrize("row", _rows_of_page()[-1:])
+def test_the_table_of_the_page_is_that_of_the_library(row):
+  _check_row(row)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("row", _rows_of_page()[:-1])
+def test_all_rows_of_the_page_are_those_of_the_library(row):
+  _check_row(row)
+
+
+def _check_row(row):
+  steps, selected = int(row[0]), int(row[1])
+  noise = accounting.gaussian_event(1.0)
+  sampled = accounting.poisson_sampled_event(noise, sampling_prob=selected / steps)
+  runs = (
+    _event(steps, selected),
+    accounting.composed(sampled, steps),
+    accounting.composed(noise, selected),
+  )
+  for told, event in zip(row[2:], runs, strict=True):
+    # Rounded up, as every epsilon.
+    assert 0 <= told - accounting.epsilon(event, delta=1e-5) < 1.001e-3
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def test_an_exchanged_record_is_near_the_bound_and_above_a_joining_one():
     rtol=1e-3,
     atol=1e-6,
   )
-  assert (bound >= _proved(n, b, z, _ADD) - 1e-9).all()
+  joined = _deltas(_density([1.0, *crowd], b, z), _density(crowd, b, z))
+  assert (bound >= joined - _COARSE).all()
 
 
 def test_the_profile_is_convex_falling_and_that_of_a_pair():
@@ -125,9 +126,8 @@ def test_copies_are_counted_to_the_last_and_one_draw_is_a_fixed_size_batch():
   fixed = accounting.fixed_size_event(
     accounting.gaussian_event(2.0), num_examples=9, batch_size=1
   )
-  for relation in (_ADD, _REPLACE):
-    once = accounting.delta_curve(fixed, _EPSILONS, neighboring_relation=relation)
-    np.testing.assert_allclose(_proved(9, 1, 2.0, relation), once, rtol=1e-4, atol=1e-9)
+  once = accounting.delta_curve(fixed, _EPSILONS, neighboring_relation=_REPLACE)
+  np.testing.assert_allclose(_proved(9, 1, 2.0, _REPLACE), once, rtol=1e-4, atol=1e-9)
 
 
 def test_more_records_cost_no_more():
@@ -136,8 +136,6 @@ def test_more_records_cost_no_more():
     for n in (8, 12, 1000)
   ]
   assert (np.diff(curves, axis=0) < 0).all()
-  joined = [_proved(n, 2, 4.0, _ADD) for n in (8, 12)]
-  assert (joined[1] < joined[0]).all()
 
 
 def test_draws_are_uniform_independent_and_repeat():
@@ -174,7 +172,8 @@ def test_a_plan_reads_every_copy_and_says_what_it_assumes():
   assert len(set(drawn.tolist())) < 6
   np.testing.assert_array_equal(first.examples, drawn.astype(float))
   assert first.mask.all() and plan.neighboring_relation == _REPLACE
-  assert "every copy clipped by itself" in " ".join(plan.statement().split())
+  said = accounting.privacy_statement(plan.event(), delta=1e-3, epsilons={"pld": 1.0})
+  assert "every copy clipped by itself" in " ".join(said.split())
   event = plan.step_event()
   assert accounting.event_from_json(accounting.event_to_json(event)) == event
 
@@ -223,3 +222,10 @@ def test_extreme_noise_gives_a_bound():
     assert accounting.epsilon(_event(9, 4, 1e-3), **by) > 100
     assert accounting.epsilon(_event(9, 4, 1e-120), **by) == math.inf
     assert 0 <= accounting.epsilon(_event(10**12, 4, 1e4), **by) < 1e-3
+
+
+def test_large_batches_have_a_bound_under_both_relations():
+  noise = accounting.gaussian_event(8.0)
+  event = accounting.with_replacement_event(noise, num_examples=10**6, batch_size=1000)
+  for relation in (_ADD, _REPLACE):
+    assert 0 < accounting.delta(event, epsilon=0.1, neighboring_relation=relation) < 1e-3

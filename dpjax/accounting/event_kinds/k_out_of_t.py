@@ -26,16 +26,12 @@ from dpjax.accounting.event_kinds.random_allocation import (
 )
 from dpjax.validate import UserError
 
-# Steps of a pass: integers up to here are floats, too.
-_MOST_STEPS = 10**15
-
 
 @dataclasses.dataclass(frozen=True)
 class KOutOfTDpEvent(dpa.DpEvent):
   """A pass of `num_steps` Gaussian sums, in which each record joins `num_selected` of them.
 
-  Which steps is drawn uniformly among all sets of that size, independently of the other records,
-  and kept secret. Fewer steps of a pass cost no more than all. The next pass draws anew.
+  Its set is uniform, independent of the other records, secret, and drawn anew in each pass.
   """
 
   num_steps: int
@@ -46,27 +42,7 @@ class KOutOfTDpEvent(dpa.DpEvent):
 class KOutOfTKind(EventKind):
   """The accounting of k out of t steps, by k passes of one out of t / k.
 
-  Let X_1, .., X_t be the likelihood ratios of the steps, with and without the record in them,
-  given what was released before. The likelihood ratio of the run is
-
-    L = sum over sets S of k steps of prod_(i in S) X_i / (t choose k).
-
-  1. L is affine in each X_i with a slope >= 0. So exchanging X_t, .., X_1, one after the other,
-     for independent lognormals makes no convex divergence smaller: step 1 of the proof in
-     `dpjax.accounting.random_allocation`, word by word.
-  2. Cut the steps into k blocks and take one uniform step of each. Where the steps were ordered
-     uniformly at random before, the set of these k steps is uniform, whatever the sizes of the
-     blocks are, for no step differs from another. So L = E_B prod_j mean_(i in B_j) X_i over
-     random blocks B.
-  3. By Jensen's inequality E f(L) <= E_B E f(prod_j mean_(i in B_j) X_i) for each convex f: both
-     directions of the hockey-stick divergence. Given B the product is that of k independent
-     passes of random allocation, of one step out of |B_j| each.
-
-  Feldman and Shenfeld (2025, arXiv:2502.08202) prove the reduction to k passes of floor(t / k)
-  steps. Blocks of unequal size use all steps: t mod k of them have one step more.
-
-  So k out of t is accounted as k passes of t / k steps are, and never below them. It is exact at
-  k = 1 and at k = t. Between, the true cost is smaller, and nobody has proved by how much.
+  `dpjax.accounting.random_allocation` has the proof. It is exact at k = 1 and k = t.
   """
 
   name = "k_out_of_t"
@@ -124,9 +100,7 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   Args:
     event: a Gaussian sum; its noise multiplier is std / l2_clip_norm.
     num_steps: t, steps of a pass.
-    num_selected: k, steps that each record takes part in, from 1 to t.
-
-  With k = 1 it is `random_allocation_event`, whose event is returned.
+    num_selected: k, from 1 to t; 1 returns `random_allocation_event`.
 
   Raises:
     UserError: numbers out of their range, or an event that is no Gaussian sum.
@@ -137,14 +111,13 @@ def k_out_of_t_event(event: DpEvent, *, num_steps: int, num_selected: int) -> Dp
   >>> k_out_of_t_event(gaussian_event(1), num_steps=200, num_selected=1)
   RandomAllocationDpEvent(num_steps=200, noise_multiplier=1.0)
   """
-  validate.integer_in(1, _MOST_STEPS, num_steps=num_steps)
+  # It checks the event and the number of steps.
+  once: Any = random_allocation_event(event, num_steps=num_steps)
   validate.integer_at_least(1, num_selected=num_selected)
   if num_selected > num_steps:
     raise UserError(
       f"must be <= num_steps={num_steps}", field="num_selected", value=num_selected
     )
-  if not isinstance(event, dpa.GaussianDpEvent):
-    raise UserError("random allocation takes a GaussianDpEvent", field="event", value=event)
   if num_selected == 1:
-    return random_allocation_event(event, num_steps=num_steps)
-  return KOutOfTDpEvent(int(num_steps), int(num_selected), event.noise_multiplier)
+    return once
+  return KOutOfTDpEvent(int(num_steps), int(num_selected), once.noise_multiplier)

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 import dp_accounting as dpa
-import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld_lib
 
-from dpjax import validate
 from dpjax.accounting.event_kinds.bounded_contribution import BoundedContributionDpEvent
+from dpjax.accounting.event_kinds.fixed_size import fixed_size_event
 from dpjax.accounting.event_kinds.kind import DpEvent, EventKind, kind_of, sampled
 from dpjax.accounting.proved import ADD, REPLACE, Proved
-from dpjax.validate import UserError
-
-# Above it a share of the records is no float.
-_MOST_RECORDS = 2**63 - 1
 
 
 class WithReplacementKind(EventKind):
   """Gaussian noise on b draws out of n records or more, each draw uniform, copies counted.
 
-  A record has M copies in a batch, M binomial of b draws of chance 1 / n, and each copy is
-  clipped by itself. `dpjax.accounting.exchanged_copies` has the proof, under both relations:
-
-  - exchanging a record: a mean of the profiles of `exchanged_sample`, over M;
-  - adding or removing one: given b draws of the OTHER records, with which the record's copies are
-    exchanged, the outputs are E N(2 C M) with the record and N(0) without. That is the pair of
-    b records of one user, each with chance 1 / n, at twice the shift (`bounded_contribution`). It
-    is exact where all others pull against the record. The chance falls with n, so a lower bound
-    on the number of records of the larger neighbour serves.
+  `dpjax.accounting.exchanged_copies` has the proofs. Where a record joins, its pair is that of b
+  records of one user, each with the chance 1 / n, at twice the shift (`bounded_contribution`).
   """
 
   name = "sampled_with_replacement"
@@ -78,12 +67,10 @@ class WithReplacementKind(EventKind):
 
   # The next two only guide the choice of a grid.
   def renyi_two(self, part: Any) -> float:
-    from dpjax.accounting.exchanged_copies import copies
-
-    numbers, chances, _ = copies(part.source_dataset_size, part.sample_size)
-    # Copies beyond ten times the noise would overflow, and say nothing about the grid.
-    shifts = np.minimum(numbers / part.event.noise_multiplier, 10.0)
-    return max(float(np.log1p(chances**2 @ np.expm1(shifts**2))), 1e-30)
+    joining: Any = self.under_add_or_remove_one(part)
+    # The part has its noise relative to the sensitivity already.
+    joining = dataclasses.replace(joining, noise_multiplier=part.event.noise_multiplier)
+    return kind_of(joining).renyi_two(joining)
 
   def largest_loss(self, part: Any) -> float:
     from dpjax.accounting.exchanged_copies import copies_largest_loss
@@ -112,25 +99,12 @@ def with_replacement_event(
 ) -> DpEvent:
   """Returns `event` on `batch_size` records drawn uniformly WITH replacement.
 
-  Args:
-    event: a Gaussian sum; its noise multiplier is std / l2_clip_norm of one copy.
-    num_examples: number of records or fewer. Under add_or_remove_one that is a public lower bound
-      on the size of the larger neighbour.
-    batch_size: draws of each batch, at most num_examples.
-
-  Accounted by PLD; Renyi divergences are dominated by batches of one record alone.
-
-  Raises:
-    UserError: batch_size above num_examples, or numbers below 1.
+  Arguments and errors are those of `fixed_size_event`; a noise multiplier is for one copy.
 
   >>> from dpjax.accounting import gaussian_event
   >>> with_replacement_event(gaussian_event(1), num_examples=10, batch_size=2).sample_size
   2
   """
-  validate.integer_in(1, _MOST_RECORDS, num_examples=num_examples)
-  validate.integer_at_least(1, batch_size=batch_size)
-  if batch_size > num_examples:
-    raise UserError(
-      f"must be at most num_examples={num_examples}", field="batch_size", value=batch_size
-    )
+  # It checks both numbers.
+  fixed_size_event(event, num_examples=num_examples, batch_size=batch_size)
   return dpa.SampledWithReplacementDpEvent(int(num_examples), int(batch_size), event)
