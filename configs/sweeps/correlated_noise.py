@@ -17,7 +17,11 @@ Hardware: 2 CPU cores, 20 to 40 s a run.
 
 from collections.abc import Mapping
 
-from dpjax.experiments.kinds.central.config import OptimizerConfig, PrivacyConfig, TrainConfig
+from dpjax.experiments.kinds.central.config import (
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
 from dpjax.experiments.sweeps.grid import SweepConfig
 
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
