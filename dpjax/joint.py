@@ -51,6 +51,9 @@ class JointPlan:
   arXiv:2207.08335, for f-DP). Parts on different data are accounted as if they read
   the same, which never makes epsilon smaller.
 
+  Each plan draws its batches with a seed of its own, as `Plan.batches` does without one: two plans
+  on the same draws do not sample independently, which no ledger can see.
+
   A plan's own epsilon is at the plan's own delta and leaves the other parts out: quote this one.
 
   >>> from dpjax import PoissonSampler, mechanisms
