@@ -57,7 +57,7 @@ def attack_run() -> None:
   with app.stoppable(workdir):
     result = loop.run(build.build(config), workdir)
   print((pathlib.Path(workdir) / "attacks.md").read_text(), end="")
-  print(table.told_of_run(result))
+  print(table.summary_of_run(result))
   print(f"wrote {workdir}/result.json, attacks.md, roc.csv, roc.png")
 
 

@@ -64,7 +64,7 @@ def line(result: dict) -> str:
   ]
   return (
     f"{result['dataset']} {result['model']} {result['method']}, {result['num_clients']} "
-    f"clients: {writers.headline(result)}, {promise.told(result)}"
+    f"clients: {writers.headline(result)}, {promise.summary(result)}"
     f"{secure_sums.in_words(result)}, {result['num_steps']} rounds{writers.took(result)}"
     f"{'; ' + ', '.join(reached) if reached else ''}"
   )

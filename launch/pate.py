@@ -31,7 +31,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
-    f"{promise.told(result)}, {result['num_answers']} of {result['num_queries']} queries "
+    f"{promise.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
     f"answered{writers.took(result)}"
   )
 

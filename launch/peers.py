@@ -224,7 +224,7 @@ def carry_out(
     # Imported here: most runs are no dry ones.
     from dpjax.experiments.run import dry_run
 
-    return print(dry_run.told(kind, config, workdir, app.target()))
+    return print(dry_run.report(kind, config, workdir, app.target()))
   app.refuse_given(("target",), "--dry_run")
 
   def work() -> None:

@@ -33,7 +33,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)} of classifiers that saw "
-    f"samples alone, {promise.told(result)}{writers.took(result)}"
+    f"samples alone, {promise.summary(result)}{writers.took(result)}"
   )
 
 

@@ -53,7 +53,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['model']}: {writers.headline(result)}, "
-    f"{promise.told(result)}, {result['num_steps']} steps{writers.took(result)}"
+    f"{promise.summary(result)}, {result['num_steps']} steps{writers.took(result)}"
   )
 
 

@@ -109,7 +109,7 @@ class ChannelStatistics(NoisyMeans):
     >>> print(ChannelStatistics(normalize_by=9, clip_norms=(1, 1)).statement())
     Before the first step: mean and mean square of each channel over all examples, ...
     """
-    return self.told("mean and mean square of each channel", unit)
+    return self.described_as("mean and mean square of each channel", unit)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -193,7 +193,7 @@ class Whitening(NoisyMeans):
       "mean, second moments of channels and of positions, variances and the covariance of "
       f"at most {self.num_directions} directions"
     )
-    return self.told(what, unit)
+    return self.described_as(what, unit)
 
 
 _noisy_mean = jax.jit(NoisyMeans.noisy_mean_of, static_argnums=0)

@@ -109,7 +109,7 @@ def test_one_term_keeps_mass_and_mean_and_is_larger_in_convex_order(shift):
 
 @pytest.mark.parametrize("removed", [True, False])
 def test_what_is_charged_for_grids_and_windows_is_small(removed):
-  law = allocation._law(20, 1.0, 2**14, removed=removed)
+  law = allocation._masses_of_sum(20, 1.0, 2**14, removed=removed)
   assert 0 < law.lost < 1e-11
 
 

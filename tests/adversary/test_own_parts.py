@@ -196,7 +196,7 @@ def test_a_simulation_whose_own_cohorts_are_a_claim_says_so():
     assert result["epsilon_kind"] == "simulated" and "epsilon_of_this_run" in result
     said = [text.split(":")[0] for text in result.get("failed_assumptions", [])]
     assert said == failed
-    assert ("what really ran is not proved" in promise.told(result)) == bool(failed)
+    assert ("what really ran is not proved" in promise.summary(result)) == bool(failed)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ _NOISE = {"privacy.epsilon": None, "privacy.noise_multiplier": 2.0, "model.name"
 
 
 def _plan(config, workdir):
-  return dry_run.told(CENTRAL, config, workdir)
+  return dry_run.report(CENTRAL, config, workdir)
 
 
 def _lines(text):
@@ -44,7 +44,7 @@ def _agrees(plan, result):
 def test_the_plan_is_that_of_the_run(tmp_path):
   relation = {"privacy.neighboring_relation": "replace_special"}
   config = fields.replace_all(TrainConfig(**_TINY), _NOISE | relation)
-  plan = _lines(dry_run.told(config, tmp_path / "run"))
+  plan = _lines(dry_run.report(config, tmp_path / "run"))
   assert list(tmp_path.iterdir()) == []  # the run itself makes its folder
   result = loop.train(config, tmp_path / "run")
   _agrees(plan, result)
@@ -57,7 +57,7 @@ def test_the_plan_is_that_of_the_run(tmp_path):
   state = dry_run.state_of(build.build(config), tmp_path / "run")
   assert state == "holds this run, finished; it would not run again"
   with pytest.raises(UserError, match=r"holds a run of another config \(config.seed"):
-    dry_run.told(fields.replace(config, "seed", 2), tmp_path / "run")
+    dry_run.report(fields.replace(config, "seed", 2), tmp_path / "run")
   assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
@@ -80,7 +80,7 @@ def test_no_step_sees_the_data(monkeypatch, tmp_path):
     fed = FedConfig(num_rounds=2, clients_per_round=5, partition=skewed)
     for config in (TrainConfig(**_TINY), fed):
       config = fields.replace_all(config, _NOISE)
-      plans.append(_lines(dry_run.told(config, tmp_path / "run")))
+      plans.append(_lines(dry_run.report(config, tmp_path / "run")))
   assert seen[0] == seen[2] and seen[1] == seen[3]
   assert "per user)" in plans[1]["privacy"]
   assert plans[1]["rounds"] == "2 communication rounds"

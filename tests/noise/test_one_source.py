@@ -49,7 +49,7 @@ _EXCEPTIONS = {
   "dpjax/accounting/monte_carlo.py": {"standard_normal"},
   # pixels of canaries; where a rounded number was within its cell, of a test's input
   "dpjax/auditing/canaries.py": {"uniform"},
-  "dpjax/experiments/checks/noise_laws.py": {"uniform"},
+  "dpjax/experiments/checks/noise_distributions.py": {"uniform"},
   # signs and sizes of sums that a check feeds to a transform: its input, not its noise
   "dpjax/experiments/checks/charges.py": {"bits"},
   # the random NUMBER of trials of private selection: an integer, by a 53-bit generator

@@ -142,7 +142,7 @@ def test_the_roofline_is_the_slower_of_products_and_memory():
 
 
 def _lines(kind, config, tmp_path, target):
-  head, *lines = dry_run.told(kind, config, tmp_path / "run", target).splitlines()
+  head, *lines = dry_run.report(kind, config, tmp_path / "run", target).splitlines()
   assert head == "Plan only: nothing is trained, nothing is written."
   assert list(tmp_path.iterdir()) == []
   return dict(line.split("  ", 1) for line in lines)
@@ -167,7 +167,7 @@ def test_a_federated_run_is_planned_by_the_program_of_its_clients(tmp_path, on_c
   assert told["num_parameters"].strip() == "650"
   looped = dataclasses.replace(config, execution="loop")
   with pytest.raises(UserError, match="execution='loop': must be 'auto', 'vmap' or"):
-    dry_run.told(FEDERATED, looped, tmp_path / "run", on_cpu)
+    dry_run.report(FEDERATED, looped, tmp_path / "run", on_cpu)
 
 
 def test_a_run_that_does_not_fit_is_told_which_microbatch_would(on_cpu, monkeypatch):

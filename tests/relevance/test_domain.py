@@ -135,7 +135,7 @@ def test_public_labels_are_named_wherever_the_epsilon_is_printed():
     **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
     "epsilon_target": 4.0,
   }  # fmt: skip
-  line = promise.told(result)
+  line = promise.summary(result)
   assert "features only, label public" in line and "per example's features" in line
   assert "features only, label public" in claims.markdown(claims.rows_of([result]))
   assert panels._relation(result) == (

@@ -200,15 +200,15 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   }
   dp = {"privacy.method": "dp_sgd", "privacy.epsilon": 7.0}
   own = _trained(tmp_path / "dp", **dp)
-  told = members.told_of(own, _held(own), config.train)
+  told = members.facts_of_run(own, _held(own), config.train)
   assert 6 < told["epsilon"] <= 7 and told["epsilon_kind"] == "proved"
   moved = tmp_path / "sgd" / "params.npz"
   moved.write_bytes((tmp_path / "dp" / "params.npz").read_bytes())
-  told = members.told_of(str(moved), _held(moved), config.train)
+  told = members.facts_of_run(str(moved), _held(moved), config.train)
   assert told["epsilon"] is None and "no result.json" in told["epsilon_note"]
   fewer = fields.replace(config.train, "data.limit", 40)
   with pytest.raises(UserError, match="was trained elsewhere: its run had data="):
-    members.told_of(own, _held(own), fewer)
+    members.facts_of_run(own, _held(own), fewer)
 
 
 def test_another_model_under_the_targets_path_is_not_taken_for_it(tmp_path):

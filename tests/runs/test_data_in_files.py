@@ -207,5 +207,5 @@ def test_data_that_come_whole_are_not_streamed(name):
 
 def test_a_plan_of_a_run_reads_no_batch(folder, tmp_path):
   """Its steps are on zeros, which are not held either."""
-  told = dry_run.told(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
+  told = dry_run.report(CENTRAL, _config(folder, num_steps=2), tmp_path / "run")
   assert "in files" in told

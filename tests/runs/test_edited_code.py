@@ -276,7 +276,7 @@ def test_what_a_step_loads_for_the_first_time_ends_the_run_before_it_is_written(
 
 
 def _planned(config, workdir):
-  dry_run.told(CENTRAL, config, str(workdir))
+  dry_run.report(CENTRAL, config, str(workdir))
 
 
 @pytest.mark.parametrize("name", ["dpjax", "jax"])

@@ -97,7 +97,7 @@ def test_a_run_says_what_an_attacker_can_do_and_writes_the_curve(whole):
   assert result["tpr_at_fpr_0.01"] == accounting.true_positive_rate(profile, 0.01)
   assert result["mu"] == accounting.pairs_of(profile, 1e-5).mu(1e-5)
   assert result["max_advantage"] == accounting.advantage(profile)
-  assert f", mu={accounting.upper(result['mu'])}, TPR at most" in promise.told(result)
+  assert f", mu={accounting.upper(result['mu'])}, TPR at most" in promise.summary(result)
   assert trade_off_files.CURVE in result[owner.FILES]
   assert "In an attacker's terms" in result["privacy_statement"]
 

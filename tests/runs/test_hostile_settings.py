@@ -140,7 +140,7 @@ def test_an_error_of_a_lower_room_names_the_field(tmp_path, changes, says):
   "start",
   [
     loop.train,
-    functools.partial(dry_run.told, CENTRAL),
+    functools.partial(dry_run.report, CENTRAL),
     sweep.run_sweep,
     tuning.run_selection,
   ],

@@ -93,7 +93,7 @@ def config(tmp_path, monkeypatch):
 def test_a_private_mean_is_a_run_like_any_other(config, tmp_path, monkeypatch, capsys):
   whole = loop.train(config, tmp_path / "whole")
   assert whole["test_accuracy"] > 0.9 and 0.95 < whole["epsilon"] <= 1.0
-  assert "(proved, delta=1e-05, add_or_remove_one, per example)" in promise.told(whole)
+  assert "(proved, delta=1e-05, add_or_remove_one, per example)" in promise.summary(whole)
   assert "Privacy statement" in whole["privacy_statement"]
   assert Ledger.from_json(whole["ledger"]).num_steps == 8
   for name in ("config.json", "metrics.jsonl", "report.png", "params.npz", "tensorboard"):
@@ -133,7 +133,7 @@ flags.DEFINE_string("workdir", None, "Directory of this run (default: runs/<conf
 def main():
   config, workdir = config_flag.get(), config_flag.workdir()
   with app.stoppable(workdir):
-    print(promise.told(loop.train(config, workdir)))
+    print(promise.summary(loop.train(config, workdir)))
 
 
 if __name__ == "__main__":

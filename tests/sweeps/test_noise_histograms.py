@@ -34,7 +34,7 @@ def test_the_figure_has_the_draws_of_its_laws(tmp_path):
 
 
 def test_the_noise_of_a_record_is_counted_by_its_own_norm():
-  laplace, paper, proved = noise_histograms.laws(784)
+  laplace, paper, proved = noise_histograms.figure_noises(784)
   assert laplace.deviation < proved.deviation < paper.deviation
   assert laplace.of_a_record == pytest.approx(784 * math.sqrt(2))
   assert proved.of_a_record == pytest.approx(28 * proved.deviation)
@@ -44,4 +44,4 @@ def test_wrong_arguments_are_one_line(tmp_path):
   with pytest.raises(UserError, match="num_draws=1"):
     noise_histograms.run(tmp_path, num_draws=1)
   with pytest.raises(UserError, match="num_features=0"):
-    noise_histograms.laws(0)
+    noise_histograms.figure_noises(0)

@@ -115,5 +115,5 @@ def repeat_and_select_event(
   >>> repeat_and_select_event(gaussian_event(2), mean_trials=10).mean
   10.0
   """
-  accounting.tuning.check_law(mean_trials, shape)
+  accounting.tuning.check_trials(mean_trials, shape)
   return RepeatAndSelectDpEvent(event, float(mean_trials), float(shape))

@@ -465,7 +465,7 @@ def _neighbours(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
             yield f"{name}.{inner}", dataclasses.replace(config, **{name: other})
 
 
-def _told(config: TrainConfig) -> str:
+def _settings_text(config: TrainConfig) -> str:
   """Returns everything that determines a run, as text in which 1 and 1.0 are equal."""
   return repr(config_names.canonical(to_dict(config)))
 
@@ -518,17 +518,17 @@ def _shared_keys(subject: Subject) -> Iterator[str]:
       if text != settings:
         yield what if before in ("", what) else f"{before} and {what}"
 
-  yield from held("", _told(config), keys_of(config))
+  yield from held("", _settings_text(config), keys_of(config))
   for name, other in _neighbours(config):
     try:
       random = keys_of(other)
     # A path without code cannot run, and so has no keys.
     except UserError:
       continue
-    yield from held(name, _told(other), random)
+    yield from held(name, _settings_text(other), random)
   for i, (what, changed) in enumerate(_other_data(subject.train)):
     whole = i == 0 and len(changed) == len(subject.train)
-    settings = _told(config) if whole else f"other data {i}"
+    settings = _settings_text(config) if whole else f"other data {i}"
     yield from held(f"data: {what}", settings, keys_of(config, data.digest(changed)))
 
 

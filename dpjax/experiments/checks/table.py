@@ -20,7 +20,7 @@ from dpjax.experiments.checks import (
   before_steps,
   charges,
   influence,
-  noise_laws,
+  noise_distributions,
   size_of_data,
   whole_step,
 )
@@ -92,7 +92,15 @@ def _run_keys(config: TrainConfig, digest: bytes) -> RunKeys:
 def checks(checked: Subject) -> Iterator[Row]:
   """Yields every check in order. A check that raises an error fails."""
   fitted = (before_steps,) if checked.plan.statistics is not None else ()
-  modules = (influence, whole_step, noise_laws, *fitted, batches, charges, size_of_data)
+  modules = (
+    influence,
+    whole_step,
+    noise_distributions,
+    *fitted,
+    batches,
+    charges,
+    size_of_data,
+  )
   for module in modules:
     for check in module.CHECKS:
       try:

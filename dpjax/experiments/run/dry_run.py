@@ -94,7 +94,7 @@ class _Enough(Exception):
   """Raised when a phase has been timed, to end the run."""
 
 
-def told(
+def report(
   kind: RunKind,
   config: Any,
   workdir: pathlib.Path | str,
@@ -152,7 +152,7 @@ def told(
   lines |= {
     **{name: _shown(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
-    "privacy": promise.told(facts) + (f", by {by}" if by else ""),
+    "privacy": promise.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
     **ends,
     "workdir": f"{workdir}: {state}",

@@ -153,15 +153,15 @@ def run(
     # Release keys are drawn only once for a folder, so it is not emptied.
     fresh = not (begun or job.release or jax.process_count() > 1)
     owner.claim(folder, job.config)
-    held.enter_context(owner.given_back(folder, fresh=fresh))
+    held.enter_context(owner.released_if_refused(folder, fresh=fresh))
     kept = random if job.release else None
-    secrets = run_keys.to_meta(data, kept, _own_code(job), run_id, code)
+    secrets = run_keys.to_meta(data, kept, _user_code(job), run_id, code)
     # Keys are on disk before any computation uses them: a run killed later repeats its
     # noise.
     owner.remember(folder, secrets, before=meta)
 
   with contextlib.ExitStack() as held:
-    held.enter_context(writers.room_on_disk(folder, lambda: checkpoint.newest(folder)))
+    held.enter_context(writers.space_on_disk(folder, lambda: checkpoint.newest(folder)))
     processes.on_first(lambda: taken(held))
     # Name of the noise key in the ledger: it does not depend on the data.
     name = noise.key_id(random.noise) if job.release else run_keys.ledger_name(_digest(job))
@@ -233,14 +233,14 @@ def _check_same(
   """Raises UserError unless data and code are those of the run in the folder."""
   run_keys.check_data(meta, data, name=job.data_name, workdir=folder)
   code = run_keys.code_of(job.config)
-  run_keys.check_code(meta, _own_code(job), code, workdir=folder, done=done)
+  run_keys.check_code(meta, _user_code(job), code, workdir=folder, done=done)
 
 
 def _digest(job: Job) -> bytes:
   return run_keys.digest_of(job.config, job.digest)
 
 
-def _own_code(job: Job) -> dict[str, dict[str, str]]:
+def _user_code(job: Job) -> dict[str, dict[str, str]]:
   return names.sources(fields.to_dict(job.config))
 
 
@@ -268,7 +268,7 @@ def _carried_out(
       "wall_seconds": None if job.release else round(trainer.seconds(), 3),
       "versions": provenance.versions(),
       "digest_version": config_names.VERSION,
-      "user_code": _own_code(job),
+      "user_code": _user_code(job),
       run_keys.CODE: code.to_json(),
     }
     # The parameters first: where a result exists, its model exists beside it.

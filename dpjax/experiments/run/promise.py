@@ -92,7 +92,7 @@ class Promise:
     except BudgetExceeded as error:
       raise error.of(field="privacy.epsilon_budget") from error
 
-  def charged(self, ledger: Ledger) -> float:
+  def accounted(self, ledger: Ledger) -> float:
     """Returns epsilon of the recorded steps, not of the planned ones."""
     return ledger.epsilon(
       self.accounted_delta or 0.0,
@@ -154,10 +154,10 @@ class Promise:
       facts |= {"failed_assumptions": list(self.failed_assumptions)}
     facts |= self.attackers(ledger, epsilon)
     if self.kind == "simulated":
-      return facts | {"epsilon_of_this_run": self.charged(ledger)}
+      return facts | {"epsilon_of_this_run": self.accounted(ledger)}
     # Of the steps that ran: a run that ended early costs less than its plan.
     proved = self.kind == "proved" and ledger.charges
-    return facts | ({"epsilon": self.charged(ledger)} if proved else {})
+    return facts | ({"epsilon": self.accounted(ledger)} if proved else {})
 
   def warn(self) -> None:
     """Warns where delta is not smaller than 1 / number of records."""
@@ -379,11 +379,11 @@ def released(plan: Plan) -> str:
   )
 
 
-def told(result: Mapping[str, Any]) -> str:
+def summary(result: Mapping[str, Any]) -> str:
   """Returns the guarantee of a result.json in a few words; a claim always names the
   assumptions that fail.
 
-  >>> told({"epsilon_kind": "none"})
+  >>> summary({"epsilon_kind": "none"})
   'not private'
   """
   kind = result["epsilon_kind"]
@@ -395,7 +395,7 @@ def told(result: Mapping[str, Any]) -> str:
     under += ", what really ran is not proved"
   if kind != "claimed":
     meaning = f"{epsilon} ({kind}, {under}, per {result['unit']})"
-    return f"{meaning}{attackers_told(result)}"
+    return f"{meaning}{attackers_bound(result)}"
   theorem = result.get("claimed_epsilon_thm7")
   by_theorem = f"; {upper(theorem)} by its own theorem 7" if theorem else ""
   failed = named(result["failed_assumptions"])
@@ -405,11 +405,11 @@ def told(result: Mapping[str, Any]) -> str:
   )
 
 
-def attackers_told(result: Mapping[str, Any]) -> str:
+def attackers_bound(result: Mapping[str, Any]) -> str:
   """States the most that an attacker can do, after an epsilon; "" where the result has
   none.
 
-  >>> attackers_told({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
+  >>> attackers_bound({"mu": 0.5, "tpr_at_fpr_0.01": 0.034})
   ', mu=0.5, TPR at most 0.034 at FPR 0.01'
   """
   words = [f", mu={upper(result[MU])}"] if MU in result else []

@@ -25,7 +25,7 @@ def usual_relation(kind: type[Sampler] | None) -> str:
   return kind.proof.relations[0]
 
 
-def told(real: int, declared: int | None, *, relation: str) -> int | None:
+def stated(real: int, declared: int | None, *, relation: str) -> int | None:
   """Returns the number of records that a guarantee may name; None where only the secret is known.
 
   For mechanisms that use no number of records: nothing need be declared for them.
@@ -34,7 +34,7 @@ def told(real: int, declared: int | None, *, relation: str) -> int | None:
     real: true number of records. declared: a constant; None: none was declared.
     relation: neighboring relation of the guarantee.
 
-  >>> told(99, None, relation="add_or_remove_one"), told(99, None, relation="replace_one")
+  >>> stated(99, None, relation="add_or_remove_one"), stated(99, None, relation="replace_one")
   (None, 99)
   """
   return declared if relation == ADD_OR_REMOVE_ONE else real

@@ -246,7 +246,7 @@ def run(grid: Grid, workdir: pathlib.Path, *, num_processes: int = 1) -> list[Ro
     rows = {}
     for count, (point, (row, ran)) in enumerate(outcomes, start=1):
       rows[point.name] = row
-      line = told(row, grid.y)
+      line = summary(row, grid.y)
       if grid.tell is not None and row["status"] != "failed":
         line = f"{row['name']}: {grid.tell(row)}{writers.took(row)}"
       writers.say(f"[{count}/{len(now.points)}] {line}")
@@ -407,9 +407,9 @@ def _save(grid: Grid, workdir: pathlib.Path, rows: list[Row]) -> None:
   grid.draw(workdir, [row for row in rows if row["status"] == "done"])
 
 
-def told(row: Row, y: str) -> str:
+def summary(row: Row, y: str) -> str:
   """Summarises a run in one line; a claim always names the assumptions that fail."""
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))
-  return f"{row['name']}: {y} = {value}, {promise.told(row)}{writers.took(row)}"
+  return f"{row['name']}: {y} = {value}, {promise.summary(row)}{writers.took(row)}"

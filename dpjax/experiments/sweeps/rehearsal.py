@@ -38,7 +38,7 @@ class _Planned(NamedTuple):
 Rehearse = Callable[[Point], _Planned]
 
 
-def told(
+def report(
   config: grid.SweepConfig,
   workdir: pathlib.Path | str,
   *,
@@ -76,7 +76,7 @@ def told(
   return _of_points(all_points, folder, rehearse, state, num_processes)
 
 
-def told_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
+def report_relevance(config: RelevanceConfig, workdir: pathlib.Path | str) -> str:
   """Returns the plan of a relevance experiment; its minutes exclude an audit's attacks."""
   shared: dict[Any, Any] = {}
   all_points = experiment.points(config)
@@ -128,7 +128,7 @@ def _of_points(
     over = over + done
     seconds = seconds + (0.0 if done else plan.seconds)
     rows.append(engine.head(point) | plan.facts)
-    lines[point.name] = f"{promise.told(plan.facts)}, {plan.num_steps} steps, " + (
+    lines[point.name] = f"{promise.summary(plan.facts)}, {plan.num_steps} steps, " + (
       dry_run.FINISHED if done else f"about {plan.seconds / 60:.2g} minutes"
     )
   failed = len(all_points) - len(rows)

@@ -119,7 +119,7 @@ def planned(
   _check(config)
   settings = points(config)
   plan, assumptions = _common_plan(settings, load, plan_fn or _plan)
-  cost = charged(plan, config, assumptions)
+  cost = selection_cost(plan, config, assumptions)
   budgets = [point.config.privacy.epsilon_budget for point in settings]
   least = min((budget for budget in budgets if budget is not None), default=math.inf)
   if cost["epsilon"] > least:
@@ -134,7 +134,7 @@ def _folder(workdir: pathlib.Path, trial: int) -> pathlib.Path:
   return workdir / "trials" / f"{trial:04d}"
 
 
-def charged(
+def selection_cost(
   plan: Plan, config: SweepConfig, assumptions: tuple[str, ...]
 ) -> dict[str, Any]:
   """Returns epsilon of one run and of the selection, with its delta.
@@ -188,12 +188,12 @@ def charged(
     "neighboring_relation": str(plan.neighboring_relation),
     "unit": plan.unit,
     "event": accounting.event_to_json(event),
-    "statement": _told(plan, one_run, epsilon, delta, assumptions),
+    "statement": _statement(plan, one_run, epsilon, delta, assumptions),
     "privacy_statement": words,
   }
 
 
-def _told(
+def _statement(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
   fails = promise.named(assumptions)

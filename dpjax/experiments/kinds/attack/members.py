@@ -56,7 +56,7 @@ class Targets(NamedTuple):
   test: Any
   train: Any  # (group) -> models
   promise: Promise
-  told: dict[str, Any]  # of a target, what its own run says of itself
+  facts: dict[str, Any]  # of a target, what its own run says of itself
 
 
 # Old name, for one release: users' attacks import it.
@@ -105,7 +105,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   if own.target is not None:
     arrays = saved.read(own.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
-    facts = told_of(own.target, target, config.train)
+    facts = facts_of_run(own.target, target, config.train)
     promise = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
@@ -153,7 +153,7 @@ def _halves(config: AttackConfig, count: int, n: int, random: RunKeys) -> np.nda
   return attacks.random_halves(count, n, seed=random.order, exact=sized)
 
 
-def told_of(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
+def facts_of_run(path: str, params: Params, train: TrainConfig) -> dict[str, Any]:
   """Returns the guarantee that the target's run states: that of the result.json beside its
   params.npz, if it belongs to these exact parameters. Another config's epsilon does not
   cover them.
@@ -340,7 +340,7 @@ def measured(
   private = attacked.run.plan.is_private
   num_targets = 1 if attacked.target is not None else len(attacked.included)
   if attacked.target is not None:  # the shadows' plan is not what trained it
-    private = attacked.told["epsilon_kind"] in ("proved", "claimed")
+    private = attacked.facts["epsilon_kind"] in ("proved", "claimed")
   elif private:  # whose members were dealt by coins
     line = _line(attacked)
   if attacked.target is None:
@@ -366,10 +366,10 @@ def measured(
       for rate, tail in tails.items()
     },
     "curves": _curves(leakages, line),
-    **attacked.told,
+    **attacked.facts,
   }
   if attacked.target is not None:
-    result |= _lower_bounds(by_method, members, attacked.told)
+    result |= _lower_bounds(by_method, members, attacked.facts)
 
   def write(folder: pathlib.Path) -> None:
     attack_report.roc_report(folder, leakages, line=line, title=config.data.name)

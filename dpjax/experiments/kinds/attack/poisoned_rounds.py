@@ -188,10 +188,10 @@ def measured(
     "num_attackers": outcome.num_attackers,
     "num_clients": outcome.num_clients,
     "tolerates": outcome.tolerates,
-    "accuracy": _told(outcome.accuracy),
-    "clean_accuracy": _told(outcome.clean_accuracy),
-    "victims_misled": _told(success),
-    "clean_victims_misled": _told(clean_success),
+    "accuracy": _counts_or_none(outcome.accuracy),
+    "clean_accuracy": _counts_or_none(outcome.clean_accuracy),
+    "victims_misled": _counts_or_none(success),
+    "clean_victims_misled": _counts_or_none(clean_success),
     "verdict": verdict(outcome, private=attacked.run.plan.is_private),
     "epsilon_note": attacked.note,
   }
@@ -199,7 +199,7 @@ def measured(
   return MeasuredAttack(held, result)
 
 
-def _told(counted: Counted | None) -> dict[str, Any] | None:
+def _counts_or_none(counted: Counted | None) -> dict[str, Any] | None:
   return None if counted is None else counted._asdict()
 
 

@@ -56,7 +56,7 @@ from dpjax.experiments.kinds.central.tasks import (
   check_unit,
   keyed_loss,
   make_task,
-  of_people,
+  of_users,
 )
 from dpjax.experiments.run import promise, saved
 from dpjax.experiments.run import run_keys as run_keys_lib
@@ -323,7 +323,7 @@ def start(
   # only the shape of an example, never an example: no model may start from a record
   first = jnp.zeros_like(dataset.x[:1])
   wanted = (1, task.width(dataset))
-  first = first[:, 0] if of_people(dataset) else first
+  first = first[:, 0] if of_users(dataset) else first
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))

@@ -80,7 +80,7 @@ def planned(config: FedConfig, fed: FedRun) -> dict[str, Any]:
     **_noise_facts(config, fed),
     "l2_clip_norm": fed.promise.l2_bound,
     "sampler": repr(fed.plan.sampler),
-    **secure_sums.told(
+    **secure_sums.facts(
       config.secure_sum, name_of(config, "secure_sum"), config.clients_per_round
     ),
   }

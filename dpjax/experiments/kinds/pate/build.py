@@ -79,7 +79,7 @@ def build(config: PateConfig, loaded: tuple[Any, Any] | None = None) -> Job:
 
   def start(random: RunKeys) -> Schedule:
     sides = read()
-    num_records = sizes.told(
+    num_records = sizes.stated(
       len(sides.private),
       sides.private.nominal_size,
       relation=config.neighboring_relation,

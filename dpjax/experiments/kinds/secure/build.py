@@ -42,7 +42,7 @@ class Computed(NamedTuple):
   more: dict[str, Any] = {}  # noqa: RUF012 - read alone
 
 
-_TOLD = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
+_REPORTED = ("sizes", "seconds", "error", "error_is", "found", "hides", "num_steps")
 
 
 def digest(config: SecureConfig) -> bytes:
@@ -98,7 +98,7 @@ def _schedule(
     "dataset": config.data.name,
     "method": computed.protocol,
     "bytes": computed.num_bytes,
-    **{name: getattr(computed, name) for name in _TOLD},
+    **{name: getattr(computed, name) for name in _REPORTED},
     **computed.more,
   }
   return RunOutcome(computed.params, lambda folder: result, saved_as="secure.npz")

@@ -41,7 +41,7 @@ def rows_of(results: Sequence[Row]) -> list[Row]:
       "of": result["error_is"],
       "found": result["found"],
       "hides": result["hides"],
-      "epsilon": promise.told(result),
+      "epsilon": promise.summary(result),
     }
     for result in results
   ]
@@ -73,7 +73,7 @@ def amount(num_bytes: int) -> str:
   return f"{value:.3g} {unit}"
 
 
-def told(result: Row) -> str:
+def summary(result: Row) -> str:
   """Summarises a run in one line."""
   return (
     f"{result['method']}, {result['sizes']}: {result['found']}; error {result['error']:.1e}, "

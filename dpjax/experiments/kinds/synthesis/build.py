@@ -289,7 +289,7 @@ class _Run:
   def phase(self) -> Phase:
     """Returns the run as a training."""
     config = self.config
-    num_records = sizes.told(
+    num_records = sizes.stated(
       len(self.train), self.train.nominal_size, relation=config.neighboring_relation
     )
     blocks = max(1, config.eval_every // self.at_once)
