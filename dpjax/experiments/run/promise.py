@@ -14,7 +14,7 @@ from typing import Any
 
 from dp_accounting import DpEvent, NoOpDpEvent
 
-from dpjax import accounting, noise, validate
+from dpjax import _moved, accounting, noise, validate
 from dpjax.accounting import (
   NOTHING,
   Budget,
@@ -37,6 +37,9 @@ _FACTS = ("epsilon", "delta", "neighboring_relation", "unit")
 MU = "mu"
 RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.1}
 ADVANTAGE = "max_advantage"
+
+# Old name, for one release: users' kinds of runs print it.
+__getattr__ = _moved.names_of_module(__name__, told="summary")
 
 
 @dataclasses.dataclass(frozen=True)

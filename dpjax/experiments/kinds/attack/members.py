@@ -77,23 +77,23 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   Who is in which half follows from the seed and the data alone, so that defences are
   measured on the same targets.
   """
-  (train, test), own, target = loaded, config.attack, None
-  records, members = (train, None) if own.target is None else _joined(train, test)
-  if own.queries > 1 and np.ndim(records.x) != 4:
+  (train, test), settings, target = loaded, config.attack, None
+  records, members = (train, None) if settings.target is None else _joined(train, test)
+  if settings.queries > 1 and np.ndim(records.x) != 4:
     raise UserError(
       "needs images [H, W, C] to flip and shift, data have shape "
       f"{np.shape(records.x)[1:]}; must be 1",
       field="attack.queries",
-      value=own.queries,
+      value=settings.queries,
     )
-  if QUANTILES in own.methods and len(test) < _LEAST_PUBLIC:
+  if QUANTILES in settings.methods and len(test) < _LEAST_PUBLIC:
     raise UserError(
       f"holds {QUANTILES!r}, which needs {_LEAST_PUBLIC} test records as public ones; there are "
       f"{len(test)}",
       field="attack.methods",
-      value=own.methods,
+      value=settings.methods,
     )
-  count = own.num_shadows + (own.target is None)
+  count = settings.num_shadows + (settings.target is None)
   included = _halves(config, count, len(records), random)
   size = int(included.sum(axis=1).max())
   # the attacked run is that of one half, and every half has its own plan
@@ -102,10 +102,10 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   run = central.assemble(config.train, (half, test), random)
   promise = run.promise
   facts = {}
-  if own.target is not None:
-    arrays = saved.read(own.target, "attack.target")
-    target = saved.in_place_of(run.params, arrays, f"attack.target={own.target!r}")
-    facts = facts_of_run(own.target, target, config.train)
+  if settings.target is not None:
+    arrays = saved.read(settings.target, "attack.target")
+    target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
+    facts = facts_of_run(settings.target, target, config.train)
     promise = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
@@ -117,7 +117,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     batches=lambda part, rng: run.plan.batches(data.resident(part), rng=rng),
     init_params=init,
     seed=random.sampler,
-    side_by_side=own.side_by_side,
+    side_by_side=settings.side_by_side,
   )
   return Targets(records, included, target, members, run, test, models, promise, facts)
 
