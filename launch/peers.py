@@ -212,7 +212,7 @@ def carry_out(
 
   Args:
     same: what all processes must give alike; see `meeting.meet`.
-    line: a result, for people; process 0 prints it.
+    line: a result, in words; process 0 prints it.
     unit: what its checkpoints count.
   """
   many = options()

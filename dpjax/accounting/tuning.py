@@ -71,7 +71,9 @@ def stopping_prob(mean_trials: float, shape: float) -> float:
   check_trials(mean_trials, shape)
   if shape == math.inf:
     raise UserError(
-      "the Poisson law has no stopping probability", field="shape", value=Verbatim("inf")
+      "the Poisson distribution has no stopping probability",
+      field="shape",
+      value=Verbatim("inf"),
     )
   if mean_trials == 1:
     return 1.0

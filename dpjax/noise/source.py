@@ -250,7 +250,7 @@ def _short_normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _per_leaf(
   sample: Callable, key: jax.Array, like: Any, scale: Any, name: str, short: bool = False
 ) -> Any:
-  """Draws for each leaf by law(words, two more words, dtype). `short`: the normal
+  """Draws for each leaf by sample(words, two more words, dtype). `short`: the normal
   distribution from 96 bits, where float32 can resolve no more."""
   leaves, treedef = jax.tree.flatten(like)
   keys = jax.random.split(threefry.fused(key), max(len(leaves), 1))

@@ -209,7 +209,7 @@ class Web:
     finally:
       await self.service.batcher.close(seconds=self.service.settings.deadline)
       stopping.set()
-      # Not cancelled: a window whose noise is being drawn is charged already.
+      # Not cancelled: a window whose noise is being drawn is accounted already.
       await ticking
 
   async def _tick_until(self, stopping: asyncio.Event) -> None:

@@ -84,7 +84,7 @@ class RepeatAndSelectKind(EventKind):
       "the best of a random and secret number of runs, on average "
       f"{upper(part.mean, digits=6)} (assumed: the score that selects "
       "sees public data and the run's output only, and no other run "
-      f"is released; law of shape {part.shape:g}), each run: {describe(part.event, unit)}"
+      f"is released; distribution of shape {part.shape:g}), each run: {describe(part.event, unit)}"
     )
 
 

@@ -98,7 +98,7 @@ def _augmented() -> _Trained:
 def _runner(
   build: Callable[[], _Trained], plan: Plan, *, whole: bool = False
 ) -> Callable[..., Any]:
-  """Returns (keys [n], gradients [n, steps, slots], mask) -> projections [n, steps], or the
+  """Returns (keys [n], gradients [n, steps, batch], mask) -> projections [n, steps], or the
   change of all trained numbers, [n, steps, numbers]."""
   trained = build()
   key = jax.random.key(0) if trained.augments else None

@@ -271,7 +271,7 @@ def sampler_law(subject: Subject) -> Row:
   worst, what = max(deviations)
   many = len(draws)
   return row(
-    name, worst, _Z, f"largest z of {len(deviations)} laws over {many} draws: {what}"
+    name, worst, _Z, f"largest z of {len(deviations)} statistics over {many} draws: {what}"
   )
 
 
@@ -297,9 +297,8 @@ def _once_a_pass(subject: Subject, name: str, n: int, length: int) -> Row:
     once = np.array_equal(np.sort(whole), np.arange(n))
     deviations.append((0.0 if once else math.inf, f"every example once in pass {turn}"))
   worst, what = max(deviations)
-  detail = (
-    f"largest z of {len(deviations)} laws over {times} passes of {length} steps: {what}"
-  )
+  where = f"{times} passes of {length} steps"
+  detail = f"largest z of {len(deviations)} statistics over {where}: {what}"
   return row(name, worst, _Z, detail)
 
 

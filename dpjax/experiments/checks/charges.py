@@ -145,7 +145,7 @@ def agreement(subject: Subject) -> Row:
   if not plan.is_private:
     return not_applicable(name, "no epsilon is claimed")
   if sampling.assumption(plan.sampler):
-    why = f"the event of {type(plan.sampler).__name__} is its author's; see its law"
+    why = f"the event of {type(plan.sampler).__name__} is its author's; see its proof"
     return not_applicable(name, why)
   relations = plan.sampler.proof.relations
   if plan.neighboring_relation not in relations:

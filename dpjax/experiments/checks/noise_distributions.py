@@ -196,7 +196,7 @@ def noise_tails(subject: Subject) -> Row:
   std = multiplier * subject.plan.l2_bound
   seen = noise_record.tails(subject, noise_record.test_keys(subject, 3))
   if seen is None:
-    return not_applicable(name, "correlated noise; see its law")
+    return not_applicable(name, "correlated noise; its std and independence are tested")
   grid = noise.source.grid_step(std) / std if subject.release else 0.0
   worst, what = max(_tail_deviations(seen, grid), key=_nan_first)
   extremes = f"least {seen.lowest:.3g}, largest {seen.highest:.3g}"

@@ -48,9 +48,9 @@ def figure_noises(num_features: int) -> list[FigureNoise]:
   Args:
     num_features: d.
 
-  >>> [round(law.deviation, 2) for law in figure_noises(784)]
+  >>> [round(each.deviation, 2) for each in figure_noises(784)]
   [1.41, 3.78, 2.57]
-  >>> [round(law.of_a_record) for law in figure_noises(784)]
+  >>> [round(each.of_a_record) for each in figure_noises(784)]
   [1109, 106, 72]
   """
   validate.integer_at_least(1, num_features=num_features)

@@ -111,7 +111,7 @@ def run_selection(
 def planned(
   config: SweepConfig, load: LoadFn, plan_fn: PlanFn | None = None
 ) -> tuple[list[Point], dict[str, Any]]:
-  """Returns (the settings to choose among, the cost of the choice: `charged`).
+  """Returns (the settings to choose among, the cost of the choice: `selection_cost`).
 
   Raises:
     UserError: as `run_selection`, for what is known before anything runs.
@@ -258,7 +258,7 @@ def _common_plan(
 
 
 def _facts(plan: Plan) -> tuple[Any, ...]:
-  """Returns everything that `charged` reads. Two samplers of one event may differ in
+  """Returns everything that `selection_cost` reads. Two samplers of one event may differ in
   overflow, whose rate follows from the accountant's epsilon."""
   return (
     plan.event(),

@@ -102,7 +102,7 @@ class OutputNoise:
   `event()`-private under replace_one, for one row of whichever owner, or for the part of a row
   that another party holds where columns are split. The proof is the module's. Parties and dealer
   follow the protocol (honest but curious), nobody tells another its share or its noise, owners
-  clip by `rows` or `bounded_rows`. One release; a second one is charged again.
+  clip by `rows` or `bounded_rows`. One release; a second one is accounted again.
 
   Raises:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that

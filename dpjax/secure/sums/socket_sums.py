@@ -300,7 +300,7 @@ def serve(
     connect_timeout: seconds to wait for them; who comes later is a drop-out.
     phase_timeout: seconds for the messages of a phase; who is later is one, too. It must be
       enough for the slowest honest client's upload and what all compute.
-    report: is told in one line of anyone who is left out, and why.
+    report: gets one line about anyone who is left out, and why.
 
   Returns:
     the sum. Its cost's expansions and agreements are those of the formula

@@ -48,8 +48,8 @@ _RELEASE = (
   "client and round, hashed from 256 bits of the operating system's entropy. These are kept in "
   "the checkpoints only: delete them, or keep them as secret as the data. Philox is not a "
   "cryptographic generator. Integer noise has no lattice of floating point; that NumPy's Poisson "
-  "sampler, whose rejection is in float64, has the probabilities of the ideal law to the last "
-  "bit is not proved. Per-client diagnostics were switched off."
+  "sampler, whose rejection is in float64, has the probabilities of the ideal distribution to "
+  "the last bit is not proved. Per-client diagnostics were switched off."
 )
 
 

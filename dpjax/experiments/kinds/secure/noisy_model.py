@@ -188,7 +188,7 @@ def _training(ready: _Ready) -> Phase:
 
 
 def _release(ready: _Ready, trained: Arrays) -> Phase:
-  """Returns a phase of one step: the opening, which is charged."""
+  """Returns a phase of one step: the opening, which is accounted."""
   mechanism = ready.mechanism
   shares = [np.asarray(share) for share in trained["shares"]]
   secret = np.asarray(trained["secret"]).tolist()

@@ -1,7 +1,7 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
 Step 1 is the one release of the run, and the only step that reads a private record. Every later
-step updates the generator some times: post-processing, which is charged as no event.
+step updates the generator some times: post-processing, which is accounted as no event.
 """
 
 from __future__ import annotations
