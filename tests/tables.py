@@ -130,7 +130,7 @@ class _Published(NamedTuple):
 _TB = "(Tramèr & Boneh 2021)"
 _TB_SAME = "(Tramèr & Boneh 2021, the same network)"
 _PAPERNOT = "(Papernot et al. 2021)"
-_WHITENED = ", private whitening paid"
+_WHITENED = ", private whitening accounted"
 _PUBLISHED = [
   _Published(_WHITENED, "MNIST", "mnist_whitened", "2"),
   _Published(
@@ -145,7 +145,7 @@ _PUBLISHED = [
     "fashion_mnist_scatter_linear",
   ),
   _Published(
-    ", opponent colours, private channel statistics paid", "CIFAR-10",
+    ", opponent colours, private channel statistics accounted", "CIFAR-10",
     "cifar10_scatter_linear", "3", f".670 {_TB}",
   ),
   _Published(

@@ -64,6 +64,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| rule | effect |",
   ),
   "docs/attacks.md": (
+    "| `verdict` | meaning |",
     "| part | attacks | defences |",
     "| `--config=configs/attack/` or flag | what it does |",
     "| message | what it shows |",
@@ -75,6 +76,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| `rmia_tuned` | RMIA, gamma 2 | BaVarIA | LiRA |",
   ),
   "docs/audits.md": (
+    "| verdict | meaning |",
     "| what is put to the test | command |",
     "| number | meaning |",  # of the line above it, once
     "| audit | the most that it can show |",
@@ -163,6 +165,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| not seen | what to do |",
   ),
   "docs/relevance.md": (
+    "| `verdict` | meaning |",
     "| mode | what it does | epsilon |",
     "| in `result.json` | meaning |",
     "| noise | of one number | of each number of a record |",
