@@ -9,7 +9,7 @@ from dpjax import accounting
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.federated import build, distributed
 from dpjax.experiments.kinds.federated.secure_sums import SECURE_SUMS, in_words
-from dpjax.experiments.run import loop, streams
+from dpjax.experiments.run import loop, run_keys
 from dpjax.secure import sums
 from dpjax.validate import UserError
 
@@ -177,8 +177,8 @@ def test_a_release_says_where_its_seeds_are_from():
   run = build.assemble(_config(**{**_PRIVATE, "release": True}))
   words = " ".join(run.promise.statement(3).split())
   assert "256 bits of the operating system" in words and "Philox" in words
-  assert distributed.seed_of(streams.fresh(0).noise).bit_length() > 200
-  assert distributed.seed_of(streams.fresh(0).noise) != distributed.seed_of(
+  assert distributed.seed_of(run_keys.fresh(0).noise).bit_length() > 200
+  assert distributed.seed_of(run_keys.fresh(0).noise) != distributed.seed_of(
     run.random.noise
   )
 
