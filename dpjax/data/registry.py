@@ -87,10 +87,10 @@ def load(
     )
   known = train.nominal_size
   # A user's folder may hold other texts, whose number is not published.
-  own_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
+  user_texts = name.startswith("shakespeare") and not data.shakespeare.are_published(
     data_dir
   )
-  if known is None and not names.is_path(name) and not own_texts:
+  if known is None and not names.is_path(name) and not user_texts:
     known = nominal_size(name)
   if None not in (num_examples, known) and num_examples != known:
     raise UserError(f"{name!r} declares {known}", field="num_examples", value=num_examples)

@@ -88,7 +88,7 @@ def job_of(config: Config, data: object = None) -> Job:
   """
   package, _, _ = type(config).__module__.rpartition(".")
   try:
-    made_by = importlib.import_module(f"{package}.build" if package else "build")
+    build_module = importlib.import_module(f"{package}.build" if package else "build")
   except ModuleNotFoundError as error:
     # If build.py itself fails to import something, its own error is the right one.
     if error.name != f"{package}.build".lstrip("."):
@@ -100,7 +100,7 @@ def job_of(config: Config, data: object = None) -> Job:
       value=Verbatim(type(config).__name__),
     ) from None
   arguments = () if data is None else (data,)
-  return job_lib.checked(made_by.build(config, *arguments))
+  return job_lib.checked(build_module.build(config, *arguments))
 
 
 def train(config: Config, workdir: pathlib.Path | str, *, data: object = None) -> Result:

@@ -156,13 +156,13 @@ def expand(
     configs = resettled(base, changed, unread)
   points = []
   for run, (config, dropped) in zip(runs, configs):
-    made_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
+    changed_point = point(run.variant, config, run.axes)._replace(dropped=tuple(dropped))
     # An error names its run, since a grid has many.
     try:
-      check(made_point.config)
+      check(changed_point.config)
     except UserError as error:
-      raise error.at(made_point.name) from error
-    points.append(made_point)
+      raise error.at(changed_point.name) from error
+    points.append(changed_point)
   return points
 
 
