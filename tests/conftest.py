@@ -46,7 +46,9 @@ def pytest_collection_modifyitems(items):
   """Cases that were measured to be slow or long are marked like those that say so themselves;
   examples are skipped where their library is not installed."""
   marks = slow_cases.marks()
-  absent = [room for room, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)]
+  absent = [
+    package for package, name in _OF_EXTRAS.items() if not importlib.util.find_spec(name)
+  ]
   for item in items:
     if item.nodeid in marks:
       item.add_marker(marks[item.nodeid])

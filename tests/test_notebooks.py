@@ -16,7 +16,7 @@ _EACH = pytest.mark.parametrize(
 )
 _MOST = 300_000  # bytes of a file
 _TRACES = (  # of a machine, of an error
-  *(f"/{room}/" for room in ("tmp", "home", "root")),
+  *(f"/{folder}/" for folder in ("tmp", "home", "root")),
   "Traceback (most recent call last)",
 )
 

@@ -37,8 +37,8 @@ def _agrees(plan, result):
   assert {"noise_multiplier", "sampler", "model", "l2_clip_norm"} <= set(shared)
   for name in shared:
     value = result[name]
-    told = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
-    assert plan[name] == told
+    shown = f"{value:,}" if name == "num_parameters" else dry_run._shown(name, value)
+    assert plan[name] == shown
 
 
 def test_the_plan_is_that_of_the_run(tmp_path):
@@ -111,12 +111,12 @@ def _loaded(flipped):
 )
 def test_what_a_run_refuses_the_plan_refuses_in_the_same_line(tmp_path, change, words):
   config = fields.replace_all(TrainConfig(**_TINY), change)
-  told = []
+  messages = []
   for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError) as refused:
       begin(config, tmp_path / name)
-    told.append(str(refused.value))
-  assert told[0] == told[1] and words in told[0], told
+    messages.append(str(refused.value))
+  assert messages[0] == messages[1] and words in messages[0], messages
 
 
 def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line(tmp_path):
@@ -126,12 +126,12 @@ def test_a_model_that_knows_the_data_by_another_name_is_refused_in_the_same_line
   result.write_text(json.dumps(json.loads(result.read_text()) | {"dataset": "renamed"}))
   path = str(tmp_path / "first" / "params.npz")
   config = fields.replace_all(config, {"pretrained": path, "seed": 2})
-  told = []
+  messages = []
   for name, begin in (("train", loop.train), ("plan", _plan)):
     with pytest.raises(UserError, match="the data of this run") as refused:
       begin(config, tmp_path / name)
-    told.append(str(refused.value))
-  assert told[0] == told[1]
+    messages.append(str(refused.value))
+  assert messages[0] == messages[1]
 
 
 def test_features_are_neither_computed_nor_read():

@@ -274,8 +274,8 @@ def test_a_lie_of_probability_1e_12_is_told_that_rarely(monkeypatch):
     jnp.zeros(shape, dtype) if shape == (9000,) else real(key, shape, dtype)
   )
   monkeypatch.setattr(jax.random, "bits", first)
-  told = source.bernoulli(_KEY, response.noise_parameter, (9000,))
-  assert 0.004 < float(told.mean()) < 0.014
+  answers = source.bernoulli(_KEY, response.noise_parameter, (9000,))
+  assert 0.004 < float(answers.mean()) < 0.014
   old = jnp.zeros(9000) < response.noise_parameter
   assert bool(old.all())
 

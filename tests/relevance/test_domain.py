@@ -128,11 +128,11 @@ def test_why_a_class_of_its_own_hides_nobody():
 def test_public_labels_are_named_wherever_the_epsilon_is_printed():
   how = dataclasses.replace(_LOCAL, labels="public")
   outcome = relevance.run("radp", "rigorous", _job(how=how))
-  told = outcome.privacy.to_json()
-  assert "features only, label public" in told["neighboring_relation"]
-  assert told["unit"] == "example's features"
+  stated = outcome.privacy.to_json()
+  assert "features only, label public" in stated["neighboring_relation"]
+  assert stated["unit"] == "example's features"
   result = {
-    **json.loads(json.dumps(told)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
+    **json.loads(json.dumps(stated)), "dataset": "d", "curve": "radp", "test_accuracy": 0.5,
     "epsilon_target": 4.0,
   }  # fmt: skip
   line = promise.summary(result)

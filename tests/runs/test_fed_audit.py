@@ -243,9 +243,9 @@ def test_what_can_be_run_can_be_audited(overrides, tmp_path):
   if overrides.get("algorithm") == "mime_lite":
     short |= {"server_optimizer.rule": "sgd", "server_optimizer.rule.momentum": 0.0}
   result = loop.train(_config(**short, **overrides), tmp_path / "run")
-  told = np.inf if result["epsilon"] is None else result["epsilon"]
-  assert 0 <= result["epsilon_audited_lower"] <= told
-  assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (told == np.inf)
+  epsilon = np.inf if result["epsilon"] is None else result["epsilon"]
+  assert 0 <= result["epsilon_audited_lower"] <= epsilon
+  assert ("no epsilon is claimed" in result["audit"]["verdict"]) == (epsilon == np.inf)
   if overrides.get("privacy.sampler") == "fixed_size":
     shares = overrides.get("privacy.method") == "distributed"
     assert result["num_clients"] == 30
@@ -284,7 +284,7 @@ def test_every_setting_of_an_audit_changes_it():
   rng, coins = np.random.default_rng(0), np.arange(400) < 200
   scores = Scores(rng.normal(1, 1, 200), rng.normal(0, 1, 200))
   plan = build.assemble(small_config()).plan
-  told = [
+  rows = [
     audits.facts(
       FedAuditConfig(enabled=True, **changes),
       scores,
@@ -298,7 +298,7 @@ def test_every_setting_of_an_audit_changes_it():
     )["epsilon_audited_lower"]
     for changes in ({}, {"method": "one_run"}, {"confidence": 0.6})
   ]
-  assert len(set(told)) == 3
+  assert len(set(rows)) == 3
 
 
 @pytest.mark.parametrize(

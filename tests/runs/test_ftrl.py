@@ -112,7 +112,7 @@ def test_every_strategy_and_sampler_meets_its_epsilon_and_passes_the_checks(extr
 
 
 def _rows(subject):
-  laws = (
+  rows = (
     noise_distributions.noise_std,
     noise_distributions.noise_independence,
     batches.sampler_law,
@@ -121,7 +121,7 @@ def _rows(subject):
     check_laws.agreement,
     check_laws.overflow,
   )
-  return [law(subject) for law in laws]
+  return [row(subject) for row in rows]
 
 
 def _failures(subject):

@@ -200,8 +200,8 @@ def test_the_least_kind_of_run_needs_no_metric_and_no_tree(tmp_path, monkeypatch
 def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
   count = mechanisms.Laplace(epsilon=1.0, l1_sensitivity=1.0)
   numbers = {"delta": 1e-7, "l2_bound": 1.0, "num_records": 10**6}
-  told = promise.of_event(count.event(), num_steps=3, **numbers)
-  result = loop.run(_job({"promise": told}), tmp_path)
+  promised = promise.of_event(count.event(), num_steps=3, **numbers)
+  result = loop.run(_job({"promise": promised}), tmp_path)
   assert 2.99 < result["epsilon"] <= 3.0 and result["epsilon_kind"] == "proved"
   assert Ledger.from_json(result["ledger"]).epsilon(1e-7) == result["epsilon"]
   assert "3 x Laplace noise" in result["privacy_statement"]
@@ -216,11 +216,11 @@ def test_a_run_without_a_plan_states_the_event_of_its_mechanism(tmp_path):
 def test_a_score_of_any_name_is_drawn(tmp_path, monkeypatch):
   titles, dress = [], pictures.dress
   monkeypatch.setattr(
-    pictures, "dress", lambda axes, **told: (titles.append(told), dress(axes, **told))
+    pictures, "dress", lambda axes, **labels: (titles.append(labels), dress(axes, **labels))
   )
   phase = {"evaluate": lambda state: {"loss": float(state[0])}, "row_at": lambda step: step}
   assert loop.run(_job(phase), tmp_path)["test_loss"] == 3.0
-  assert [(told["ylabel"], told["title"]) for told in titles] == [
+  assert [(labels["ylabel"], labels["title"]) for labels in titles] == [
     ("test loss", "none, by hand: not private: 3.000 at the end")
   ]
 

@@ -350,7 +350,7 @@ def _digits(count):
 def _left(config, loaded, folder):
   """What a run leaves outside its checkpoints, but for what noise and time decide."""
   result = loop.train(config, folder, data=loaded)
-  told = {key: value for key, value in result.items() if key not in _DECIDED}
+  undecided = {key: value for key, value in result.items() if key not in _DECIDED}
   rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
   metrics = [
     {key: None if key in _DECIDED else value for key, value in row.items()} for row in rows
@@ -367,7 +367,7 @@ def _left(config, loaded, folder):
   for charge in ledger["charges"]:
     charge.pop("noise_key_id")  # of a release: from the operating system
   return json.dumps(
-    [sorted(result), told, metrics, names, sizes, ledger], default=str, sort_keys=True
+    [sorted(result), undecided, metrics, names, sizes, ledger], default=str, sort_keys=True
   ), (folder / "config.json").read_text()
 
 

@@ -161,8 +161,8 @@ def test_a_file_has_one_name_however_it_is_spelt(first, tmp_path, monkeypatch):
 def test_p42_a_result_that_names_no_data_proves_nothing(first, tmp_path, nothing):
   result = json.loads((first.parent / "result.json").read_text())
   (tmp_path / "params.npz").write_bytes(first.read_bytes())
-  told = {"params_sha256": result["params_sha256"]} | nothing
-  (tmp_path / "result.json").write_text(json.dumps(told))
+  stated = {"params_sha256": result["params_sha256"]} | nothing
+  (tmp_path / "result.json").write_text(json.dumps(stated))
   known = saved.pretrained_on(str(tmp_path / "params.npz"), "own", _data(3, "other")[0])
   assert len(known) == 1 and saved.assumed("a", known)
 

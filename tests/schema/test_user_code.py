@@ -259,8 +259,8 @@ def test_users_may_take_turns_by_an_own_sampler_of_users():
   )
   promise = made("of_users").promise
   assert (promise.kind, promise.unit) == ("claimed", "user")
-  told = promise.statement(2)
-  assert "Unit: one user" in told and "example" not in told.split("Noise:")[1]
+  statement = promise.statement(2)
+  assert "Unit: one user" in statement and "example" not in statement.split("Noise:")[1]
   with pytest.raises(UserError, match="privacy.ftrl.sampler.*one household.* one user"):
     made("of_households")
 

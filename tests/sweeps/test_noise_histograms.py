@@ -23,7 +23,9 @@ def test_the_figure_has_the_draws_of_its_laws(tmp_path):
     scale[f"Gaussian, {name.replace('paper', 'the paper')}"] = stats.norm(scale=factor)
   for found in result["noises"]:
     counts = np.array([int(row[found["name"]]) for row in rows])
-    shares = {name: np.diff(law.cdf(edges)) for name, law in scale.items()}
+    shares = {
+      name: np.diff(distribution.cdf(edges)) for name, distribution in scale.items()
+    }
     # The distance of histograms: small to the noise's own law, large to both others.
     distance = {n: np.abs(counts / 20_000 - share).sum() for n, share in shares.items()}
     assert distance.pop(found["name"]) < 0.1 < min(distance.values()) / 2

@@ -119,8 +119,8 @@ def test_public_data_of_an_experiment_are_not_taken_for_the_private_ones(tmp_pat
 def test_every_method_can_be_rehearsed(method, tmp_path):
   config = RelevanceConfig(method=method, num_epochs=2, batch_size=400)
   config.model.options = {"features": (4,)}
-  told = rehearsal.report_relevance(config, tmp_path)
-  assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", told)
+  report = rehearsal.report_relevance(config, tmp_path)
+  assert re.search(r"epsilon=[\d.]+ \((proved|CLAIMED)", report)
 
 
 @pytest.mark.parametrize("launcher", ["attack", "secure"])

@@ -268,8 +268,8 @@ def _ran(layout, plan, **options):
     placed = batch if mesh is None else gradients.split_rows(mesh, batch)
     state, info = step(state, placed)
   sent = exchanged(step.lower(state, placed).compile())
-  told = {"params": _told(state.params), "info": [float(value) for value in info]}
-  return told | {"exchanged": sent, "ema": _told(state.ema)}
+  facts = {"params": _told(state.params), "info": [float(value) for value in info]}
+  return facts | {"exchanged": sent, "ema": _told(state.ema)}
 
 
 def kinds(layouts=LAYOUTS):
