@@ -415,15 +415,15 @@ def _microbatches() -> list[Row]:
 
 
 def _minutes() -> list[Row]:
-  told = {
+  configs = {
     "`mnist_cnn`, in microbatches of 128": "mnist_cnn",
     "`mnist_cnn`, the whole batch at once": "mnist_cnn_whole",
     "`cifar10_cnn`, in microbatches of 128": "cifar10_cnn",
   }
   rows = entries("training/training.csv")
-  assert {row["config"] for row in rows} == set(told.values())
+  assert {row["config"] for row in rows} == set(configs.values())
   made = []
-  for label, config in told.items():
+  for label, config in configs.items():
     vmap, auto = (one(rows, config=config, method=name) for name in ("vmap", "auto"))
     minutes = [float(row["minutes"]) for row in (vmap, auto)]
     cells = [f"{value:.1f} min" if value < 20 else f"{value:.0f} min" for value in minutes]

@@ -133,9 +133,9 @@ def test_audits_and_every_kind_of_noise_and_clipping_over_hosts(tmp_path):
   assert found[0] == found[1]
   audits = mesh_program.audited(None, tmp_path / "one")
   for kind, wanted in audits.items():
-    key = found[0]["audits"][kind]
-    assert key.keys() == wanted.keys()
-    assert key["epsilon_audited_lower"] == wanted["epsilon_audited_lower"]
+    audit = found[0]["audits"][kind]
+    assert audit.keys() == wanted.keys()
+    assert audit["epsilon_audited_lower"] == wanted["epsilon_audited_lower"]
   for name, kind in found[0]["kinds"].items():
     for mesh in kind:
       for key in ("params", "ema", "info"):
