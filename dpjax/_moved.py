@@ -53,6 +53,7 @@ MOVED = {
   "dpjax.federated.encrypted_vectors": "dpjax.secure.vertical.encrypted_vectors",
   "dpjax.federated.linear_regression": "dpjax.secure.vertical.linear_regression",
   "dpjax.federated.transfer": "dpjax.secure.vertical.transfer",
+  "dpjax.experiments.run.promise": "dpjax.experiments.run.guarantee",
   "dpjax.noise.laws": "dpjax.noise.distributions",
   "dpjax.experiments.checks.noise_laws": "dpjax.experiments.checks.noise_distributions",
   "dpjax.experiments.run.streams": "dpjax.experiments.run.run_keys",
@@ -224,7 +225,7 @@ def rename_keywords(
   """
 
   def decorated(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    name = function.__qualname__.removesuffix(".__init__")
+    name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
 
     @functools.wraps(function)
     def renamed(*args: _P.args, **named: _P.kwargs) -> _R:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from absl import flags
 
 from dpjax.experiments.kinds.pate.kind import PATE
-from dpjax.experiments.run import loop, promise, writers
+from dpjax.experiments.run import guarantee, loop, writers
 from launch import app, config_flag
 
 config_flag.define(kind=PATE, default="configs/pate/quickstart.py")
@@ -31,7 +31,7 @@ def line(result: dict) -> str:
   """Describes a result in one line."""
   return (
     f"{result['dataset']} {result['method']}: {writers.headline(result)}, "
-    f"{promise.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
+    f"{guarantee.summary(result)}, {result['num_answers']} of {result['num_queries']} queries "
     f"answered{writers.took(result)}"
   )
 

@@ -12,7 +12,7 @@ _CACHE = os.environ.get(
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # these four hold for commands of tests too
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.02")
-# Compiling takes longer than running here: half of all processor time. Rooms whose promise is a
+# Compiling takes longer than running here: half of all processor time. Rooms whose guarantee is a
 # rounding, and who optimise for long, are compiled as users' programs are.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 _OPTIMIZED = ("attacks", "gradients", "models", "noise")

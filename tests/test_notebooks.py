@@ -53,7 +53,7 @@ def test_an_edited_notebook_is_stale():
 
 
 def test_the_notebook_holds_the_readme_text():
-  """The lines that README and the architecture promise are the lines that run here."""
+  """The lines that README and the architecture guarantee are the lines that run here."""
   source = (_FOLDER / "dp_sgd_in_15_lines.ipynb").read_text()
   for line in (
     "dpjax.Plan.for_data(",

@@ -192,8 +192,8 @@ class DistributedNoise:
     """Renyi divergences [len(ORDERS)] of one sum.
 
     Args:
-      survivors: None for the promise; a number for what a sum with so many shares costs,
-        should it have been released: more than the promise where they were fewer.
+      survivors: None for the guarantee; a number for what a sum with so many shares costs,
+        should it have been released: more than the guarantee where they were fewer.
     """
     shares = self.min_survivors if survivors is None else survivors
     validate.integer_at_least(1, survivors=shares)

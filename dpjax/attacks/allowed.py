@@ -236,8 +236,8 @@ def judge(
 
 
 _WORDS = {
-  "above": "ABOVE the line that the promise allows",
-  "below": "below the line that the promise allows",
+  "above": "ABOVE the line that the guarantee allows",
+  "below": "below the line that the guarantee allows",
   "cannot tell": "too few records to tell on which side of the line",
 }
 

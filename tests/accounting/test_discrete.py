@@ -119,7 +119,7 @@ def test_p37_fewer_survivors_raise_or_cost_more(noise):
   assert "\n" not in str(got.value)
   assert cost(None) == cost(40)
   assert cost(20) > cost(39) > cost(40) >= cost(60)
-  # sized for 100 clients of whom 40 survive: the epsilon of 100 would be a false promise
+  # sized for 100 clients of whom 40 survive: the epsilon of 100 would be a false guarantee
   hopeful = discrete.DistributedNoise.sized(
     total_variance=4000.0, min_survivors=100, noise=noise
   )

@@ -878,8 +878,8 @@ _BATCHES = {
 
 def _promise(**changes: Any) -> Callable[[Any], Any]:
   def broken(sound):
-    made = {name: make(sound.promise) for name, make in changes.items()}
-    return sound._replace(promise=dataclasses.replace(sound.promise, **made))
+    made = {name: make(sound.guarantee) for name, make in changes.items()}
+    return sound._replace(guarantee=dataclasses.replace(sound.guarantee, **made))
 
   return broken
 
@@ -906,8 +906,8 @@ def _another_sampler(sound):
 
 
 def _wider_relation(sound):
-  promise = dataclasses.replace(sound.promise, curve=lambda steps: 0.9 * 3.0)
-  return sound._replace(promise=promise)
+  guarantee = dataclasses.replace(sound.guarantee, curve=lambda steps: 0.9 * 3.0)
+  return sound._replace(guarantee=guarantee)
 
 
 _CHARGES = {

@@ -1,4 +1,4 @@
-"""Attacks as runs: on the public pipeline, resumed, with the promise of what they attack."""
+"""Attacks as runs: on the public pipeline, resumed, with the guarantee of what they attack."""
 
 import math
 
@@ -193,7 +193,7 @@ def test_the_epsilon_of_a_target_is_that_of_its_own_run_and_never_of_the_config(
   result = _ran(leaky, tmp_path / "attack")
   assert result["epsilon"] is None and result["epsilon_kind"] == "none"
   assert result["method"] == "sgd" and result["noise_multiplier"] in (None, 0.0)
-  # what the shadows promise says nothing of the target: it may fail
+  # what the shadows guarantee says nothing of the target: it may fail
   assert {row["verdict"].split(":")[0] for row in result["attacks"].values()} <= {
     "FAILS",
     "not shown to fail",
@@ -315,10 +315,10 @@ def test_a_simulated_cohort_says_what_this_very_run_costs():
   changes |= {"privacy.simulated_cohort": 100, "privacy.simulated_clients": 100_000}
   changes |= {"num_rounds": 2, "clients_per_round": 2.0, "partition.num_clients": 8}
   config = fields.replace_all(FedConfig(), changes)
-  promise = federated_privacy.make_promise(
+  guarantee = federated_privacy.make_promise(
     config, *federated_privacy.make_plan(config, 8), 8
   )
-  facts = build.promised(promise, 2)
+  facts = build.promised(guarantee, 2)
   gaussian = dpa.GaussianDpEvent(3.0 * 2 / 100)  # the cohort of 100 has it, of 2 are here
   own = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(2 / 8, gaussian), 2)
   accountant = dpa.pld.PLDAccountant().compose(own)

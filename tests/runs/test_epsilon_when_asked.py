@@ -101,8 +101,8 @@ def test_one_accounting_for_a_row_and_none_of_them_before_the_first_step(
 def _curve(name, config, steps):
   """By the plan itself, all points at once."""
   kind = federate_build if name == "federated" else build
-  promise = kind.assemble(config).promise
-  return [promise.curve(step) for step in steps]
+  guarantee = kind.assemble(config).guarantee
+  return [guarantee.curve(step) for step in steps]
 
 
 @pytest.mark.parametrize("name", ["central", "federated"])

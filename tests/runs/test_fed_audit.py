@@ -132,7 +132,7 @@ def _audited(config):
   cohorts = run.algorithm.cohorts(run.federation, run.work, rng=run.random.sampler)
   for cohort in audit.marked(run.audited, cohorts):
     state, _ = run.algorithm.round(state, cohort)
-  epsilon = run.promise.curve(config.num_rounds)
+  epsilon = run.guarantee.curve(config.num_rounds)
   parts = {"loss_fn": run.task.loss(run.apply), "before": run.params}
   found = audit.facts(config, run.audited, **parts, state=state, epsilon=epsilon)
   return found["audit"], run
@@ -142,13 +142,13 @@ _SLOW = ("messages", "sums, of both")  # the two that compile what another has c
 
 
 @pytest.mark.parametrize(
-  "promise",
+  "guarantee",
   [pytest.param(p, marks=pytest.mark.long) if p in _SLOW else p for p in _PROMISES],
 )
 def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_it(
-  promise, monkeypatch
+  guarantee, monkeypatch
 ):
-  overrides, sees, relation = _PROMISES[promise]
+  overrides, sees, relation = _PROMISES[guarantee]
   config = _config(
     **{
       "data.limit": 100,
@@ -166,7 +166,7 @@ def test_every_promise_is_refuted_at_a_hundredth_of_its_noise_and_not_at_all_of_
   sound, run = _audited(config)
   assert not sound["refuted"] and sound["can_refute"], sound["verdict"]
   assert (sound["adversary_sees"], sound["neighboring_relation"]) == (sees, relation)
-  assert sound["epsilon_claimed"] <= run.promise.curve(1)
+  assert sound["epsilon_claimed"] <= run.guarantee.curve(1)
   assert sound["ceiling"]["epsilon_lower"] > sound["epsilon_claimed"]
   _hundredth(monkeypatch)
   broken, _ = _audited(config)

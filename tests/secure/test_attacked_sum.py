@@ -78,7 +78,7 @@ def test_noise_inside_the_sum_is_promised_against_the_server():
   changes |= {"federate.privacy.sampler": "fixed_size", "federate.privacy.epsilon": None}
   changes |= {"federate.privacy.noise_multiplier": 2.0, "federate.privacy.delta": 1e-3}
   attacked = _prepared(**changes)
-  assert attacked.promise.kind == "proved" and attacked.note == ""
+  assert attacked.guarantee.kind == "proved" and attacked.note == ""
   seen, guessed = attacked.send(1), attacked.guess(attacked.truths[1])
   gap = jax.tree.map(lambda one, two: np.std(np.asarray(one) - two), seen, guessed)
   assert max(jax.tree.leaves(gap)) > 0.5  # 2 * clip norm / 2 clients, in every number

@@ -137,7 +137,7 @@ def test_noise_in_shares_is_promised_charged_and_told(tmp_path):
 def test_noise_is_calibrated_to_the_epsilon_that_was_asked_for():
   changes = {**_PRIVATE, "privacy.epsilon": 5.0, "privacy.noise_multiplier": None}
   run = build.assemble(_config(**changes))
-  assert 4.9 < run.promise.curve(3) <= 5.0
+  assert 4.9 < run.guarantee.curve(3) <= 5.0
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_grid_that_is_too_coarse_is_told_by_its_bits():
 
 def test_a_release_says_where_its_seeds_are_from():
   run = build.assemble(_config(**{**_PRIVATE, "release": True}))
-  words = " ".join(run.promise.statement(3).split())
+  words = " ".join(run.guarantee.statement(3).split())
   assert "256 bits of the operating system" in words and "Philox" in words
   assert distributed.seed_of(run_keys.fresh(0).noise).bit_length() > 200
   assert distributed.seed_of(run_keys.fresh(0).noise) != distributed.seed_of(

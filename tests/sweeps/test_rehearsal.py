@@ -1,4 +1,4 @@
-"""--dry_run of several runs: what they would promise together, and none of them."""
+"""--dry_run of several runs: what they would guarantee together, and none of them."""
 
 import re
 

@@ -109,7 +109,7 @@ def test_p40_a_choice_among_claims_is_a_claim(tmp_path, capsys):
 
 
 def test_p40_a_choice_among_runs_from_unknown_weights_is_a_claim(tmp_path):
-  """What a run's promise rests on is not in its plan alone."""
+  """What a run's guarantee rests on is not in its plan alone."""
   known = "no record of this run is known to a.npz"
   rests = iter([(), (known,), (known,), ()])  # of the four settings
   plan_of = lambda config, data: (_plan(config, data), next(rests))

@@ -104,7 +104,7 @@ class _Steps:
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
       "exchanged": exchanged(self.step),
       "digest": build.digest(config(None)).hex(),
-      "epsilon": self.run.promise.curve(4),
+      "epsilon": self.run.guarantee.curve(4),
     }
 
 

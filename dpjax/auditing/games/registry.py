@@ -50,7 +50,7 @@ class Package(NamedTuple):
   find: Callable[[], dict[str, Any]]  # name -> class or function
   play: Callable[[str, Any], list[Game]]
   covered: Mapping[str, Any]  # names that have games
-  no_claim: Mapping[str, str]  # names that promise nothing, and why
+  no_claim: Mapping[str, str]  # names that guarantee nothing, and why
 
 
 def public(package: ModuleType) -> dict[str, Any]:

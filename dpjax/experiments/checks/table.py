@@ -1,6 +1,6 @@
 """Checks of a user's own run before it is trusted: `python -m launch.check`.
 
-The promise of a run rests on facts about code: nobody moves the sum by more than the
+The guarantee of a run rests on facts about code: nobody moves the sum by more than the
 sensitivity, the noise is as large as accounted, batches are drawn as accounted. Each is
 measured on the run's own model, gradient, transform, sampler and keys, against a bound.
 A pass is evidence, not a proof; a failure is a bug that voids the epsilon.
@@ -80,7 +80,7 @@ def subject(config: TrainConfig, loaded: tuple[Any, Any] | None = None) -> Subje
     gradient_of=clipped_grad,
     # The batches of a check contain the keys of their examples.
     algorithm=lambda key: run.with_keys(key, None if run.keyed else run.random.local),
-    promise=run.promise,
+    guarantee=run.guarantee,
     optimizer=run.optimizer,
   )
 

@@ -54,7 +54,7 @@ def public(
   Args:
     real: true number of records: secret under add_or_remove_one, public under the others.
     declared: a constant that somebody declared; None: none was declared.
-    relation: neighboring relation of the promise.
+    relation: neighboring relation of the guarantee.
     promised: whether anything is promised at all. If not, the true number serves as well.
     field: field of the config that declares it. other: field=value that makes the number public.
 

@@ -22,7 +22,7 @@ from dpjax import validate
 from dpjax.accounting import by_name
 from dpjax.experiments.config import fields, rules
 from dpjax.experiments.config.unread import Unused, reason
-from dpjax.experiments.run import checkpoint, promise, provenance, switches, writers
+from dpjax.experiments.run import checkpoint, guarantee, provenance, switches, writers
 from dpjax.experiments.run import workdir as owner
 from dpjax.experiments.sweeps import cost, curve, side_by_side
 from dpjax.parallel import allocator
@@ -412,4 +412,4 @@ def summary(row: Row, y: str) -> str:
   if row["status"] == "failed":
     return f"{row['name']}: failed: {row['error']}"
   value = by_name(y, curve.numeric(row, y))
-  return f"{row['name']}: {y} = {value}, {promise.summary(row)}{writers.took(row)}"
+  return f"{row['name']}: {y} = {value}, {guarantee.summary(row)}{writers.took(row)}"

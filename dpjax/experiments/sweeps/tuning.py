@@ -32,7 +32,7 @@ from dpjax.accounting import upper
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from dpjax.experiments.sweeps import curve
 from dpjax.experiments.sweeps.engine import LastData, LoadFn, Point
 from dpjax.experiments.sweeps.grid import SweepConfig, TrainFn, points
@@ -196,7 +196,7 @@ def selection_cost(
 def _statement(
   plan: Plan, one_run: float, epsilon: float, delta: float, assumptions: tuple[str, ...]
 ) -> str:
-  fails = promise.named(assumptions)
+  fails = guarantee.named(assumptions)
   kind = f"CLAIMED; nothing is proved; fails or is assumed: {fails}" if fails else "proved"
   return (
     f"One run is (epsilon = {upper(one_run)}, delta = {upper(plan.delta)})"
@@ -223,7 +223,7 @@ def _check(config: SweepConfig) -> None:
 
 def _plan(config: TrainConfig, data: Any) -> tuple[Plan, tuple[str, ...]]:
   run = build.assemble(config, data)
-  return run.plan, run.promise.failed_assumptions
+  return run.plan, run.guarantee.failed_assumptions
 
 
 def _common_plan(

@@ -308,7 +308,7 @@ def _two_stories(terms, victim):
 
 
 def test_a_server_that_lies_opens_a_vector_where_2t_is_at_most_n_and_nothing_is_signed():
-  """What the promise, for an honest-but-curious server, leaves out: see `sums.secagg`."""
+  """What the guarantee, for an honest-but-curious server, leaves out: see `sums.secagg`."""
   terms, vectors, said = parties.terms(5, 2), parties.vectors(5), {}
   played = parties.play(terms, vectors, told=_two_stories(terms, 0), messages=said)
   shares = {b"\0": {}, b"\1": {}}  # of client 0's own mask, of its key

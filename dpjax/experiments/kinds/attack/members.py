@@ -20,9 +20,9 @@ from dpjax.experiments.kinds.central import build as central
 from dpjax.experiments.kinds.central import privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import config_names, pieces, saved, workdir, writers
+from dpjax.experiments.run.guarantee import NONE, Guarantee
 from dpjax.experiments.run.loop import Phase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import NONE, Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.types import NeighboringRelation, Params
 from dpjax.validate import UserError
@@ -55,7 +55,7 @@ class Targets(NamedTuple):
   run: central.Run  # of one half
   test: Any
   train: Any  # (group) -> models
-  promise: Promise
+  guarantee: Guarantee
   facts: dict[str, Any]  # of a target, what its own run says of itself
 
 
@@ -100,13 +100,13 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
   records = records.declared(size)
   half = records.subset(slice(0, size))
   run = central.assemble(config.train, (half, test), random)
-  promise = run.promise
+  guarantee = run.guarantee
   facts = {}
   if settings.target is not None:
     arrays = saved.read(settings.target, "attack.target")
     target = saved.in_place_of(run.params, arrays, f"attack.target={settings.target!r}")
     facts = facts_of_run(settings.target, target, config.train)
-    promise = NONE  # this config's steps are not what trained it
+    guarantee = NONE  # this config's steps are not what trained it
   init = jax.jit(
     lambda key: central.start(config.train, half, random._replace(init=key))[2]
   )
@@ -119,7 +119,7 @@ def prepare(config: AttackConfig, loaded: tuple[Any, Any], random: RunKeys) -> T
     seed=random.sampler,
     side_by_side=settings.side_by_side,
   )
-  return Targets(records, included, target, members, run, test, models, promise, facts)
+  return Targets(records, included, target, members, run, test, models, guarantee, facts)
 
 
 def _joined(train: data.Dataset, test: data.Dataset) -> tuple[data.Dataset, np.ndarray]:
@@ -491,7 +491,7 @@ def verdict(
   apart = any(rate.tpr_interval[0] > rate.fpr_interval[1] for rate in rates)
   apart |= attacks.auc_interval(curve, confidence=each, num_targets=num_targets)[0] > 0.5
   if judged is not None and judged.verdict == "above":
-    return "ABOVE the line that its promise allows"
+    return "ABOVE the line that its guarantee allows"
   if not apart:
     return "not shown to fail"
   if judged is None:

@@ -18,7 +18,7 @@ from dpjax.experiments.kinds.federated.config import (
   algorithms_that,
 )
 from dpjax.experiments.kinds.federated.secure_sums import NoSecureSum
-from dpjax.experiments.run.promise import Promise
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.types import NeighboringRelation
 from dpjax.validate import UserError
 
@@ -144,9 +144,9 @@ def seed_of(key: jax.Array) -> int:
   return int.from_bytes(np.asarray(jax.random.key_data(key)).tobytes(), "little")
 
 
-def promise(
+def guarantee(
   config: FedConfig, noise_in_shares: secure.SkellamSum, num_clients: int
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee for one client of `num_clients`, under zero-out."""
   delta = config.privacy.delta
   asked: dict[str, Any] = {"neighboring_relation": _RELATION, "delta": delta}
@@ -179,7 +179,7 @@ def promise(
     )
     return "\n\n".join([*filled, text])
 
-  return Promise(
+  return Guarantee(
     kind="proved",
     delta=delta,
     relation=_RELATION,

@@ -18,9 +18,9 @@ from dpjax.experiments.kinds import bounds
 from dpjax.experiments.kinds.secure.config import SecureConfig, check
 from dpjax.experiments.run import pieces
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import NONE
 from dpjax.experiments.run.loop import Job, Phase, RunOutcome, Schedule, TrainPhase
 from dpjax.experiments.run.pieces import Arrays
-from dpjax.experiments.run.promise import NONE
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.validate import UserError
 
@@ -38,7 +38,7 @@ class Computed(NamedTuple):
   hides: str  # what from whom
   num_steps: int
   params: Any  # what may leave
-  facts: dict[str, Any] | None = None  # of a promise; None: there is none
+  facts: dict[str, Any] | None = None  # of a guarantee; None: there is none
   more: dict[str, Any] = {}  # noqa: RUF012 - read alone
 
 

@@ -1,6 +1,6 @@
 """The guarantee of a run. Every epsilon shown to a user is read from here.
 
-A promise is made before the first step and answers, for any number of steps, what they cost
+A guarantee is made before the first step and answers, for any number of steps, what they cost
 and in which words. What is printed at the end is that of the ledger: of what really ran.
 """
 
@@ -39,14 +39,14 @@ RATES = {"tpr_at_fpr_0.001": 1e-3, "tpr_at_fpr_0.01": 1e-2, "tpr_at_fpr_0.1": 0.
 ADVANTAGE = "max_advantage"
 
 # Old name, for one release: users' kinds of runs print it.
-__getattr__ = _moved.names_of_module(__name__, told="summary")
+__getattr__ = _moved.names_of_module(__name__, told="summary", Promise="Guarantee")
 
 
 @dataclasses.dataclass(frozen=True)
-class Promise:
+class Guarantee:
   """A guarantee: its unit, its kind of epsilon, its neighbouring relation.
 
-  >>> Promise("claimed", 0.0, "replace_one")
+  >>> Guarantee("claimed", 0.0, "replace_one")
   Traceback (most recent call last):
   ...
   ValueError: a claimed epsilon must name the assumptions that fail
@@ -182,12 +182,12 @@ def of_plan(
   budget: float | None = None,
   note: str = "",
   release: bool = False,
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of a plan that runs on that many records.
 
   Args:
     ran: what really runs, where `plan` is that of a larger deployment, with `deployed`
-      records: then the promise is simulated.
+      records: then the guarantee is simulated.
     unit: whose data are one record; "" for the plan's own word.
     note: text before the plan's statement.
     release: noise on a grid, keys of the operating system; see `released`.
@@ -206,7 +206,7 @@ def of_plan(
     parts = [note, text, released(plan) if release else ""]
     return "\n\n".join(part for part in parts if part)
 
-  return Promise(
+  return Guarantee(
     kind=kind if plan.is_private else "none",
     delta=plan.delta,
     relation=str(plan.neighboring_relation),
@@ -238,7 +238,7 @@ def of_event(
   budget: float | None = None,
   assumed: str = "",
   release: bool = False,
-) -> Promise:
+) -> Guarantee:
   """Returns the guarantee of a run without a `Plan`, each of whose steps has one event.
 
   Whether the steps do what the event says cannot be checked here.
@@ -287,7 +287,7 @@ def of_event(
   is_private = math.isfinite(curve(num_steps))
   if not is_private:
     check_nothing_asked(budget=budget, release=release)
-  return Promise(
+  return Guarantee(
     kind=kind if is_private else "none",
     delta=delta,
     relation=relation,
@@ -305,7 +305,7 @@ def of_event(
   )
 
 
-NONE = Promise("none", None, "")
+NONE = Guarantee("none", None, "")
 
 
 def named(assumptions: Iterable[str]) -> str:
@@ -324,11 +324,11 @@ def check_nothing_asked(*, budget: float | None, release: bool) -> None:
     raise UserError(f"{shown}: needs an epsilon, and nothing is proved for this run")
 
 
-def noted(promised: Promise, note: str, assumed: str = "") -> Promise:
+def noted(promised: Guarantee, note: str, assumed: str = "") -> Guarantee:
   """Returns the same guarantee with a note before its statement; "" for none.
 
   Args:
-    assumed: what the promise rests on and nothing here can check: then it is a claim.
+    assumed: what the guarantee rests on and nothing here can check: then it is a claim.
   """
   if not note:
     return promised
