@@ -83,9 +83,9 @@ class _Steps:
   def __init__(self, layout):
     both = dataset(), dataset()
     self.run = build.assemble(config(layout), both)
-    self.work = build.work(config(layout), self.run)
-    self.batches = [next(slices) for slices in self.work.draws(0)]
-    self.first, step = self.work.init(), jax.jit(self.run.algorithm.step)
+    self.phase = build.phase(config(layout), self.run)
+    self.batches = [next(slices) for slices in self.phase.draws(0)]
+    self.first, step = self.phase.init(), jax.jit(self.run.algorithm.step)
     self.step = step.lower(self.first, self.batches[0]).compile()
 
   def facts(self):
@@ -98,7 +98,7 @@ class _Steps:
       "params": _told(state.params),
       "noise": _told(training.noise_state(state)),
       "info": [float(value) for value in info],
-      "scores": self.work.evaluate(state),
+      "scores": self.phase.evaluate(state),
       "drawn": [[rows(b.examples.x), rows(b.mask), int(sum(b.mask))] for b in self.batches],
       "rows on a device": self.batches[0].examples.x.sharding.shard_shape((32, 6)),
       "lies": [lies(leaf) for leaf in jax.tree.leaves((state.params, state.opt_state))],
