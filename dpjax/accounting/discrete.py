@@ -66,8 +66,8 @@ def summed_discrete_gaussian_rdp(
 
   Raises UserError for share_variance < 1/4, where the proposition says nothing.
 
-  >>> one = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
-  >>> bool(np.allclose(one, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
+  >>> rdp = summed_discrete_gaussian_rdp(4.0, 1, l2_sensitivity=2.0, dim=3)
+  >>> bool(np.allclose(rdp, discrete_gaussian_rdp(4.0, l2_sensitivity=2.0)))
   True
   """
   validate.positive(share_variance=share_variance, l2_sensitivity=l2_sensitivity)

@@ -124,8 +124,8 @@ def attribute_advantage(
 
   Raises UserError for shapes that do not match, a record that every model held, or none.
 
-  >>> found = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
-  >>> found.with_record, found.without_record, found.advantage
+  >>> result = attribute_advantage([[1, 0], [0, 0]], np.eye(2, dtype=bool), [1, 0])
+  >>> result.with_record, result.without_record, result.advantage
   (1.0, 0.5, 0.5)
   """
   validate.open_unit(confidence=confidence)

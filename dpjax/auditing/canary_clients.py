@@ -316,8 +316,8 @@ class OwnParameters(NamedTuple):
 def directions(params: Params, *, num_canaries: int, seed: int) -> Directions:
   """The directions of canaries among updates of these parameters, a function of the seed.
 
-  >>> made = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
-  >>> along = made.along(made.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
+  >>> drawn = directions({"w": jnp.zeros(64)}, num_canaries=5, seed=0)
+  >>> along = drawn.along(drawn.one(jnp.int32(3), {"w": jnp.zeros(64)})["w"])
   >>> [round(abs(float(cosine)), 5) for cosine in along]
   [0.0, 0.0, 0.0, 1.0, 0.0]
   """

@@ -263,8 +263,8 @@ def total(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
 
   A float sum depends on its order and may move by more than one record's share.
 
-  >>> whole, rest = total(jnp.full(1000, 0.75))
-  >>> float(whole), float(rest)
+  >>> whole, fraction = total(jnp.full(1000, 0.75))
+  >>> float(whole), float(fraction)
   (750.0, 0.0)
   """
   if len(shares) > MAX_RECORDS:

@@ -188,8 +188,8 @@ class BrokenMechanism:
     plant: the fault.
     settings: settings of the honest mechanism.
 
-  >>> made = dict(epsilon=1.0, l1_sensitivity=1.0)
-  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], made)
+  >>> settings = dict(epsilon=1.0, l1_sensitivity=1.0)
+  >>> broken = BrokenMechanism(mechanisms.Laplace, "", PLANTS["noise"], settings)
   >>> broken.scale, broken._broken.scale
   (1.0, 0.1)
   """

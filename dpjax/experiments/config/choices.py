@@ -150,8 +150,8 @@ def settings(
   Args:
     documented: object whose docstring describes the choice, unless the function's own does.
 
-  >>> made = settings(round, ndigits=2)
-  >>> made(), made(ndigits=1).make(3.14159)
+  >>> kind = settings(round, ndigits=2)
+  >>> kind(), kind(ndigits=1).make(3.14159)
   (round(ndigits=2), 3.1)
   """
   # Only None needs the function's annotations: every other default shows its type.
@@ -238,8 +238,8 @@ def leaves(config: Any, default: Any = None, prefix: str = "") -> Iterator[Leaf]
   """Yields every leaf, in order; after a choice come the leaves of its value.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> found = leaves(PrivacyConfig(clipping="automatic"))
-  >>> [leaf[2:] for leaf in found if leaf.path.startswith("clipping")]
+  >>> all_leaves = leaves(PrivacyConfig(clipping="automatic"))
+  >>> [leaf[2:] for leaf in all_leaves if leaf.path.startswith("clipping")]
   [('automatic', 'flat'), (0.01, 0.01)]
   """
   default = default if prefix else type(config)()

@@ -146,8 +146,8 @@ def from_dict(kind: Any, held: Any, *, name: str = "config") -> Any:
     UserError: `kind` has no such field, or a value has another type.
 
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig
-  >>> made = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
-  >>> from_dict(PrivacyConfig, to_dict(made)) == made
+  >>> config = PrivacyConfig(clipping="automatic", noise_levels=[2.0, 0.5])
+  >>> from_dict(PrivacyConfig, to_dict(config)) == config
   True
   """
   if not isinstance(held, dict):

@@ -256,8 +256,8 @@ def of_event(
     UserError: a budget, or a release, of a run that promises nothing.
 
   >>> from dpjax.accounting import gaussian_event
-  >>> found = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
-  >>> found.kind, round(found.curve(1), 3)
+  >>> stated = of_event(gaussian_event(2.0), delta=1e-5, l2_bound=1.0, num_records=100)
+  >>> stated.kind, round(stated.curve(1), 3)
   ('proved', 1.993)
   """
   kinds = [(type(part).__name__, kind_of(part)) for part in accounting.parts(event)]

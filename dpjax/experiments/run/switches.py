@@ -49,8 +49,8 @@ def settled(
   >>> from dpjax.experiments.kinds import unused
   >>> from dpjax.experiments.kinds.central.config import PrivacyConfig, TrainConfig
   >>> plain = TrainConfig(privacy=PrivacyConfig(method="sgd", l2_clip_norm=0.1))
-  >>> found = settled(plain, ["privacy.method"], unused.of_training, lambda path: True)
-  >>> found[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), found[1]
+  >>> result = settled(plain, ["privacy.method"], unused.of_training, lambda path: True)
+  >>> result[0] == TrainConfig(privacy=PrivacyConfig(method="sgd")), result[1]
   (True, ['privacy.l2_clip_norm'])
   """
   asked = dict.fromkeys(explicit, "")

@@ -108,11 +108,11 @@ class OutputNoise:
     UserError: no penalty, a rate that is too large or no power of two over n, sums or noise that
       would leave the ring.
 
-  >>> made = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
+  >>> mechanism = OutputNoise(num_rows=64, num_features=2, l2_penalty=0.5, num_steps=50,
   ...   noise_multiplier=4.0)
-  >>> round(made.l2_sensitivity, 4), round(2 * math.sqrt(2) / (64 * 0.5), 4)
+  >>> round(mechanism.l2_sensitivity, 4), round(2 * math.sqrt(2) / (64 * 0.5), 4)
   (0.0885, 0.0884)
-  >>> round(made.epsilon(delta=1e-5), 2)
+  >>> round(mechanism.epsilon(delta=1e-5), 2)
   1.01
   """
 

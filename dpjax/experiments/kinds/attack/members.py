@@ -382,8 +382,8 @@ def strongest(leakages: Mapping[str, attacks.Leakage], num_targets: int) -> dict
   """Picks the strongest method: the largest TPR at 1 % FPR, then the largest AUC.
 
   >>> truth = np.arange(400) < 200
-  >>> found = {"blind": np.zeros(400), "sure": truth + 0.0}
-  >>> strongest({name: attacks.measure(one, truth) for name, one in found.items()}, 1)["words"]
+  >>> scores = {"blind": np.zeros(400), "sure": truth + 0.0}
+  >>> strongest({name: attacks.measure(score, truth) for name, score in scores.items()}, 1)["words"]
   'strongest of 2: sure, TPR 1.000 (0.982-1.000) at 1 % FPR, AUC 1.000 (0.904-1.000)'
   """
   power = {
