@@ -16,7 +16,7 @@ from flax import linen as nn
 from dpjax import training
 from dpjax.experiments.kinds.synthesis import sample_scores
 from dpjax.experiments.kinds.synthesis.config import SynthesisConfig, WassersteinGan
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.experiments.run.job import Phase, Scores, every
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.plan import Plan
@@ -203,8 +203,8 @@ class CriticRun:
       },
       evaluate=self.scores,
       write=self.write,
-      promise=promise.noted(
-        promise.of_plan(plan, self._public_size(), budget=config.epsilon_budget),
+      guarantee=guarantee.noted(
+        guarantee.of_plan(plan, self._public_size(), budget=config.epsilon_budget),
         textwrap.fill(note, width=92, break_on_hyphens=False),
       ),
       row_at=lambda step: every(config.eval_every, step, plan.num_steps),
