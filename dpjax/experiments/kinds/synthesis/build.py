@@ -1,8 +1,8 @@
 """Builds the job of one run of private synthesis from a `SynthesisConfig`.
 
 With `method="kernel_mean"` step 1 is the one release of the run, and the only step that reads a
-private record. Every later step updates the generator some times: post-processing, which is accounted
-as no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
+private record. Every later step updates the generator some times: post-processing, which is
+accounted as no event. With `method="wgan_gp"` every step is one of DP-SGD (`critic_run`).
 """
 
 from __future__ import annotations
