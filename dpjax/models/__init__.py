@@ -18,6 +18,7 @@ if TYPE_CHECKING:
   from dpjax.models.activations import tempered_sigmoid as tempered_sigmoid
   from dpjax.models.bert import Bert as Bert
   from dpjax.models.bert import load_bert as load_bert
+  from dpjax.models.checkpoint_files import load_checkpoint as load_checkpoint
   from dpjax.models.convnet import CifarCnn as CifarCnn
   from dpjax.models.convnet import Cnn as Cnn
   from dpjax.models.convnet import ConvNet as ConvNet

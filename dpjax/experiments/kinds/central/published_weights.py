@@ -1,11 +1,14 @@
-"""First parameters from a safetensors file in the layout of a published model."""
+"""First parameters from a safetensors file in the layout of a published model, or from a
+checkpoint of Flax or Orbax by the model's own names."""
 
 from __future__ import annotations
 
 import flax.linen as nn
 
-from dpjax import models
+from dpjax import models, weight_folders
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import saved
+from dpjax.models import checkpoint_files
 from dpjax.types import Params
 from dpjax.validate import UserError
 
@@ -36,7 +39,17 @@ def check(config: TrainConfig) -> None:
 
 
 def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> Params:
-  """Returns the weights of a file for the config's model; `params` are its first ones."""
+  """Returns the weights of a file or folder for the config's model.
+
+  Args:
+    params: the first parameters of the model.
+  """
+  if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
+    return saved.begun(config.pretrained, params)
+  if not path.endswith(".safetensors"):
+    told = f"pretrained={config.pretrained!r}"
+    arrays, fresh = checkpoint_files.read(path, params, told)
+    return saved.in_place_of(params, arrays, told, fresh)
   try:
     if config.model.name in _LOADERS:
       return getattr(models, _LOADERS[config.model.name])(path, model, params)
