@@ -51,6 +51,7 @@ if TYPE_CHECKING:
   from dpjax.models.scattering import scattering_chunks as scattering_chunks
   from dpjax.models.scattering import scattering_features as scattering_features
   from dpjax.models.scattering import typical_scales as typical_scales
+  from dpjax.models.sentence_encoder import sentence_features as sentence_features
   from dpjax.models.transformer import Transformer as Transformer
   from dpjax.models.vision_transformer import VisionTransformer as VisionTransformer
   from dpjax.models.vision_transformer import load_vit as load_vit

@@ -106,7 +106,7 @@ def of(
     vocab_size=dataset.vocab_size,
     target=dataset.target,
     labels=_labels(dataset, declared, is_table),
-    unit_range=is_table or scaled,
+    unit_range=(is_table and dataset.x.dtype != np.int32) or scaled,
     declaration=declared if is_table else None,
   )
 

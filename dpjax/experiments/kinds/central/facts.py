@@ -64,6 +64,8 @@ def planned(config: TrainConfig, run: Run) -> dict[str, Any]:
     # without an epsilon their noise belongs to no guarantee
     found |= {"statistics_noise_multiplier": noise} if plan.is_private else {}
   found |= pretrained(run) | starting_point.facts(config)
+  if run.tokenizer is not None:
+    found["tokenizer"] = run.tokenizer
   if config.mesh is not None:
     found["mesh"] = config.mesh
   if config.resident is not None:

@@ -1,0 +1,32 @@
+"""Film reviews: sentence embeddings of a public network and a linear model, with DP-SGD.
+
+python -m launch.train --config=configs/movie_reviews_minilm.py --workdir=runs/reviews
+"""
+
+from dpjax.experiments.kinds.central.config import (
+  DataConfig,
+  ModelConfig,
+  OptimizerConfig,
+  PrivacyConfig,
+  TrainConfig,
+)
+
+
+def get_config() -> TrainConfig:
+  """Batches of a quarter of the data, and an average of the parameters over the steps."""
+  return TrainConfig(
+    data=DataConfig(name="movie_reviews"),
+    model=ModelConfig(name="minilm_linear"),
+    privacy=PrivacyConfig(
+      epsilon=2.0,
+      delta=1e-5,
+      sampling_prob=0.25,
+      # The embedding of a sentence has norm 1.
+      l2_clip_norm=1.0,
+    ),
+    optimizer=OptimizerConfig(learning_rate=4.0),
+    ema_decay=0.9,
+    num_steps=60,
+    eval_every=60,
+    checkpoint_every=60,
+  )
