@@ -66,7 +66,7 @@ def files_within(folder: str, at: str) -> list[str]:
     UserError: beginning with `at`: it holds a link, a pipe or a device, more than 100,000
       files, or cannot be read.
   """
-  found: list[str] = []
+  paths: list[str] = []
   open_folders = [""]
   while open_folders:
     where = open_folders.pop()
@@ -82,10 +82,10 @@ def files_within(folder: str, at: str) -> list[str]:
       elif not entry.is_file(follow_symlinks=False):
         raise UserError(f"{at}: {name} must be a file, not a link, a pipe or a device")
       else:
-        found.append(name)
-    if len(found) + len(open_folders) > _MOST_FILES:
+        paths.append(name)
+    if len(paths) + len(open_folders) > _MOST_FILES:
       raise UserError(f"{at}: holds more than {_MOST_FILES} files")
-  return sorted(found)
+  return sorted(paths)
 
 
 def sha256(folder: str, at: str) -> str:

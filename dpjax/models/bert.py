@@ -142,7 +142,7 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     UserError: one line: no such file, or none of safetensors; a tensor too few or too many, of
       another shape or type, or with a value that is not finite; the library is not installed.
   """
-  told = f"path={os.fspath(path)!r}"
+  label = f"path={os.fspath(path)!r}"
 
   def bare(name: str) -> str:
     for ending, later in _EARLIER.items():
@@ -157,12 +157,12 @@ def load_bert(path: str | os.PathLike[str], model: Bert, params: Params) -> Para
     if not _PASSED_OVER.fullmatch(bare(name))
   }
   wanted = weight_files.shapes(model, jnp.zeros((1, 1), jnp.int32))
-  return weight_files.parameters(held, sources(model), wanted, params, told)
+  return weight_files.parameters(held, sources(model), wanted, params, label)
 
 
 def sources(model: Any) -> dict[Path, Origin]:
   """Returns the tensors of Hugging Face's BERT that each parameter is made from."""
-  found = {
+  origins = {
     ("embed", "embedding"): same("embeddings.word_embeddings.weight"),
     ("positions",): same("embeddings.position_embeddings.weight"),
     ("segments",): same("embeddings.token_type_embeddings.weight"),
@@ -174,10 +174,10 @@ def sources(model: Any) -> dict[Path, Origin]:
     block = f"block_{i}"
     theirs = f"encoder.layer.{i}"
     mixed = [f"{theirs}.attention.self.{part}" for part in ("query", "key", "value")]
-    found |= of_dense((block, "attention", "query_key_value"), *mixed)
-    found |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
-    found |= of_norm((block, "attention_norm"), f"{theirs}.attention.output.LayerNorm")
-    found |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
-    found |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
-    found |= of_norm((block, "mlp_norm"), f"{theirs}.output.LayerNorm")
-  return found
+    origins |= of_dense((block, "attention", "query_key_value"), *mixed)
+    origins |= of_dense((block, "attention", "out"), f"{theirs}.attention.output.dense")
+    origins |= of_norm((block, "attention_norm"), f"{theirs}.attention.output.LayerNorm")
+    origins |= of_dense((block, "mlp_in"), f"{theirs}.intermediate.dense")
+    origins |= of_dense((block, "mlp_out"), f"{theirs}.output.dense")
+    origins |= of_norm((block, "mlp_norm"), f"{theirs}.output.LayerNorm")
+  return origins

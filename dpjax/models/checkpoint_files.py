@@ -77,26 +77,26 @@ def load_checkpoint(path: str | os.PathLike[str], params: Params) -> Params:
   >>> load_checkpoint(path, params)
   {'params': {'head': {'bias': array([1., 1.], dtype=float32)}}}
   """
-  told = f"path={os.fspath(path)!r}"
-  arrays, fresh = read(path, params, told)
+  label = f"path={os.fspath(path)!r}"
+  arrays, fresh = read(path, params, label)
   leaves = {}
   for name, leaf in trees.named_leaves(params).items():
     leaves[name] = leaf
     if name not in fresh:
       with np.errstate(over="ignore"):
         leaves[name] = arrays[name].astype(leaf.dtype)
-      weight_files.finite(np.asarray(leaves[name], np.float64), name, told)
+      weight_files.finite(np.asarray(leaves[name], np.float64), name, label)
   return jax.tree.unflatten(jax.tree.structure(params), list(leaves.values()))
 
 
 def read(
-  path: str | os.PathLike[str], params: Params, told: str
+  path: str | os.PathLike[str], params: Params, label: str
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
   """Reads the arrays of a checkpoint for a model.
 
   Args:
     path, params: those of `load_checkpoint`.
-    told: how an error begins.
+    label: how an error begins.
 
   Returns:
     (arrays by the model's names, without the last layer where it begins afresh; names of the
@@ -108,29 +108,29 @@ def read(
   wanted = {name: np.shape(leaf) for name, leaf in trees.named_leaves(params).items()}
   file = names.weights_file(os.fspath(path))
   is_orbax = os.path.isdir(file)
-  stored = _parameters(_orbax(file, told) if is_orbax else _flax(file, told), told)
+  stored = _parameters(_orbax(file, label) if is_orbax else _flax(file, label), label)
   fresh = tuple(name for name in wanted if _is_head(name))
   if all(name in stored and stored[name][1].shape == wanted[name] for name in fresh):
     fresh = ()
   if fresh:
     stored = {name: entry for name, entry in stored.items() if not _is_head(name)}
-  weight_files.check_names(stored, {*wanted} - {*fresh}, told)
+  weight_files.check_names(stored, {*wanted} - {*fresh}, label)
   # Shapes come first: memory is taken for the arrays of the model alone.
   for name, (_, entry) in stored.items():
     if entry.shape != wanted[name]:
       have = f"{name} is of shape {entry.shape}"
-      raise UserError(f"{told}: {have}, the model wants {wanted[name]}")
+      raise UserError(f"{label}: {have}, the model wants {wanted[name]}")
     if entry.dtype not in _DTYPES:
       raise UserError(
-        f"{told}: {name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}"
+        f"{label}: {name} is {entry.dtype}, must be one of {', '.join(_DTYPES)}"
       )
   if is_orbax:
     paths = {name: place for name, (place, _) in stored.items()}
-    arrays = _orbax_arrays(file, paths, told)
+    arrays = _orbax_arrays(file, paths, label)
   else:
     arrays = {name: _numbers(entry) for name, (_, entry) in stored.items()}
   for name, array in arrays.items():
-    weight_files.finite(np.asarray(array, np.float64), name, told)
+    weight_files.finite(np.asarray(array, np.float64), name, label)
   return arrays, fresh
 
 
@@ -139,7 +139,7 @@ def _is_head(name: str) -> bool:
 
 
 def _parameters(
-  stored: Mapping[tuple[str, ...], Any], told: str
+  stored: Mapping[tuple[str, ...], Any], label: str
 ) -> dict[str, tuple[tuple[str, ...], Any]]:
   """Selects the parameters of all that a checkpoint holds.
 
@@ -153,23 +153,23 @@ def _parameters(
     bad = sorted(tops & {*_COLLECTIONS})
     if bad:
       raise UserError(
-        f"{told}: holds {', '.join(bad)}, and models of dpjax hold parameters alone"
+        f"{label}: holds {', '.join(bad)}, and models of dpjax hold parameters alone"
       )
     inside = {path[1:]: entry for path, entry in inside.items() if path[0] == "params"}
     tops = {path[0] for path in inside if path}
   # The state of an nnx module holds each array as its "value".
   if inside and all(path[-1:] == ("value",) for path in inside):
     inside = {path[:-1]: entry for path, entry in inside.items()}
-  found: dict[str, tuple[tuple[str, ...], Any]] = {}
+  selected: dict[str, tuple[tuple[str, ...], Any]] = {}
   for path, (place, entry) in inside.items():
     name = "/".join(("params", *path))
     if not path or not isinstance(entry, _Stored):
-      raise UserError(f"{told}: {name} is no array, must be of floating point numbers")
+      raise UserError(f"{label}: {name} is no array, must be of floating point numbers")
     # Two paths may give one name where a part of them holds a slash.
-    if name in found:
-      raise UserError(f"{told}: holds {name} twice")
-    found[name] = (place, entry)
-  return found
+    if name in selected:
+      raise UserError(f"{label}: holds {name} twice")
+    selected[name] = (place, entry)
+  return selected
 
 
 def _numbers(entry: _Stored) -> np.ndarray:
@@ -180,24 +180,26 @@ def _numbers(entry: _Stored) -> np.ndarray:
 # --- Flax
 
 
-def _flax(path: str, told: str) -> dict[tuple[str, ...], Any]:
+def _flax(path: str, label: str) -> dict[tuple[str, ...], Any]:
   """Returns what a msgpack file holds by path, without making numbers of it."""
   # Few runs need it.
   import msgpack
 
-  content = weight_files.content_of(path, told)
+  content = weight_files.content_of(path, label)
   # Pickles run code. Their first two bytes are an empty table to msgpack.
   if len(content) > 2 and content[0] == _PICKLE and content[1] <= _NEWEST_PICKLE:
-    raise UserError(f"{told}: is a pickle, which may run code; save it as msgpack or Orbax")
+    raise UserError(
+      f"{label}: is a pickle, which may run code; save it as msgpack or Orbax"
+    )
   try:
     tree = msgpack.unpackb(
       content, ext_hook=_extension, object_pairs_hook=_table, strict_map_key=False
     )
   # Of msgpack: ValueError and its kin for damage, TypeError for a key that is a table.
   except (ValueError, TypeError, OverflowError, MemoryError, RecursionError) as error:
-    raise UserError(f"{told}: is no checkpoint of Flax ({_reason(error)})") from error
+    raise UserError(f"{label}: is no checkpoint of Flax ({_reason(error)})") from error
   if not isinstance(tree, dict):
-    raise UserError(f"{told}: is no checkpoint of Flax (it holds no table of arrays)")
+    raise UserError(f"{label}: is no checkpoint of Flax (it holds no table of arrays)")
   return dict(_flat(tree, ()))
 
 
@@ -266,26 +268,26 @@ def _joined(table: Mapping[str, Any]) -> Any:
 # --- Orbax
 
 
-def _orbax(folder: str, told: str) -> dict[tuple[str, ...], Any]:
+def _orbax(folder: str, label: str) -> dict[tuple[str, ...], Any]:
   """Returns what an Orbax folder says of its arrays, by path; their bytes are not read.
 
   Raises:
-    UserError: beginning with `told`: none of Orbax, or one of a run of dpjax; links and pipes.
+    UserError: beginning with `label`: none of Orbax, or one of a run of dpjax; links and pipes.
   """
-  weight_folders.files_within(folder, told)
+  weight_folders.files_within(folder, label)
   place = pathlib.Path(folder)
   if any((step / _OF_A_RUN).exists() for step in (place, place.parent)):
     raise UserError(
-      f"{told}: is a checkpoint of a run, as secret as its data; give the run's folder"
+      f"{label}: is a checkpoint of a run, as secret as its data; give the run's folder"
     )
   if (place / "_METADATA").stat().st_size > _MOST_METADATA:
-    raise UserError(f"{told}: its _METADATA is larger than {_MOST_METADATA} bytes")
-  orbax = _orbax_library(told)
+    raise UserError(f"{label}: its _METADATA is larger than {_MOST_METADATA} bytes")
+  orbax = _orbax_library(label)
   try:
     tree = orbax.PyTreeCheckpointer().metadata(place.absolute()).item_metadata.tree
   # Orbax and tensorstore raise errors of many kinds for damage.
   except Exception as error:
-    raise UserError(f"{told}: is no checkpoint of Orbax ({_reason(error)})") from error
+    raise UserError(f"{label}: is no checkpoint of Orbax ({_reason(error)})") from error
   described: dict[tuple[str, ...], Any] = {}
   for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
     path = tuple(jax.tree_util.keystr((key,), simple=True) for key in keys)
@@ -296,20 +298,20 @@ def _orbax(folder: str, told: str) -> dict[tuple[str, ...], Any]:
     chunk = getattr(leaf.storage, "chunk_shape", None) or ()
     # A chunk is read whole, so its size decides how much memory is taken.
     if math.prod(chunk) > max(math.prod(shape), 1):
-      raise UserError(f"{told}: {'/'.join(path)} has chunks larger than itself")
+      raise UserError(f"{label}: {'/'.join(path)} has chunks larger than itself")
     described[path] = _Stored(tuple(shape), np.dtype(leaf.dtype).name, b"")
   return described
 
 
 def _orbax_arrays(
-  folder: str, paths: Mapping[str, tuple[str, ...]], told: str
+  folder: str, paths: Mapping[str, tuple[str, ...]], label: str
 ) -> dict[str, np.ndarray]:
   """Reads arrays of an Orbax folder on the host, wherever they lay when they were saved.
 
   Args:
     paths: name -> path in the folder's tree, of those that are read.
   """
-  orbax = _orbax_library(told)
+  orbax = _orbax_library(label)
   as_numpy = orbax.RestoreArgs(restore_type=np.ndarray)
   nested = traverse_util.unflatten_dict
   asked = orbax.args.PyTreeRestore(
@@ -322,16 +324,16 @@ def _orbax_arrays(
     flat = traverse_util.flatten_dict(tree)
     return {name: np.asarray(flat[path]) for name, path in paths.items()}
   except Exception as error:
-    raise UserError(f"{told}: cannot be read by Orbax ({_reason(error)})") from error
+    raise UserError(f"{label}: cannot be read by Orbax ({_reason(error)})") from error
 
 
-def _orbax_library(told: str) -> Any:
+def _orbax_library(label: str) -> Any:
   # It takes a second to import, and few runs need it.
   try:
     import orbax.checkpoint as orbax
   except ImportError as error:
     raise UserError(
-      f"{told}: needs Orbax ({error}); pip install orbax-checkpoint"
+      f"{label}: needs Orbax ({error}); pip install orbax-checkpoint"
     ) from error
   return orbax
 

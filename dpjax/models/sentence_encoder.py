@@ -205,9 +205,9 @@ def _weights(encoder: str) -> Params:
   example = jnp.zeros((1, 1), jnp.int32)
   wanted = weight_files.shapes(model, example)
   sources = {place: made for place, made in bert.sources(model).items() if place in wanted}
-  told = f"features={str(path)!r}"
+  label = f"features={str(path)!r}"
   # Every parameter is in the file, so nothing is begun.
-  params = weight_files.parameters(held, sources, wanted, {"params": {}}, told)
+  params = weight_files.parameters(held, sources, wanted, {"params": {}}, label)
   return jax.device_put(params)
 
 

@@ -133,8 +133,8 @@ def featured(
     return data.computed(dataset, out)
   key = data.cache.key(data.digest(dataset), *computed.settings, *_makers(computed.code))
   tell = lambda line: print(line, file=sys.stderr, flush=True)
-  found = data.cache.rows(kept, key, shape, computed.make, tell)
-  return data.computed(dataset, found if in_files else found[:])
+  cached = data.cache.rows(kept, key, shape, computed.make, tell)
+  return data.computed(dataset, cached if in_files else cached[:])
 
 
 def _makers(names: Sequence[str]) -> tuple[str, ...]:

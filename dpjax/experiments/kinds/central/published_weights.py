@@ -47,9 +47,9 @@ def loaded(config: TrainConfig, path: str, model: nn.Module, params: Params) -> 
   if not path.endswith(".safetensors") and not weight_folders.is_checkpoint(path):
     return saved.begun(config.pretrained, params)
   if not path.endswith(".safetensors"):
-    told = f"pretrained={config.pretrained!r}"
-    arrays, fresh = checkpoint_files.read(path, params, told)
-    return saved.in_place_of(params, arrays, told, fresh)
+    label = f"pretrained={config.pretrained!r}"
+    arrays, fresh = checkpoint_files.read(path, params, label)
+    return saved.in_place_of(params, arrays, label, fresh)
   try:
     if config.model.name in _LOADERS:
       return getattr(models, _LOADERS[config.model.name])(path, model, params)

@@ -76,6 +76,6 @@ def _regrouped(chunks: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
       whole = np.concatenate(held)
       yield whole[:size].copy()
       held = [whole[size:]]
-  rest = np.concatenate(held) if held else np.zeros((0,))
-  if len(rest):
-    yield rest
+  remaining = np.concatenate(held) if held else np.zeros((0,))
+  if len(remaining):
+    yield remaining
