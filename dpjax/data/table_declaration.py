@@ -359,7 +359,10 @@ def _target(value: Any) -> tuple[tuple[str, ...], Number | Category]:
     raise UserError("must have `column`, or `columns` of several labels", field="target")
   if "column" in keys:
     columns = (text_of(keys.pop("column"), "target.column"),)
-    return columns, _column(keys, "target")
+    kind = _column(keys, "target")
+    # A target has no `length`.
+    assert not isinstance(kind, Text)
+    return columns, kind
   columns = texts(keys.pop("columns"), "target.columns", least=2)
   kind = _column(keys, "target")
   if not isinstance(kind, Category) or len(kind.values) != 2:

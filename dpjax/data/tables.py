@@ -401,6 +401,8 @@ class _Cells:
         places = self.places(name, kind)
         columns.append(np.eye(len(kind.values), dtype=np.float32)[places])
         continue
+      # A text is the one column of inputs.
+      assert isinstance(kind, Number)
       numbers = self.numbers(name, kind)
       bounds = kind.bounds
       clipped[name] += int(np.sum((numbers < bounds.lower) | (numbers > bounds.upper)))

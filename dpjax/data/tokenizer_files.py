@@ -31,12 +31,14 @@ class Tokenizer(NamedTuple):
   Args:
     ids: text -> tokens, special ones such as [CLS] included, without padding.
     vocab_size: number of different tokens, the padding 0 included.
+    first_id: token of the file's id 0: 0 where that is the padding, else 1.
     path: its file; "" for bytes.
     sha256: of the file; "" for bytes.
   """
 
   ids: Callable[[str], list[int]]
   vocab_size: int
+  first_id: int = 0
   path: str = ""
   sha256: str = ""
 
@@ -91,11 +93,11 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
   }
   first = next((word for word, index in words.items() if index == 0), None)
   # [PAD] of BERT, <pad> of T5 and others.
-  shift = 0 if first in special and "pad" in str(first).lower() else 1
+  first_id = 0 if first in special and "pad" in str(first).lower() else 1
 
   def ids(line: str) -> list[int]:
     try:
-      return [token + shift for token in tokenizer.encode(line).ids]
+      return [token + first_id for token in tokenizer.encode(line).ids]
     except Exception as error:
       # The text itself is private, and messages end in logs.
       raise UserError(
@@ -103,5 +105,6 @@ def read(path: str | os.PathLike[str]) -> Tokenizer:
       ) from None
 
   # Ids may have gaps, so the largest decides.
-  size = max(words.values()) + 1 + shift
-  return Tokenizer(ids, size, os.fspath(path), hashlib.sha256(content).hexdigest())
+  size = max(words.values()) + 1 + first_id
+  sha256 = hashlib.sha256(content).hexdigest()
+  return Tokenizer(ids, size, first_id, os.fspath(path), sha256)

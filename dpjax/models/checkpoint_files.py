@@ -250,8 +250,8 @@ def _joined(table: Mapping[str, Any]) -> Any:
   chunks = table.get("chunks")
   if not isinstance(shape, dict) or not isinstance(chunks, dict) or not chunks:
     return None
-  sizes = tuple(shape.get(str(i)) for i in range(len(shape)))
-  parts = [chunks.get(str(i)) for i in range(len(chunks))]
+  sizes: Any = tuple(shape.get(str(i)) for i in range(len(shape)))
+  parts: Any = [chunks.get(str(i)) for i in range(len(chunks))]
   if not all(isinstance(part, _Stored) for part in parts):
     return None
   if not all(type(size) is int and size >= 0 for size in sizes):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import pathlib
 import re
@@ -46,7 +47,7 @@ class Encoder(NamedTuple):
 
   weights_sha256: str
   tokenizer_sha256: str
-  sizes: dict[str, int]
+  sizes: dict[str, Any]
   knows: str
 
 
@@ -215,7 +216,7 @@ def _weights(encoder: str) -> Params:
 def _tokenizer(encoder: str) -> Any:
   path = _file(encoder, "tokenizer.json", ENCODERS[encoder].tokenizer_sha256)
   try:
-    import tokenizers
+    tokenizers = importlib.import_module("tokenizers")
   except ImportError as error:
     raise UserError(
       f"needs the library tokenizers; {INSTALL}", field="features", value=encoder

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import data
+from dpjax import data, models
 from dpjax.data import table_declaration, tables, tokenizer_files
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import (
@@ -129,11 +131,12 @@ _WORDS = {"[PAD]": 0, "a": 1, "b": 2, "?": 3, "gap": 7}
 def test_ids_are_the_files_own_where_zero_is_its_padding(tmp_path):
   read = tokenizer_files.read(_saved(tmp_path, _WORDS, **{"[PAD]": 0}))
   # The file's own padding and cut are left out; the largest id decides the size.
-  assert read.ids("a b c") == [1, 2, 3] and read.vocab_size == 8
+  assert read.ids("a b c") == [1, 2, 3] and (read.vocab_size, read.first_id) == (8, 0)
   assert read.rows(["a b", "a b a b"], 3).tolist() == [[1, 2, 0], [1, 2, 1]]
   # A word at 0 would be taken for padding.
   shifted = tokenizer_files.read(_saved(tmp_path, {"a": 0, "b": 1, "?": 2}))
-  assert shifted.ids("a b c") == [1, 2, 3] and shifted.vocab_size == 4
+  assert shifted.ids("a b c") == [1, 2, 3]
+  assert (shifted.vocab_size, shifted.first_id) == (4, 1)
   # "[PAD]" as a plain word is no padding.
   assert tokenizer_files.read(_saved(tmp_path, _WORDS)).ids("a") == [2]
 
@@ -154,6 +157,36 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   config.model.options["vocab_size"] = 7
   with pytest.raises(UserError, match=r"model.options.vocab_size=7: must be at least 8"):
     build.assemble(config)
+
+
+def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
+  _saved(tmp_path, {"a": 0, "b": 1, "?": 2})
+  (tmp_path / "posts.txt").write_text("a b\nb c\na a\nb a\n")
+  split = {"test_share": 0.5, "salt": 0}
+  keys = {"example": "line", "length": 3, "tokenizer": "tokenizer.json", "split": split}
+  (tmp_path / "posts.json").write_text(json.dumps({**keys, "num_examples": 3}))
+  options = {"num_layers": 1, "num_heads": 1, "features": 4, "max_length": 3}
+  options["norm_epsilon"] = 1e-5
+  own = models.Transformer(vocab_size=3, **options)
+  begun = own.init(jax.random.key(0), jnp.zeros((1, 3), jnp.int32))
+  models.save_gpt2(tmp_path / "gpt2.safetensors", own, begun)
+  config = TrainConfig(
+    data=DataConfig(
+      name=str(tmp_path / "posts.txt"), declaration=str(tmp_path / "posts.json")
+    ),
+    model=ModelConfig("transformer", options),
+    pretrained=str(tmp_path / "gpt2.safetensors"),
+    safetensors=True,
+    privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
+    num_steps=1,
+  )
+  run = build.assemble(config)
+  embedding = run.params["params"]["embed"]["embedding"]
+  np.testing.assert_array_equal(embedding[1:], begun["params"]["embed"]["embedding"])
+  assert run.promise.kind == "claimed" and len(run.promise.failed_assumptions) == 2
+  run.save(tmp_path, run.params)
+  again = models.load_gpt2(tmp_path / "model.safetensors", own)
+  jax.tree.map(np.testing.assert_array_equal, again, begun)
 
 
 def test_a_wrong_tokenizer_is_one_line(tmp_path, reviews):

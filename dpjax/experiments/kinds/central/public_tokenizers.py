@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import data
-from dpjax.data import registry, tables, tokenizer_files
+from dpjax.data import registry, tables, text_files, tokenizer_files
 from dpjax.experiments.kinds.central.config import DataConfig
 from dpjax.experiments.run import promise
 from dpjax.validate import UserError
@@ -21,8 +21,9 @@ from dpjax.validate import UserError
 def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
   """Returns the tokenizer that the declaration of a table or a text names; None for none."""
   path = registry.own_path(config.name, config.data_dir)
+  is_text = tables.is_table(config.name) or config.name.endswith(text_files.SUFFIX)
   # Data that a program hands over have a name and no file.
-  if not path.exists():
+  if not is_text or not path.exists():
     return None
   declared = registry.declared_at(config.declaration, config.data_dir)
   tokenizer = tables.declared_content(path, declared).get("tokenizer")

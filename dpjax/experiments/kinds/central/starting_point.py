@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 
-from dpjax import models, names, training, validate
+from dpjax import names, training, validate
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central.config import (
   AllWeights,
@@ -174,7 +174,9 @@ def write(config: TrainConfig, model: Any, whole: Params, folder: pathlib.Path) 
   """Writes model.safetensors, if the config asks for it: adapters are merged into their
   matrices."""
   if config.safetensors:
-    models.save_gpt2(folder / SAVED_AS, model, whole)
+    from dpjax.experiments.kinds.central import published_weights
+
+    published_weights.write(config, model, whole, folder / SAVED_AS)
 
 
 def facts(config: TrainConfig) -> dict[str, Any]:
