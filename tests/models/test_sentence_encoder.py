@@ -22,6 +22,7 @@ from dpjax.experiments.kinds.central.config import (
   PrivacyConfig,
   TrainConfig,
 )
+from dpjax.experiments.run import model_inputs
 from dpjax.models import sentence_encoder
 from dpjax.models.sentence_encoder import Encoder
 from dpjax.validate import UserError
@@ -149,7 +150,7 @@ def _config(**privacy):
   )
 
 
-def test_a_run_says_what_its_features_know(tiny):
+def test_a_run_says_what_its_features_know(tiny, tmp_path):
   config = _config(sampling_prob=0.5)
   loaded = build.with_features(config, _pair())
   assert loaded[0].x.shape == (24, 8) and loaded[0].x.dtype == np.float32
@@ -158,6 +159,11 @@ def test_a_run_says_what_its_features_know(tiny):
   assert run.promise.failed_assumptions == (
     "no record of this run is known to minilm, which was trained on public text",
   )
+  # A server is given texts, not their features.
+  build.inputs_writer(config.data, config.model, loaded[1])(tmp_path)
+  inputs = model_inputs.read(tmp_path)
+  assert inputs is not None
+  assert (inputs.dtype, inputs.shape, inputs.vocab_size) == ("int32", (4,), 256)
 
 
 def test_a_release_at_once_says_it_too(tiny):
