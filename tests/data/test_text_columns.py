@@ -11,14 +11,13 @@ import pytest
 
 from dpjax import data, models
 from dpjax.data import table_declaration, tables, tokenizer_files
-from dpjax.experiments.kinds.central import build
+from dpjax.experiments.kinds.central import build, facts
 from dpjax.experiments.kinds.central.config import (
   DataConfig,
   ModelConfig,
   PrivacyConfig,
   TrainConfig,
 )
-from dpjax.experiments.run import loop
 from dpjax.validate import UserError
 
 _REVIEWS = 'review,stars\n"a b, a",good\nb,bad\na a,good\nb b,bad\na,good\nb a,bad\n'
@@ -150,10 +149,14 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
     privacy=PrivacyConfig(epsilon=None, noise_multiplier=1.0, sampling_prob=0.5),
     num_steps=1,
   )
-  result = loop.train(config, tmp_path / "run")
-  assert result["epsilon_kind"] == "claimed" and result["tokenizer"]["vocab_size"] == 8
-  assert result["tokenizer"]["sha256"] == tokenizer_files.read(path).sha256
-  assert any("learnt from no record" in line for line in result["failed_assumptions"])
+  run = build.assemble(config)
+  named = facts.planned(config, run)["tokenizer"]
+  assert named["vocab_size"] == 8 and named["sha256"] == tokenizer_files.read(path).sha256
+  assert run.promise.kind == "claimed"
+  assert run.promise.failed_assumptions == (
+    f"the tokenizer {path} was learnt from no record of this run",
+  )
+  assert named["sha256"][:16] in run.promise.statement(1)
   config.model.options["vocab_size"] = 7
   with pytest.raises(UserError, match=r"model.options.vocab_size=7: must be at least 8"):
     build.assemble(config)
