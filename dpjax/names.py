@@ -108,9 +108,9 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
   ...
   dpjax.validate.UserError: data.name='dpjax.data:digest': is called with (limit=): missing ...
   """
-  made_by = find(path, field)
+  maker = find(path, field)
   try:
-    inspect.signature(made_by).bind(*args, **named)
+    inspect.signature(maker).bind(*args, **named)
   except TypeError as error:
     arguments = ", ".join([*("..." for _ in args), *(f"{name}=" for name in named)])
     raise UserError(
@@ -121,7 +121,7 @@ def call(path: str, field: str, *args: Any, **named: Any) -> Any:
     pass
   is_data = field == "data.name"
   with run_code.reading(path) if is_data else contextlib.nullcontext():
-    return guarded(path, field, made_by)(*args, **named)
+    return guarded(path, field, maker)(*args, **named)
 
 
 def guarded(path: str, field: str, part: Callable[..., Any]) -> Callable[..., Any]:

@@ -64,7 +64,7 @@ _UNIT = 2.0**-53
 _LONG_UNIT = float(np.finfo(np.longdouble).eps) / 2
 
 
-class _Law(NamedTuple):
+class _Masses(NamedTuple):
   """Masses of the sum at (first + i) h, under P where the record is removed, else under Q."""
 
   width: float  # h
@@ -100,12 +100,12 @@ def allocation_pld(
       noise_multiplier, value_discretization_interval=interval
     )
   # Loss of a removed record: log L under P.
-  term = _law(num_steps, shift, cells, removed=True)
+  term = _masses_of_sum(num_steps, shift, cells, removed=True)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=True)
   lost = min(1.0, term.lost)
   removed = pld_pmf.DensePLDPmf(interval, lowest, _two_ends(low, high), lost, True)
   # Loss of an added record: -log L under Q, on the same grid backwards.
-  term = _law(num_steps, shift, cells, removed=False)
+  term = _masses_of_sum(num_steps, shift, cells, removed=False)
   lowest, low, high = _spread(*_positive(term, num_steps), interval, tilted=False)
   finite = _two_ends(low, high)
   lost = min(1.0, term.lost + (0.0 if term.first else float(term.masses[0])))
@@ -114,7 +114,7 @@ def allocation_pld(
   return pld_lib.PrivacyLossDistribution(removed, added)
 
 
-def _positive(term: _Law, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+def _positive(term: _Masses, num_steps: int) -> tuple[np.ndarray, np.ndarray]:
   """Points of the window where L > 0, with their masses."""
   start = int(term.first == 0)
   ratios = (term.first + np.arange(start, len(term.masses))) * (term.width / num_steps)
@@ -160,7 +160,7 @@ class _Window(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
+def _masses_of_sum(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Masses:
   """The distribution of X_1 + .. + X_T, under P (`removed`) or Q."""
   window = _window(num_steps, shift, cells, removed=removed)
   term_masses, beyond = _one_term(shift, window.width, window.cap + 1, removed=removed)
@@ -171,7 +171,7 @@ def _law(num_steps: int, shift: float, cells: int, *, removed: bool) -> _Law:
   wrapped = _tail(term_masses, having, num_steps, edge, above=removed)
   # The transform counts cells from 0 round the circle. The window starts elsewhere.
   start = window.first % window.cells
-  return _Law(
+  return _Masses(
     window.width, window.first, np.roll(masses, -start), 2 * error + beyond + wrapped
   )
 

@@ -332,7 +332,7 @@ class _Cells:
   def _wrong(self, index: int, column: str, what: str) -> UserError:
     # The cell itself is private, and messages end in logs.
     return UserError(
-      f"{self._block.told(index, self._word)}, column {column!r:.60}: {what}"
+      f"{self._block.place_of(index, self._word)}, column {column!r:.60}: {what}"
     )
 
   def texts(self, column: str) -> list[str]:

@@ -74,8 +74,8 @@ def _several(sampler):
 def _kept(sampler):
   """Chance of one record to be in a batch that is cut to the capacity."""
   others = np.arange(sampler.num_examples)
-  law = stats.binom.pmf(others, sampler.num_examples - 1, sampler.prob)
-  return sampler.prob * float(law @ np.minimum(1, sampler.capacity / (others + 1)))
+  probs = stats.binom.pmf(others, sampler.num_examples - 1, sampler.prob)
+  return sampler.prob * float(probs @ np.minimum(1, sampler.capacity / (others + 1)))
 
 
 # sampler -> (pair, noise of what is observed / z, releases): an experiment that an attacker

@@ -152,11 +152,11 @@ def test_a_run_names_the_tokenizer_and_is_claimed(tmp_path, reviews):
   run = build.assemble(config)
   named = facts.planned(config, run)["tokenizer"]
   assert named["vocab_size"] == 8 and named["sha256"] == tokenizer_files.read(path).sha256
-  assert run.promise.kind == "claimed"
-  assert run.promise.failed_assumptions == (
+  assert run.guarantee.kind == "claimed"
+  assert run.guarantee.failed_assumptions == (
     f"the tokenizer {path} was learnt from no record of this run",
   )
-  assert named["sha256"][:16] in run.promise.statement(1)
+  assert named["sha256"][:16] in run.guarantee.statement(1)
   config.model.options["vocab_size"] = 7
   with pytest.raises(UserError, match=r"model.options.vocab_size=7: must be at least 8"):
     build.assemble(config)
@@ -186,7 +186,7 @@ def test_weights_of_gpt2_are_read_by_the_ids_of_their_tokenizer(tmp_path):
   run = build.assemble(config)
   embedding = run.params["params"]["embed"]["embedding"]
   np.testing.assert_array_equal(embedding[1:], begun["params"]["embed"]["embedding"])
-  assert run.promise.kind == "claimed" and len(run.promise.failed_assumptions) == 2
+  assert run.guarantee.kind == "claimed" and len(run.guarantee.failed_assumptions) == 2
   run.save(tmp_path, run.params)
   again = models.load_gpt2(tmp_path / "model.safetensors", own)
   jax.tree.map(np.testing.assert_array_equal, again, begun)

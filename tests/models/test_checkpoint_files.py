@@ -277,7 +277,7 @@ def test_a_run_begins_from_a_checkpoint_and_says_that_its_data_are_unknown(saved
   wanted = np.tanh(hidden) @ layers["head"]["kernel"] + layers["head"]["bias"]
   np.testing.assert_allclose(whole, wanted, rtol=1e-4, atol=1e-5)
   named = build.digest(config)
-  assert run.promise.kind == "claimed"
+  assert run.guarantee.kind == "claimed"
   assert list(run.pretrained_on) == ["data that nothing beside it names"]
   # Any other byte in the folder is another run: other streams.
   place = folder / "10/default/_METADATA"

@@ -155,8 +155,8 @@ def test_a_run_says_what_its_features_know(tiny, tmp_path):
   loaded = build.with_features(config, _pair())
   assert loaded[0].x.shape == (24, 8) and loaded[0].x.dtype == np.float32
   run = build.assemble(config, loaded)
-  assert run.promise.kind == "claimed" and list(run.pretrained_on) == ["public text"]
-  assert run.promise.failed_assumptions == (
+  assert run.guarantee.kind == "claimed" and list(run.pretrained_on) == ["public text"]
+  assert run.guarantee.failed_assumptions == (
     "no record of this run is known to minilm, which was trained on public text",
   )
   # A server is given texts, not their features.
@@ -170,8 +170,8 @@ def test_a_release_at_once_says_it_too(tiny):
   config = _config(method="least_squares")
   loaded = build.with_features(config, _pair())
   work = one_release.started(config, loaded, build.run_keys(config, data.digest(loaded[0])))
-  assert work.promise.kind == "claimed"
-  assert "public network minilm" in " ".join(work.promise.statement(1).split())
+  assert work.guarantee.kind == "claimed"
+  assert "public network minilm" in " ".join(work.guarantee.statement(1).split())
   assert work.planned()["pretrained_on"] == ["public text"]
 
 

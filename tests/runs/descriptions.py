@@ -224,8 +224,8 @@ def training_run(config: Any) -> Any:
   if config.privacy.method == "least_squares":
     loaded = build.load_data(config)
     work = one_release.started(config, loaded, random)
-    promise = work.promise
-    said = [promise.statement(1), promise.budget, promise.step_event(0)]
+    guarantee = work.guarantee
+    said = [guarantee.statement(1), guarantee.budget, guarantee.step_event(0)]
     key = jax.random.key_data(random.init).tolist()
     return plain([*said, work.planned(), key, loaded[0].x[:40], loaded[0].y])
   options: dict[str, Any] = {}
@@ -302,10 +302,10 @@ def federated_run(config: Any) -> Any:
   ):
     run = federate_build.assemble(config, None, random)
     algorithm = _unwrapped(run.algorithm)
-    words = run.promise.statement(config.num_rounds)
-  promise, dealt = run.promise, run.federation
-  facts = [run.plan, promise.kind, promise.delta, promise.relation, words, algorithm]
-  facts += [run.work, trees.sha256(run.params), run.task.name, promise.step_event(0)]
+    words = run.guarantee.statement(config.num_rounds)
+  guarantee, dealt = run.guarantee, run.federation
+  facts = [run.plan, guarantee.kind, guarantee.delta, guarantee.relation, words, algorithm]
+  facts += [run.work, trees.sha256(run.params), run.task.name, guarantee.step_event(0)]
   facts += [np.concatenate(dealt.indices), [len(rows) for rows in dealt.indices]]
   facts += [dealt.dataset.x[:40], dealt.dataset.y, _audited(config, run.audited)]
   facts += [federate_build._phase(config, run).rows_on_disk]

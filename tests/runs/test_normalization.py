@@ -85,8 +85,8 @@ def test_without_noise_on_the_gradients_none_is_stated(loaded, run):
   without = _config(privacy__epsilon=None, privacy__noise_multiplier=0.0)
   unpaid = facts.planned(without, build.assemble(without, loaded))
   assert unpaid["normalization"] == "private_statistics"  # it is done nevertheless
-  paid = facts.planned(_config(), run)
-  assert paid.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
+  planned = facts.planned(_config(), run)
+  assert planned.keys() - unpaid.keys() == {"statistics_noise_multiplier"}
 
 
 def test_a_resumed_run_has_the_same_statistics(loaded, tmp_path):

@@ -61,7 +61,7 @@ def _answers(mechanism: Any, keys: Any, value: float) -> np.ndarray:
 
 # --- private selection
 
-_LAWS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
+_DISTRIBUTIONS = {"geometric": 1.0, "logarithmic": 0.0, "Poisson": math.inf}
 _TRIALS = 2.0
 
 
@@ -98,7 +98,10 @@ def _selection(kind: Kind = mechanisms.Gaussian) -> list[Game]:
     subject = "repeat_and_select_event"
     return Game(PACKAGE, subject, case, _ADD, claims(cost), outputs, linear)
 
-  return [game_of(distribution, shape, (0.0, 1.0)) for distribution, shape in _LAWS.items()]
+  return [
+    game_of(distribution, shape, (0.0, 1.0))
+    for distribution, shape in _DISTRIBUTIONS.items()
+  ]
 
 
 # --- shuffling

@@ -25,8 +25,8 @@ from dpjax.accounting import Ledger, by_name
 from dpjax.data import Dataset, Federation, Rows
 from dpjax.experiments.run import (
   checkpoint,
+  guarantee,
   loop,
-  promise,
   provenance,
   run_keys,
   saved,
@@ -86,7 +86,7 @@ class Rehearsal(NamedTuple):
 
 def promised(phase: Phase) -> dict[str, Any]:
   """Returns the privacy part of the result.json that a run of this phase will write."""
-  stated = phase.promise or promise.NONE
+  stated = phase.guarantee or guarantee.NONE
   return stated.facts(Ledger(), stated.curve(phase.num_steps))
 
 
@@ -94,7 +94,7 @@ class _Enough(Exception):
   """Raised when a phase has been timed, to end the run."""
 
 
-def told(
+def report(
   kind: RunKind,
   config: Any,
   workdir: pathlib.Path | str,
@@ -146,13 +146,13 @@ def told(
     size = rehearsal.timing.num_parameters
     ends = {"time": _minutes(rehearsal), "memory": memory()}
     facts = rehearsal.facts()
-  if phase.promise is not None:
-    phase.promise.warn()
+  if phase.guarantee is not None:
+    phase.guarantee.warn()
   by = facts["accountant"]
   lines |= {
     **{name: _shown(name, value) for name, value in phase.planned().items()},
     "num_parameters": f"{size:,}",
-    "privacy": promise.told(facts) + (f", by {by}" if by else ""),
+    "privacy": guarantee.summary(facts) + (f", by {by}" if by else ""),
     phase.name: f"{phase.num_steps} {phase.steps_are}",
     **ends,
     "workdir": f"{workdir}: {state}",

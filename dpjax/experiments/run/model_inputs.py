@@ -115,7 +115,7 @@ def of(
 def _declaration(config: Any) -> Mapping[str, Any] | None:
   """Returns the content of the declaration of a table or a folder of images."""
   name = config.name
-  path = registry.own_path(name, config.data_dir)
+  path = registry.user_path(name, config.data_dir)
   held = registry.declared_at(config.declaration, config.data_dir)
   if tables.is_table(name):
     return tables.declared_content(path, held)

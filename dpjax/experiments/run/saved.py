@@ -212,7 +212,7 @@ def assumed(path: str | None, known: list[str]) -> str:
   data; "" for none.
 
   That none of this run's records is among those data cannot be checked: names may differ, and
-  so may their order, number and preprocessing. So the promise is a claim, not a proof.
+  so may their order, number and preprocessing. So the guarantee is a claim, not a proof.
 
   >>> assumed("a/params.npz", ["random_process"]), assumed(None, [])
   ('', '')

@@ -56,12 +56,12 @@ from dpjax.experiments.kinds.central.tasks import (
   check_unit,
   keyed_loss,
   make_task,
-  of_people,
+  of_users,
 )
-from dpjax.experiments.run import promise, saved
+from dpjax.experiments.run import guarantee, saved
 from dpjax.experiments.run import run_keys as run_keys_lib
+from dpjax.experiments.run.guarantee import Guarantee
 from dpjax.experiments.run.loop import Job, Phase, Schedule, every, single
-from dpjax.experiments.run.promise import Promise
 from dpjax.experiments.run.run_keys import RunKeys
 from dpjax.models.libraries import linen_modules
 from dpjax.plan import Plan
@@ -117,7 +117,7 @@ class Run(NamedTuple):
   """Every object of a training run."""
 
   plan: Plan
-  promise: Promise
+  guarantee: Guarantee
   algorithm: Algorithm
   # (key of the noise, key of examples' draws) -> the same algorithm with other keys; None:
   # the examples bring their own
@@ -324,7 +324,7 @@ def start(
   # only the shape of an example, never an example: no model may start from a record
   first = jnp.zeros_like(dataset.x[:1])
   wanted = (1, task.width(dataset))
-  first = first[:, 0] if of_people(dataset) else first
+  first = first[:, 0] if of_users(dataset) else first
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
@@ -427,14 +427,14 @@ def assemble(
 
   return Run(
     plan=plan,
-    promise=features_lib.noted(
+    guarantee=features_lib.noted(
       config,
-      promise.noted(
-        promise.of_plan(
+      guarantee.noted(
+        guarantee.of_plan(
           plan,
           num_examples,
           budget=config.privacy.epsilon_budget,
-          note=promise.asked(attack_of(config.privacy), plan.delta),
+          note=guarantee.asked(attack_of(config.privacy), plan.delta),
           release=config.release,
         ),
         saved.statement(config.pretrained, known),
@@ -627,7 +627,7 @@ def phase(config: TrainConfig, run: Run) -> Phase:
     released=lambda state: normalization.beside(copy(scored(state)), run.statistics),
     evaluate=scores,
     write=lambda folder, state: run.save(folder, scored(state)),
-    promise=run.promise,
+    guarantee=run.guarantee,
     row_at=lambda step: every(config.eval_every, step, config.num_steps),
     observe=lambda state, info, step: facts.observed(config, run, state, info, step),
     save_every=config.checkpoint_every,

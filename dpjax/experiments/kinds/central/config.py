@@ -270,9 +270,9 @@ class PrivacyConfig(WithChoices):
 class OptimizerConfig(WithChoices):
   """The Optax optimizer after the private gradient."""
 
-  rule: Annotated[Any, Choice(optimizers.CENTRAL, own=True), "or package.module:name"] = (
-    "sgd"
-  )
+  rule: Annotated[
+    Any, Choice(optimizers.CENTRAL, user_defined=True), "or package.module:name"
+  ] = "sgd"
   learning_rate: Annotated[float, rules.POSITIVE, rules.IN_FLOAT32, "at the first step"] = (
     0.5
   )

@@ -17,7 +17,7 @@ from dpjax import data, models
 from dpjax.data import text
 from dpjax.experiments.kinds.central import features
 from dpjax.experiments.kinds.central.config import ModelConfig
-from dpjax.experiments.run import promise, writers
+from dpjax.experiments.run import guarantee, writers
 from dpjax.models import public_trunks, sentence_encoder
 from dpjax.validate import UserError
 
@@ -63,7 +63,9 @@ def trained_on(model: str, data_name: str) -> tuple[str, ...]:
   return (knows,)
 
 
-def noted(promised: promise.Promise, model: str, known: Sequence[str]) -> promise.Promise:
+def noted(
+  promised: guarantee.Guarantee, model: str, known: Sequence[str]
+) -> guarantee.Guarantee:
   """Returns the same guarantee, which says what the features of the model know.
 
   Args:
@@ -80,7 +82,7 @@ def noted(promised: promise.Promise, model: str, known: Sequence[str]) -> promis
   )
   assumed = f"no record of this run is known to {network}, which was trained on {data_sets}"
   wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
-  return promise.noted(promised, wrapped, assumed)
+  return guarantee.noted(promised, wrapped, assumed)
 
 
 def computed(

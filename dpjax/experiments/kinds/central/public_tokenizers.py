@@ -14,7 +14,7 @@ import numpy as np
 from dpjax import data
 from dpjax.data import registry, tables, text_files, tokenizer_files
 from dpjax.experiments.kinds.central.config import DataConfig
-from dpjax.experiments.run import promise
+from dpjax.experiments.run import guarantee
 from dpjax.validate import UserError
 
 
@@ -56,7 +56,7 @@ def check_vocabulary(model: Any, dataset: data.Dataset, name: str) -> None:
     )
 
 
-def noted(promised: promise.Promise, config: DataConfig) -> promise.Promise:
+def noted(promised: guarantee.Guarantee, config: DataConfig) -> guarantee.Guarantee:
   """Returns the same guarantee, which names the tokenizer of the texts where there is one."""
   tokenizer = of(config)
   if tokenizer is None:
@@ -68,4 +68,4 @@ def noted(promised: promise.Promise, config: DataConfig) -> promise.Promise:
   )
   assumed = f"the tokenizer {tokenizer.path} was learnt from no record of this run"
   wrapped = textwrap.fill(note, width=92, break_on_hyphens=False)
-  return promise.noted(promised, wrapped, assumed)
+  return guarantee.noted(promised, wrapped, assumed)
