@@ -25,6 +25,7 @@ _LAYERS = (
   },
   {"transforms", "mechanisms"},  # which draw from noise/ and state events of accounting/
   {"plan", "solve"},
+  {"joint"},  # several plans under one budget
   {"training", "federated", "relevance"},
   {"secure"},  # joins the rounds of federated/
   {"attacks", "auditing", "experiments.config"},

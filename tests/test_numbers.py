@@ -52,6 +52,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| flag | what it adds |",
     test_page.HEAD,  # which computes it
     "| column or row | flags |",
+    "| you do | what happens |",
     "| command above | simulated (at 99 %) | proved | unamplified |",  # which a test of it computes
   ),
   "docs/serve.md": (
@@ -176,6 +177,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| relation | what is public | pair of one step, in clip norms |",
     "| sampler | relation | accountant | epsilon |",  # which test_exchanged_sample computes
     "| sampler | who takes part in a step | choose it when |",
+    "| steps t | times k | k out of t | Poisson | unamplified |",  # which test_k_out_of_t computes
   ),
   "docs/secure.md": (
     "| you want | use | extra |",

@@ -27,6 +27,23 @@ the record removed (P against Q), (1 - a L)_+ with it added (Q against P), a >= 
    larger divergence. The transforms' error is bounded in L1 (`_sum`) and added, doubled,
    as mass at infinite loss. They are taken in long double, where the machine has one.
 
+Where a record is in k of T steps (`KOutOfTKind`), all sets S of k steps alike,
+
+  L = sum over S of prod_(t in S) X_t / (T choose k),
+
+and k passes of about T / k steps each dominate:
+
+6. L is affine in each X_t with a slope >= 0, so 1. holds word by word.
+7. Order the steps uniformly at random, cut them into k blocks, and take one uniform step of each.
+   No step differs from another, so the set of these k steps is uniform, whatever the sizes of the
+   blocks are. Hence L = E_B prod_j mean_(t in B_j) X_t, over random blocks B.
+8. By Jensen's inequality E f(L) <= E_B E f(prod_j mean_(t in B_j) X_t) for each convex f. Given B
+   the product is that of k independent passes, of one step out of |B_j| each.
+
+Feldman and Shenfeld (2025, below) reduce it to k passes of floor(T / k) steps. Blocks of unequal
+size use all steps: T mod k of them have one more. It is exact at k = 1 and k = T. Between, the true
+cost is smaller, and nobody has proved by how much.
+
 The observation 1. that the pair is that of T independent lognormals, and numerical accounting
 by it, are Feldman and Shenfeld's (2025, arXiv:2502.08202; 2026, arXiv:2602.17284); T steps
 without adaptivity were Choquette-Choo et al.'s (2024, arXiv:2410.06266) and Chua et al.'s

@@ -266,6 +266,7 @@ _CLAIMED = "is only claimed, never proved: `launch.relevance --audit` attacks it
 # Names that state an epsilon and are no subject here: the rows that play them, or a reason.
 ELSEWHERE: dict[str, str] = {
   "dpjax.plan.Plan": _WHOLE,
+  "dpjax.joint.JointPlan": "composes what has games of its own: accounting.Ledger",
   "dpjax.accounting.epsilon.epsilon": "adds up an event; every game's claim comes from it",
   "dpjax.accounting.gdp.epsilon": "of Gaussian noise without sampling: mechanisms.Gaussian",
   "dpjax.solve.event": _BEFORE,

@@ -16,12 +16,10 @@ from dp_accounting import DpEvent, NoOpDpEvent
 
 from dpjax import _moved, accounting, noise, validate
 from dpjax.accounting import (
-  NOTHING,
   Budget,
   BudgetExceeded,
   Ledger,
   by_name,
-  delta_warning,
   overflow,
   upper,
 )
@@ -61,7 +59,9 @@ class Guarantee:
   step_event: Callable[[int], DpEvent] = lambda step: NoOpDpEvent()
   remaining_event: Callable[[int], DpEvent] = lambda start: NoOpDpEvent()
   curve: Callable[[int], float] = lambda steps: math.inf  # epsilon after so many steps
-  statement: Callable[[int], str] = lambda steps: NOTHING  # in words, after so many
+  statement: Callable[[int], str] = lambda steps: (
+    accounting.NOTHING
+  )  # in words, after so many
   accounted_delta: float | None = None  # of the ledger: delta less what is set aside
   l2_bound: float = math.inf  # of one record's part in a step
   num_records: int | None = None  # of this run, public: delta should be far below 1 / it
@@ -166,7 +166,7 @@ class Guarantee:
     """Warns where delta is not smaller than 1 / number of records."""
     if not (self.delta and self.num_records) or self.kind == "none":
       return
-    warning = delta_warning(self.delta, self.num_records)
+    warning = accounting.delta_warning(self.delta, self.num_records)
     if warning:
       what = "num_clients" if self.unit == "user" else "num_examples"
       writers.warn(warning.replace("num_examples", what))
@@ -296,7 +296,7 @@ def of_event(
     step_event=lambda step: event,
     remaining_event=lambda start: accounting.composed(event, num_steps - start),
     curve=curve,
-    statement=statement if is_private else lambda steps: NOTHING,
+    statement=statement if is_private else lambda steps: accounting.NOTHING,
     accounted_delta=delta,
     l2_bound=l2_bound,
     num_records=num_records,
