@@ -20,7 +20,7 @@ from dpjax.validate import UserError
 
 def of(config: DataConfig) -> tokenizer_files.Tokenizer | None:
   """Returns the tokenizer that the declaration of a table or a text names; None for none."""
-  path = registry.own_path(config.name, config.data_dir)
+  path = registry.user_path(config.name, config.data_dir)
   is_text = tables.is_table(config.name) or config.name.endswith(text_files.SUFFIX)
   # Data that a program hands over have a name and no file.
   if not is_text or not path.exists():
