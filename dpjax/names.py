@@ -233,17 +233,27 @@ def sources(fields: Mapping[str, Any], prefix: str = "") -> dict[str, dict[str, 
 
 
 def weights_file(path: str) -> str:
-  """Returns the file of weights that a path names: of a run's folder, its params.npz.
+  """Returns the file or folder of weights that a path names: of a run's folder, its params.npz.
 
   >>> weights_file("model.safetensors")
   'model.safetensors'
   """
-  return os.path.join(path, "params.npz") if os.path.isdir(path) else path
+  saved = os.path.join(path, "params.npz")
+  if os.path.exists(saved) or not os.path.isdir(path):
+    return saved if os.path.isdir(path) else path
+  from dpjax import weight_folders  # few runs begin from a folder of another program
+
+  return weight_folders.newest(path) or saved
 
 
 def _sha256_of(path: str, field: str) -> str:
-  """Returns the SHA-256 of a file, read 1 MB at a time."""
+  """Returns the SHA-256 of a file, read 1 MB at a time, or of a folder of weights."""
+  at = f"{field}={path!r}"
   path = weights_file(path) if field.endswith("pretrained") else path
+  if os.path.isdir(path) and field.endswith("pretrained"):
+    from dpjax import weight_folders
+
+    return weight_folders.sha256(path, at)
   validate.no_pipe(path, f"{field}={path!r}")
   try:
     with open(path, "rb") as file:

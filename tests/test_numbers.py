@@ -117,6 +117,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| model | images are resized to | outputs of | numbers of an example |",
     "| `--config.model.name` | names of | options of a published model |",
     "| flag | what is trained |",
+    "| `--config.pretrained=` | what is read |",
     "| what is trained | loss | parameters to begin from | the model afterwards |",
   ),
   "docs/getting_started.md": (
@@ -208,6 +209,7 @@ _HEADS: dict[str, tuple[str, ...]] = {
     "| key | what it says |",
     "| the target | task in `result.json` | loss of one example | scores |",
     "| you have | write |",
+    "| `--config.model.name` | tokens | what is trained |",
     "| split | a row that is taken out of the file moves |",
     "| `--config.data.name=` | what it reads |",
     "| question | answer |",

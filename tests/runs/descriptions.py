@@ -24,6 +24,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import audit as central_audit
 from dpjax.experiments.kinds.central import build, one_release
 from dpjax.experiments.kinds.federated import build as federate_build
+from dpjax.models import sentence_encoder
 from dpjax.types import Example
 
 _KEY = jax.random.key(7)
@@ -115,7 +116,7 @@ def _nominal(name: str) -> int | None:
 def _loaded(name: str, data_dir: Any, max_length: int) -> tuple[Any, Any]:
   if name == "digits":
     return digits.load_digits()
-  text = name == "imdb_reviews" or name.startswith("shakespeare")
+  text = name in ("imdb_reviews", "movie_reviews") or name.startswith("shakespeare")
   side, depth = (32, 3) if name in ("cifar10", "random_process") else (28, 1)
   word = hashlib.sha256(repr((name, data_dir)).encode()).digest()
   rng = np.random.default_rng(list(word))
@@ -135,6 +136,12 @@ def _chunks(x: Any, mirrored: bool = False, colours: str = "rgb") -> Iterator[np
   x = models.opponent_colours(x) if colours == "opponent" else x
   x = (x + x[:, :, ::-1]) / 2 if mirrored else x
   yield np.repeat(x[:, ::4, ::4], 81, axis=3)
+
+
+def _sentences(x: Any, encoder: str) -> Iterator[np.ndarray]:
+  """As many numbers as an embedding has, from the bytes of each text."""
+  repeats = -(-384 // x.shape[1])
+  yield np.tile(x / np.float32(256), (1, repeats))[:, :384]
 
 
 def _roles(data_dir: Any, *, min_chars: Any = None) -> tuple[Any, Any]:
@@ -199,6 +206,7 @@ def fast():
     mock.patch.object(registry.data.shakespeare, "are_published", lambda data_dir: True),
     mock.patch.object(build, "load_data", load_once),
     mock.patch.object(models, "scattering_chunks", _chunks),
+    mock.patch.object(sentence_encoder, "sentence_chunks", _sentences),
     mock.patch.object(shakespeare, "shakespeare_federation", _roles),
     mock.patch.object(tff, "tff_federation", _writers),
   ):

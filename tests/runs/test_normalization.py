@@ -18,7 +18,14 @@ from dpjax.experiments.checks import table as check
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.attack.config import AttackConfig
 from dpjax.experiments.kinds.attack.config import check as check_attack
-from dpjax.experiments.kinds.central import build, facts, features, normalization, privacy
+from dpjax.experiments.kinds.central import (
+  build,
+  facts,
+  features,
+  normalization,
+  privacy,
+  scattering_features,
+)
 from dpjax.experiments.run import loop, run_keys
 from dpjax.experiments.sweeps import engine
 from dpjax.mechanisms import channel_statistics
@@ -397,7 +404,7 @@ def test_the_progress_of_features_tells_no_number_of_examples(monkeypatch, capsy
   for size in (307, 308):
     images = np.zeros((size, 8, 8, 3), np.float32)
     dataset = data.from_arrays(images, np.zeros(size, int), num_classes=2)
-    blocks = list(features._blocks(dataset, None, True, {"colours": "rgb"}))
+    blocks = list(scattering_features._blocks(dataset, None, True, {"colours": "rgb"}))
     assert sum(map(len, blocks)) == size
     said.append(capsys.readouterr().err.rpartition(" ")[0])  # without the speed
   assert said[0] == said[1] == "scattering features, percent: 100/100"

@@ -224,28 +224,33 @@ def _blank(
   held = train.dataset if isinstance(train, Federation) else train
   seconds = 0.0
   shape = held.x.shape[1:]
+  dtype = held.x.dtype
   if models.needs_features(model.name):
     rows = blank(held.subset(slice(0, _TIMED_FEATURES)), shape).read()
     # The first iteration compiles.
     for _ in range(2):
       began = time.monotonic()
-      shape = kind.featured(model, rows).x.shape[1:]
+      features = kind.featured(model, rows).x
       seconds = (time.monotonic() - began) / len(rows) * (len(held) + len(test))
-  zeros: Any = blank(held, shape)
+    shape = features.shape[1:]
+    # Texts are integers, and their features are not.
+    dtype = features.dtype
+  zeros: Any = blank(held, shape, dtype)
   if isinstance(train, Federation):
     # Clients of equal size: their true sizes are private.
     rows = np.array_split(np.arange(len(train)), train.num_clients)
     zeros = Federation(zeros, rows, nominal_users=train.nominal_users)
-  return (zeros, blank(test, shape)), seconds
+  return (zeros, blank(test, shape, dtype)), seconds
 
 
-def blank(dataset: Dataset, shape: tuple[int, ...]) -> Dataset:
-  """Returns as many examples of that shape, all zero and of class 0."""
+def blank(dataset: Dataset, shape: tuple[int, ...], dtype: Any = None) -> Dataset:
+  """Returns as many examples of that shape and type, all zero and of class 0."""
+  dtype = dataset.x.dtype if dtype is None else dtype
   y = np.zeros_like(dataset.y)
   if dataset.in_memory:
-    x = np.zeros((len(dataset), *shape), dataset.x.dtype)
+    x = np.zeros((len(dataset), *shape), dtype)
   else:
-    x = Rows(_Zeros(len(dataset), shape, dataset.x.dtype), shape, dataset.x.dtype)
+    x = Rows(_Zeros(len(dataset), shape, dtype), shape, dtype)
   return dataclasses.replace(dataset, x=x, y=y)
 
 

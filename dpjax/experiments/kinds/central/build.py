@@ -142,6 +142,7 @@ class Run(NamedTuple):
   keyed: bool = False  # whether every example gets a key of its own, `example.key`
   optimizer: Any = None  # the Optax transformation behind the private gradient
   save: Callable[..., None] = lambda folder, params: None  # more than params.npz
+  tokenizer: dict[str, Any] | None = None  # facts of the one that reads the texts
 
 
 @bounds.names_fields
@@ -327,6 +328,10 @@ def start(
 
   def make() -> tuple[Task, Any, Params]:
     model = linen_modules.modes(make_model(config.model, task.width(dataset), **fixed))
+    if dataset.vocab_size is not None:
+      from dpjax.experiments.kinds.central import public_tokenizers
+
+      public_tokenizers.check_vocabulary(model, dataset, name)
     params = init_params(config.model, model, random.init, first)
     params = starting_point.loaded(config, model, params)
     check = models.libraries.draws if names.is_path(name) else linen_modules.draws
@@ -423,6 +428,7 @@ def assemble(
   return Run(
     plan=plan,
     guarantee=features_lib.noted(
+      config,
       guarantee.noted(
         guarantee.of_plan(
           plan,
@@ -434,8 +440,6 @@ def assemble(
         saved.statement(config.pretrained, known),
         saved.assumed(config.pretrained, known),
       ),
-      config.model.name,
-      behind,
     ),
     pretrained_on=[*known, *(name for name in behind if name not in known)],
     algorithm=with_keys(random.noise, random.local),
@@ -458,6 +462,7 @@ def assemble(
     keyed=keyed,
     optimizer=tx,
     save=save,
+    tokenizer=features_lib.tokenizer_facts(config),
   )
 
 

@@ -323,8 +323,9 @@ class TrainConfig(WithChoices):
   ] = dataclasses.field(default_factory=AllWeights)
   pretrained: Annotated[
     str | None,
-    "weights to start from, of other data: an earlier run's folder or its params.npz, or a "
-    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; none: random ones",
+    "weights to start from, of other data: an earlier run's folder or its params.npz; a "
+    ".safetensors file in the layout of GPT-2, ViT, ResNet or BERT; a .msgpack file of Flax or a "
+    "folder of Orbax, by the model's own names; none: random ones",
   ] = None
   safetensors: Annotated[
     bool, "write model.safetensors, too: all weights, adapters merged"

@@ -24,7 +24,7 @@ from dpjax.experiments.config import fields
 from dpjax.experiments.config.attacker import attack_of
 from dpjax.experiments.config.unread import Unused, needs
 from dpjax.experiments.kinds import bounds
-from dpjax.experiments.kinds.central import build, normalization, privacy
+from dpjax.experiments.kinds.central import build, features, normalization, privacy
 from dpjax.experiments.kinds.central.config import TrainConfig
 from dpjax.experiments.run import guarantee, provenance, saved
 from dpjax.experiments.run.guarantee import Guarantee
@@ -250,12 +250,14 @@ def promised(
     text, count = re.subn(r"is rounded to the grid of multiples of \S+", grid, text)
     assert count == 1
     words.append(textwrap.fill(text, 92, break_on_hyphens=False))
-  return guarantee.noted(
+  noted = guarantee.noted(
     guarantee.of_plan(
       plan, plan.sampler.padded_batch_size - 1, budget=config.privacy.epsilon_budget
     ),
     "\n\n".join(text for text in words if text),
   )
+  # What features or a tokenizer know, a release knows as a training does.
+  return features.noted(config, noted)
 
 
 def _check_model(config: TrainConfig, train: data.Dataset, params: Params) -> None:
@@ -304,6 +306,8 @@ def _planned(
   }
   if config.resident is not None:
     facts["resident"] = config.resident
+  if behind := features.trained_on(config.model.name, config.data.name):
+    facts[saved.PRETRAINED_ON] = list(behind)
   if plan.statistics is not None:
     facts["normalization"] = fields.name_of(config.privacy, "normalization")
     facts["statistics_noise_multiplier"] = plan.statistics.total_noise_multiplier

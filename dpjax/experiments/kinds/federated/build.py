@@ -451,9 +451,7 @@ def assemble(
   return FedRun(
     plan=plan,
     guarantee=features_lib.noted(
-      privacy.make_promise(config, plan, reported, num_clients, mechanism),
-      config.model.name,
-      features_lib.trained_on(config.model.name, config.data.name),
+      config, privacy.make_promise(config, plan, reported, num_clients, mechanism)
     ),
     algorithm=_algorithm(*parts),
     params=params,
