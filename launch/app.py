@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
-from dpjax import names, parallel
+from dpjax import extras, names, parallel
 from dpjax.parallel import allocator
 from dpjax.validate import UserError
 
@@ -175,6 +175,9 @@ def stoppable(workdir: str) -> Iterator[None]:
   code 128 + signal. Within a training the loop handles them, finishes its step and saves."""
   from dpjax.experiments.run import loop
 
+  # Before hours of training: pictures are drawn at its end.
+  extras.check("runs")
+
   def stop(signum: int, frame: Any) -> None:
     raise _Stopped(signum)
 
@@ -272,7 +275,7 @@ def run(main: Callable[..., None], *, words: bool = False) -> None:
     except (Exception, SystemExit) as error:
       if _is_memory(error):
         fail(f"out of memory: {str(error)[:160] or type(error).__name__}", code=1)
-      blamed = without_device() or names.blame(error)
+      blamed = extras.missing(error) or without_device() or names.blame(error)
       if blamed is None:
         raise
       fail(blamed)

@@ -11,7 +11,7 @@ _LAYERS = (
   {"sealed"},  # which types hold
   {"types", "_lazy"},
   {"run_code"},  # what a run is made of
-  {"names", "trees", "markdown", "random_images", "files"},
+  {"names", "trees", "markdown", "random_images", "files", "extras"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks
   {"accounting"},  # NumPy alone: samplers state its events and their proofs
   {

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from dpjax import names, noise, run_code, trees
+from dpjax import extras, names, noise, run_code, trees
 from dpjax import parallel as processes
 from dpjax.accounting import Ledger
 from dpjax.experiments.config import fields
@@ -137,6 +137,8 @@ def run(
   done = processes.on_first(lambda: _finished(job, folder, meta))
   if done is not None:
     return done
+  # Before hours of training: the report is drawn at its end.
+  extras.check("runs")
   data, random, run_id, code = admitted(job, folder, meta)
   look = functools.partial(streams.code_of, job.config)
   with run_code.watched(code, look):
