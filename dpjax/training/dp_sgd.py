@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.plan import Plan
+from dpjax.training import schedule_free
 from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
 from dpjax.validate import UserError
 
@@ -94,7 +95,8 @@ def dp_sgd(
       is exact.
     example_key: typed key from which every example of every step gets its own
       `example.key` (augmentation, dropout); None leaves `example.key` as it is.
-    ema_decay: keep an exponential average of the parameters (post-processing: free).
+    ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
+      with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
     mesh: devices of an axis "data", which share the examples of a batch, and of an axis
       "model", where there is one, over which parameters, optimizer state and noise are split
@@ -151,7 +153,9 @@ def dp_sgd(
     # Copied, so that the caller's parameters survive donation.
     params = placed(jax.tree.map(jnp.copy, params))
     ema = None if ema_decay is None else jax.tree.map(jnp.copy, params)
-    return placed(TrainState(params, chain.init(params), ema, jnp.zeros((), jnp.int32)))
+    opt_state = chain.init(params)
+    schedule_free.check(opt_state, params, ema_decay)
+    return placed(TrainState(params, opt_state, ema, jnp.zeros((), jnp.int32)))
 
   def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepInfo]:
     # If a step is one batch, slices are not counted.
@@ -193,8 +197,14 @@ def dp_sgd(
 
 
 def eval_params(state: TrainState) -> Params:
-  """Returns the parameters to evaluate and release: the average where one is kept."""
-  return state.params if state.ema is None else state.ema
+  """Returns the parameters to evaluate and release: the average where one is kept.
+
+  It is that of `ema_decay`, or of one of Optax's schedule-free optimizers.
+  """
+  if state.ema is not None:
+    return state.ema
+  average = schedule_free.average(state.opt_state, state.params)
+  return state.params if average is None else average
 
 
 def _private_state(state: TrainState) -> Any:
