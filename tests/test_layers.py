@@ -10,6 +10,7 @@ _LAYERS = (
   {"validate", "_moved"},
   {"sealed"},  # which types hold
   {"types", "_lazy"},
+  {"columns"},
   {"run_code"},  # what a run is made of
   {"names", "trees", "markdown", "random_images", "files", "extras"},
   {"parallel", "pictures"},  # machines, not privacy; how everything that is drawn looks

@@ -142,13 +142,28 @@ def as_targets(values: Any, target: Target) -> np.ndarray:
   return array.astype(np.int32)
 
 
+def needs_arrays(dataset: Any, what: str) -> None:
+  """Raises UserError where the input of an example is a dict of arrays.
+
+  Args:
+    dataset: a `Dataset`, or a `Federation` of one.
+    what: the setting that needs one array, as "launch.federate".
+  """
+  if getattr(getattr(dataset, "dataset", dataset), "in_columns", False):
+    raise UserError(
+      f"{what}: needs data with one array of inputs; a dict of arrays is taken by launch.train, "
+      "launch.sweep and notebooks"
+    )
+
+
 def needs_classes(dataset: Any, what: str) -> None:
-  """Raises UserError where a data set holds no classes.
+  """Raises UserError where a data set holds no classes, or dicts of arrays as inputs.
 
   Args:
     dataset: a `Dataset`, or a `Federation` of one.
     what: the setting that needs them, as "audit.enabled=True".
   """
+  needs_arrays(dataset, what)
   target = getattr(getattr(dataset, "dataset", dataset), "target", None)
   if target is None:
     return

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from dpjax import gradients, sampling, transforms, trees, validate
 from dpjax.plan import Plan
 from dpjax.training import schedule_free
-from dpjax.types import Algorithm, Array, Batch, ClippedSum, LossFn, Params
+from dpjax.types import Algorithm, Array, Batch, ClippedSum, Example, LossFn, Params
 from dpjax.validate import UserError
 
 
@@ -33,6 +33,24 @@ class StepInfo(NamedTuple):
   mean_norm: Array  # mean gradient norm before clipping
   clip_fraction: Array  # share of examples whose norm exceeded the bound
   batch_size: Array  # realised; itself a secret under Poisson sampling
+
+
+def _with_keys(examples: Any, keys: Array) -> Any:
+  """Returns examples with a key each: `example.key`, or of a dict `example["key"]`."""
+  if isinstance(examples, Example):
+    return examples._replace(key=keys)
+  if not isinstance(examples, dict):
+    kind = type(examples).__name__
+    raise UserError(
+      f"needs examples that are dpjax.types.Example or a dict, which get a key; got {kind}",
+      field="example_key",
+    )
+  if "key" in examples:
+    raise UserError(
+      'needs examples without an entry "key" of their own: it gets the key of each example',
+      field="example_key",
+    )
+  return {**examples, "key": keys}
 
 
 def _masked_mean(values: Array, mask: Array) -> Array:
@@ -94,7 +112,8 @@ def dp_sgd(
       run has. Two runs with one key have the same noise, so the difference of their releases
       is exact.
     example_key: typed key from which every example of every step gets its own
-      `example.key` (augmentation, dropout); None leaves `example.key` as it is.
+      `example.key` (augmentation, dropout), and a dict its `example["key"]`; None leaves them
+      as they are.
     ema_decay: keep an exponential average of the parameters (post-processing: free). Refused
       with a schedule-free optimizer of Optax, whose own average `eval_params` returns.
     method, microbatch_size, memory_budget: see `dpjax.clipped_grad`.
@@ -170,7 +189,7 @@ def dp_sgd(
       own = slots if size == rows else size
       # A mesh added the rows beyond `own`, which must not change the keys of others.
       keys = jax.random.split(jax.random.fold_in(example_key, call), own)
-      examples = examples._replace(key=placed(gradients.filled(keys, size)))
+      examples = _with_keys(examples, placed(gradients.filled(keys, size)))
     summed, scale = clipped(state, examples, batch.mask)
     mask: Any = summed.mask
     updates, opt_state = chain.update(summed, state.opt_state, state.params, mask=mask)

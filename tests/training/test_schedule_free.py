@@ -8,12 +8,15 @@ import optax.contrib
 import pytest
 
 import dpjax
+from configs import quickstart
 from dpjax import training
 from dpjax.experiments.config import fields
 from dpjax.experiments.kinds.central import build
 from dpjax.experiments.kinds.central.config import TrainConfig
+from dpjax.experiments.run import loop
 from dpjax.types import Batch
 from dpjax.validate import UserError
+from tests.runs.stops import die, stop_after
 
 _RATE = 0.3
 _CLIP = 0.5
@@ -124,3 +127,28 @@ def test_a_config_is_refused_in_one_line(rule, more, told):
   config = fields.replace_all(TrainConfig(), {"optimizer.rule": rule, **more})
   with pytest.raises(UserError, match=told):
     build.check(config)
+
+
+@pytest.mark.long
+def test_a_run_that_was_stopped_goes_on_to_the_same_average(tmp_path, monkeypatch):
+  small = {
+    "optimizer.rule": "schedule_free_adamw",
+    "optimizer.learning_rate": 0.05,
+    "num_steps": 6,
+    "eval_every": 3,
+    "checkpoint_every": 2,
+    "model.name": "linear",
+    "model.options": {},
+    "data.limit": 400,
+  }
+  config = fields.replace_all(quickstart.get_config(), small)
+  whole = loop.train(config, tmp_path / "whole")
+  stop_after(monkeypatch, 3, die)
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(config, tmp_path / "cut")
+  resumed = loop.train(config, tmp_path / "cut")
+  for key in ("params_sha256", "test_accuracy", "test_loss", "epsilon"):
+    assert resumed[key] == whole[key]
+  # The last point of the gradients is another model.
+  last = fields.replace_all(config, {"optimizer.rule": "adam"})
+  assert loop.train(last, tmp_path / "last")["params_sha256"] != whole["params_sha256"]

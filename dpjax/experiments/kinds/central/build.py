@@ -348,7 +348,7 @@ def start(
   # `load_data` has already standardised the features of a scattering model
   fixed = {"num_groups": None} if models.needs_features(name) == "scattering" else {}
   # only the shape of an example, never an example: no model may start from a record
-  first = jnp.zeros_like(dataset.x[:1])
+  first = jax.tree.map(jnp.zeros_like, dataset.x[:1])
   wanted = (1, task.width(dataset))
   first = first[:, 0] if of_people(dataset) else first
 
@@ -365,7 +365,7 @@ def start(
     # A user's model is a classifier here: text has only models of dpjax.
     if names.is_path(name):
       logits = jax.eval_shape(model.apply, params, first)
-      models.libraries.check_outputs(logits, wanted, first.shape, name)
+      models.libraries.check_outputs(logits, wanted, trees.shapes(first), name)
     return whole, model, params
 
   return (names.guarded(name, "model.name", made) if names.is_path(name) else made)()
@@ -500,6 +500,9 @@ def inputs_writer(
   from dpjax.experiments.run import model_inputs
 
   shape = source_shape(dataset)
+  # A service takes one array for each example: `launch.serve` refuses such a run.
+  if dataset.in_columns:
+    return lambda folder: model_inputs.write(folder, None)
   if not models.needs_features(model.name):
     shape = tuple(dataset.x.shape[1:])
   facts = model_inputs.of(config, dataset, shape)
