@@ -199,6 +199,7 @@ def test_dp_sgd_gives_each_dict_a_key_of_its_own():
     noise_key=jax.random.key(0),
     example_key=jax.random.key(1),
   )
+  step = jax.jit(step)
   state = init(_PARAMS32)
   for batch in _plan().batches(_TREE, rng=3):
     state, _ = step(state, batch)
@@ -215,7 +216,7 @@ def _dataset(**more):
 
 def test_a_data_set_holds_dicts_and_an_evaluation_reads_them():
   rows = _dataset()
-  assert "'features': float32[3]" in repr(rows) and len(rows) == _ROWS
+  assert "['features']: float32[3]" in repr(rows) and len(rows) == _ROWS
   picked = rows.subset(np.array([5, 1]))
   assert picked[0].x["tokens"].tolist() == _INPUTS["tokens"][5].tolist()
   assert not rows.x.tree["tokens"].flags.writeable
@@ -311,7 +312,6 @@ def test_a_run_trains_on_dicts_with_a_model_of_the_user(tmp_path, monkeypatch):
   config = fields.replace_all(quickstart.get_config(), changes)
   result = loop.train(config, tmp_path / "run")
   assert result["test_accuracy"] > 0.75 and 2.9 < result["epsilon"] <= 3.0
-  assert result["num_examples"] == 240
   mine = sys.modules["mine_dicts"]
   params = {"params": {}}
   with np.load(tmp_path / "run" / "params.npz") as saved:
